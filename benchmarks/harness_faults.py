@@ -407,8 +407,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "selection_same_id_twice",
         "harness/reading/selection.py",
-        "            elif first != (path, case.line):",
-        "            elif not first:",
+        "        elif first != (path, case.line):",
+        "        elif not first:",
         "the same id in two files goes unnoticed",
         "harness/reading/test_selection.py",
     ),

@@ -71,15 +71,14 @@ class CheckResult:
     @property
     def headline(self) -> str:
         """The first line of the report, which says who agrees or is wrong, and how much was judged."""
-        from attncheck.reports.summary import make_summary
-
-        return make_summary(self.frames).first_line
+        return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
         """Return the headline and the facts behind it, a line each."""
         from attncheck.reports.summary import make_summary
 
-        return "\n".join([self.headline, *make_summary(self.frames).sentences])
+        summary = make_summary(self.frames)
+        return "\n".join([summary.first_line, *summary.sentences])
 
     def explain(self, most: int = 3) -> str:
         """Return the headline, and where the simplest failing cases go wrong, as ``attncheck explain`` tells it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -97,6 +97,11 @@ class FailingEvaluation:
     def is_whole(self) -> bool:
         """True if all query rows were judged."""
         return all(row.judged_rows is None for row in self.rows)
+
+    @property
+    def nothing(self) -> Evidence:
+        """The evidence of a case that says nothing."""
+        return Evidence((), frozenset(), self.rows[0].stage, self.case.operation)
 
 
 @dataclass(frozen=True)
@@ -193,12 +198,12 @@ def _evaluation(row: Row) -> Evaluation:
 
 def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[FailingEvaluation]:
     """Return the evaluations that are to be diagnosed, the simplest first."""
-    found: dict[Evaluation, list[Row]] = {}
-    failed: dict[Evaluation, set[str]] = {}
+    found: dict[Evaluation, list[Row]] = defaultdict(list)
+    failed: dict[Evaluation, set[str]] = defaultdict(set)
     for row in rows:
-        failed.setdefault(_evaluation(row), set()).add(row.stage)
+        failed[_evaluation(row)].add(row.stage)
         if is_undiagnosed(row):
-            found.setdefault(_evaluation(row), []).append(row)
+            found[_evaluation(row)].append(row)
     units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if found else {}
     failing = []
     for key, of in found.items():
@@ -222,12 +227,12 @@ class _Searches:
 
     def search(self, failing: Sequence[FailingEvaluation]) -> None:
         """Examine cases of each kind until what they name is settled, and hand it on."""
-        settled: dict[str, dict[str, float | None]] = {}
-        kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = {}
+        settled: dict[str, dict[str, float | None]] = defaultdict(dict)
+        kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = defaultdict(list)
         for each in failing:
-            kinds.setdefault(each.kind, []).append(each)
+            kinds[each.kind].append(each)
         for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
-            self._search_kind(members, settled.setdefault(kind[0], {}))
+            self._search_kind(members, settled[kind[0]])
 
     def _search_kind(self, members: Sequence[FailingEvaluation], settled: dict[str, float | None]) -> None:
         """Examine the simplest; ``settled`` are the readings that are handed on, with the numbers that were fitted."""
@@ -245,19 +250,17 @@ class _Searches:
             if names := self._agreed(examined, settled):
                 settled |= names
                 left = self._without_explained(left, names)
-        for each in left:
-            self.evidence[each.key] = Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
+        self.evidence |= {each.key: each.nothing for each in left}
 
     def _examine(self, each: FailingEvaluation) -> bool:
         """Take up what a case says by itself; false where what was returned is not known any more."""
+        self.evidence[each.key] = each.nothing
         if each.returned is None:
-            self.evidence[each.key] = Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
             return False
         name, _, dtype = each.key
         rows = self.judge.examine(each.case, dtype, self.plan.inputs(each.unit), name, each.returned)
         carried = [unpack(row.evidence) for row in rows if row.evidence is not None]
-        own = next((found[0] for found in carried if found is not None), None)
-        self.evidence[each.key] = own or Evidence((), frozenset(), each.rows[0].stage, each.case.operation)
+        self.evidence[each.key] = next((found[0] for found in carried if found is not None), each.nothing)
         self.examined[each.key] = {row.stage: row for row in rows}
         return True
 
@@ -373,9 +376,10 @@ def _common_factor(factors: Iterable[float | None]) -> float | None:
 
 def _decided(evidence: Mapping[Evaluation, Evidence]) -> dict[Evaluation, Decision]:
     """Decide for every implementation."""
-    names = dict.fromkeys(key[0] for key in evidence)
-    parts = (decide({key: each for key, each in evidence.items() if key[0] == name}) for name in names)
-    return {key: decision for part in parts for key, decision in part.items()}
+    decisions: dict[Evaluation, Decision] = {}
+    for name in dict.fromkeys(key[0] for key in evidence):
+        decisions |= decide({key: each for key, each in evidence.items() if key[0] == name})
+    return decisions
 
 
 def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-from numpy.typing import NDArray
 
 from attncheck.config import expected_failures_of
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
-from attncheck.execution.worker import Computed, Outcome
+from attncheck.execution.worker import Computed
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.residuals import as_declared
-from attncheck.judging.truth import Conditioning, Truth, conditioning_of, truth_of_case
+from attncheck.judging.truth import Conditioning, conditioning_of, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.options import FunctionOptions
@@ -69,6 +67,13 @@ class Explanation:
     """By stage, how large the error bounds are beside the numbers."""
     diagnosis: str | None = None
     """The convention or mistake that gives these numbers, where that is known: a name of docs/diagnoses.md."""
+    repeated: Repetition | None = None
+    """What is to be said before it of a failure that a fresh process does not show."""
+
+    @property
+    def before(self) -> tuple[Call, ...]:
+        """The calls that have to come first, for the failure to happen."""
+        return (self.repeated.needed or ()) if self.repeated else ()
 
     @property
     def fails(self) -> bool:
@@ -140,27 +145,28 @@ def explain_case(
         expected_failures = expected_failures_of([implementation.entry.name])
     evaluation = (implementation.name, case.id, dtype)
     task = task_of(case, inputs)
-    outcome = runner.evaluate(task) if runner else _compute(implementation, dtype, limits, task)
+    group = Group(implementation, (dtype,))
+    with nullcontext(runner) if runner else lone_runner(group, limits, with_neighbours=True) as worker:
+        outcome = worker.evaluate(task)
     if not isinstance(outcome, Computed):
         failure = f"{outcome.verdict}: {outcome.message}"
         found = reason_for(expected_failures, *evaluation, "", outcome.verdict)
         reasons = {} if found is None else {"": found.entry.reason}
-        whose = (case, dtype, implementation.name, rounding_model)
-        return Explanation(
-            *whose, (), "", failure, expected_failures=reasons, lacks=outcome.lacks, padded=outcome.padded
-        )
+        whose = (case, dtype, implementation.name, rounding_model, (), "", failure)
+        return Explanation(*whose, expected_failures=reasons, lacks=outcome.lacks, padded=outcome.padded)
     truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages), implementation.reads_calls_as)
     own = own_empty_rows(implementation, expected_failures, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)
     judged = with_faults(judged, outcome.faults)
     measured = {each.stage for each in judged.judgements if each.accumulated is not None}
-    sound = sound_stages(truth.for_returned(outcome.stages), outcome.stages, case.stage_shapes)
-    conditions = _conditioning(
-        truth.for_returned(outcome.stages),
-        {name: array for name, array in sound.items() if name in measured},
-        rounding_model,
-    )
+    returned = truth.for_returned(outcome.stages)
+    sound = sound_stages(returned, outcome.stages, case.stage_shapes)
+    conditions = {
+        name: large
+        for name, array in sound.items()
+        if name in measured and (large := conditioning_of(returned, name, array, rounding_model)) is not None
+    }
     return Explanation(
         case,
         dtype,
@@ -174,12 +180,6 @@ def explain_case(
         conditioning=conditions,
         diagnosis=judged.diagnosis.name if judged.diagnosis is not None else None,
     )
-
-
-def _conditioning(truth: Truth, stages: Mapping[str, NDArray[Any]], rounding_model: str) -> dict[str, Conditioning]:
-    """Return by stage how large the bounds are beside the numbers, of the query rows that were judged."""
-    found = {name: conditioning_of(truth, name, array, rounding_model) for name, array in stages.items()}
-    return {name: each for name, each in found.items() if each is not None}
 
 
 def _expected_stages(
@@ -209,11 +209,6 @@ def _with_limit(
 
 def _ratio(judgement: StageJudgement) -> float:
     return largest_ratio(*(each.ratio for each in (judgement.accumulated, judgement.introduced) if each is not None))
-
-
-def _compute(implementation: Implementation, dtype: str, limits: Limits, task: Task) -> Outcome:
-    with lone_runner(Group(implementation, (dtype,)), limits, with_neighbours=True) as runner:
-        return runner.evaluate(task)
 
 
 MAX_TRIES = 60
@@ -255,19 +250,6 @@ class Repetition:
     remark: str = ""
 
 
-@dataclass(frozen=True)
-class RepeatedExplanation:
-    """An explanation, and what is to be said before it of a failure that a fresh process does not show."""
-
-    explanation: Explanation
-    repeated: Repetition | None = None
-
-    @property
-    def before(self) -> tuple[Call, ...]:
-        """The calls that have to come first, for the failure to happen."""
-        return (self.repeated.needed or ()) if self.repeated else ()
-
-
 def explain_again(
     case: Case,
     implementation: Implementation,
@@ -275,24 +257,24 @@ def explain_again(
     limits: Limits,
     earlier: MetFailure | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> RepeatedExplanation:
+) -> Explanation:
     """Explain a case in a fresh process, and where it does not fail there as in a check, after that check's calls.
 
     ``say`` hears what is done while it takes long.
     """
     fresh = explain_case(case, implementation, dtype, limits)
     if earlier is None or fresh.fails:
-        return RepeatedExplanation(fresh)
+        return fresh
     before = earlier.before()
     repeated = Repetition(earlier.found, len(before), remark=earlier.remark)
     tries = _Tries(case, implementation, dtype, limits)
     say(f"in a fresh process it agrees; repeating the {len(before)} calls that the check made before it")
     if not before or not tries.fails_after(before):
-        return RepeatedExplanation(earlier.seen or fresh, repeated)
+        return replace(earlier.seen or fresh, repeated=repeated)
     say("it fails after them; looking for those that it takes")
     are_fewest = fewest(before, tries.fails_after)
     needed, found = tries.failing[-1]
-    return RepeatedExplanation(found, replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
+    return replace(found, repeated=replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
 
 def failure_in(checked: Checked, case: Case, implementation: Implementation, dtype: str) -> MetFailure | None:
@@ -377,13 +359,10 @@ def fewest(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], bool |
     whether its first call alone does, and only then which others can be left out.
     """
     kept = _shortest_end(calls, fails_after)
-    if kept is None:
-        return False
-    if len(kept) == 1:
-        return True
-    if (alone := fails_after(kept[:1])) is not False:
-        return bool(alone)
-    return _left_out(kept, fails_after)
+    if kept is None or len(kept) == 1:
+        return kept is not None
+    alone = fails_after(kept[:1])
+    return _left_out(kept, fails_after) if alone is False else bool(alone)
 
 
 def _shortest_end(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], bool | None]) -> Sequence[Each] | None:
@@ -404,17 +383,13 @@ def _left_out(calls: Sequence[Each], fails_after: Callable[[Sequence[Each]], boo
     """Leave out what can be, larger parts first (Zeller's ddmin), until every single call is needed."""
     size = len(calls) // 2
     while True:
-        position = 0
-        shorter = False
+        position, before = 0, len(calls)
         while position < len(calls):
             rest = [*calls[:position], *calls[position + size :]]
             failed = fails_after(rest) if rest else False
             if failed is None:
                 return False
-            if failed:
-                calls, shorter = rest, True
-            else:
-                position += size
-        if size == 1 and not shorter:
+            calls, position = (rest, position) if failed else (calls, position + size)
+        if size == 1 and len(calls) == before:
             return True
         size = max(1, size // 2)

@@ -7,7 +7,7 @@ implementations are compared across the runs too, except for cases that are not 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
 from typing import Any
@@ -55,31 +55,24 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
         runs: The runs, as ``read_runs`` returns them.
         across: Whether implementations of different runs are compared.
     """
-    frames = [run.rows.assign(environment=run.label) for run in runs]
-    rows = pd.concat(frames, ignore_index=True)
+    rows = pd.concat([run.rows.assign(environment=run.label) for run in runs], ignore_index=True)
     rows["other_environment"] = rows["environment"].where(rows["other"].notna())
-    notes = _renamed(runs)
-    if len(runs) > 1 and across:
-        differing = differing_cases({run.label: run.cases for run in runs})
-        found = _Across(runs, rows, differing)
-        rows = pd.concat([rows, *_frames(found.pairs())], ignore_index=True)
-        notes += [f"{case} is not the same case everywhere: {why}" for case, why in sorted(found.differing.items())]
-        notes += sorted(found.unreadable)
-    return Merged(rows, tuple(runs), tuple(notes))
-
-
-def _frames(pairs: Iterator[dict[str, Any]]) -> Iterator[pd.DataFrame]:
-    """Lay records out as frames of a bounded size: a million dictionaries would not fit into memory."""
-    while batch := list(islice(pairs, _PAIRS_PER_FRAME)):
-        yield pa.Table.from_pylist(batch, _PAIR_SCHEMA).to_pandas()
-
-
-def _renamed(runs: Iterable[Run]) -> list[str]:
-    return [
+    notes = [
         f"{run.directory} is called {run.label} here: another run is labelled {run.environment['label']} too"
         for run in runs
         if run.label != run.environment["label"]
     ]
+    if len(runs) > 1 and across:
+        differing = differing_cases({run.label: run.cases for run in runs})
+        found, frames = _Across(runs, rows, differing), list[pd.DataFrame]()
+        # In frames of a bounded size: a million dictionaries would not fit into memory.
+        across_runs = found.pairs()
+        while batch := list(islice(across_runs, _PAIRS_PER_FRAME)):
+            frames.append(pa.Table.from_pylist(batch, _PAIR_SCHEMA).to_pandas())
+        rows = pd.concat([rows, *frames], ignore_index=True)
+        notes += [f"{case} is not the same case everywhere: {why}" for case, why in sorted(found.differing.items())]
+        notes += sorted(found.unreadable)
+    return Merged(rows, tuple(runs), tuple(notes))
 
 
 @dataclass(frozen=True)

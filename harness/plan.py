@@ -184,13 +184,13 @@ def _length(case: Case, *letters: str) -> int:
 def _levels_of_option(option: str) -> Iterator[Level]:
     """Yield a level for each word of a Literal, or one alone."""
 
-    def has(case: Case, word: str | None) -> bool:
+    def has(case: Case, word: str) -> bool:
         given = case.options.get(option, DEFAULTS.get(option))
         is_given = given == word if word else given is not None and given is not False
         return is_given and (option != EMPTY_ROWS or _has_empty_rows(case))
 
     words = [word for word in get_args(getattr(OPTIONS[option], "type", None)) if isinstance(word, str)]
-    for word in words or [None]:
+    for word in words or ("",):
         yield Level(option, f"{option} {word}" if word else option, partial(has, word=word))
 
 

@@ -157,11 +157,11 @@ class ImplementationJudge:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
         from attncheck.commands import command, words_again, words_of
         from attncheck.execution.call import Limits
-        from attncheck.explain import RepeatedExplanation, explain_again, failure_seen_now
+        from attncheck.explain import explain_again, failure_seen_now
         from attncheck.reading.case import case_record
         from attncheck.reports.explanation import explanation_text
 
-        explained, lines = RepeatedExplanation(seen), []
+        explained, lines = seen, []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:
             rerun = f"the first {_MAX_REPEATED} failures were rerun in a fresh one."
             lines.append(f"Earlier tests had called the kernel in this process; {rerun}")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
@@ -43,7 +42,6 @@ from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
 if TYPE_CHECKING:
-    from attncheck.diagnosing import Ask
     from attncheck.executors.base import Executor
 
 _SHARE_OF_QUESTIONS, _LEAST_OF_QUESTIONS = 0.1, 0.5
@@ -197,139 +195,128 @@ def run_cases(
         known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store)
     with _means(groups, judge, settings, described) as means:
-        summary = _run(
-            plan, groups, chosen, settings, faults, judge=judge, means=means, on_progress=on_progress, watch=watch
-        )
+        summary = _CaseRun(plan, groups, chosen, settings, faults, judge, watch, on_progress).execute(means)
     settings.store.trim()
     return summary
 
 
-def _run(
-    plan: Plan,
-    groups: Sequence[Group],
-    chosen: ImplementationSelection,
-    settings: Settings,
-    faults: Sequence[Diagnostic],
-    *,
-    judge: Judge,
-    means: Executor,
-    on_progress: Callable[[int, int], None],
-    watch: RunWatch,
-) -> RunSummary:
-    cases, begun = plan.cases, time.monotonic()
-    environment = {**_environment(chosen, settings, faults), **means.record}
-    resumed = ResumeState.empty()
+@dataclass
+class _CaseRun:
+    """A run while it lasts: its plan, whom it asks, and who judges and hears of it."""
 
-    def records() -> Iterator[dict[str, Any]]:
-        return case_records(cases, settings.tags)
+    plan: Plan
+    groups: Sequence[Group]
+    chosen: ImplementationSelection
+    settings: Settings
+    faults: Sequence[Diagnostic]
+    judge: Judge
+    watch: RunWatch
+    on_progress: Callable[[int, int], None]
+    begun: float = field(default_factory=time.monotonic)
 
-    if settings.resume:
-        resumed = read_resume_state(
-            settings.output, environment, records, untried=settings.limits.keep_going, left_out=settings.all_cases
-        )
-    writer = ResultsWriter(settings.output, resume=not resumed.is_empty)
-    environment |= {**resumed.names, "backends": resumed.backends}
-    writer.write_json("environment.json", environment)
-    writer.write_cases(records())
-    writer.write_json(FAILED_FILE, watch.record.as_record())
-    recorder = ResultRecorder(writer, ExpectedFailureRecord(judge.expected_failures), on_judged=watch.see)
-    for rows in resumed.rows():
-        recorder.restore(rows)
-        watch.record.note(rows)
-
-    def describe_backends() -> None:
-        # What was not needed any more has said it earlier.
-        said = {name: text for name, text in means.descriptions.items() if text or name not in resumed.backends}
-        if (backends := {**resumed.backends, **said}) != environment["backends"]:
-            environment["backends"] = backends
-            writer.write_json("environment.json", environment)
-
-    writer.before_rows = describe_backends
-
-    def report_progress(done: int, total: int) -> None:
-        describe_backends()
-        on_progress(done, total)
-
-    try:
-        finished = resumed.finished
-        means.compute_and_judge(plan.without(finished), recorder, report_progress)
-        recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in groups)
-        stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
-        if settings.complete and stopped is None:
-            messages = {row.message for row in recorder.failures}
-            in_part = set() if settings.all_cases else _standard_only(chosen)
-            recorder.add_rows(
-                row
-                for row in recorder.expected_failures.xpass_rows()
-                if row.message not in messages and row.implementation not in in_part
-            )
-    finally:
-        writer.flush()
-        writer.write_json(FAILED_FILE, watch.record.as_record())
-        describe_backends()
-    ask = partial(_asked, chosen, settings, begun)
-    failing = _diagnosed(recorder, plan, judge, settings.output, ask)
-    if widens := _widened(recorder, plan, chosen, settings, RequestedRun.of(environment, len(cases), stopped)):
-        environment["asked"]["widens"] = widens
+    def execute(self, means: Executor) -> RunSummary:
+        """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
+        plan, settings, watch = self.plan, self.settings, self.watch
+        environment = {**_environment(self.chosen, settings, self.faults), **means.record}
+        resumed, records = ResumeState.empty(), partial(case_records, plan.cases, settings.tags)
+        if settings.resume:
+            again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
+            resumed = read_resume_state(settings.output, environment, records, **again)
+        writer = ResultsWriter(settings.output, resume=not resumed.is_empty)
+        environment |= {**resumed.names, "backends": resumed.backends}
         writer.write_json("environment.json", environment)
-    summary = _summarise(chosen, faults, recorder, failing, RequestedRun.of(environment, len(cases), stopped))
-    names = [item.name for item in chosen.implementations]
-    writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": len(faults)})
-    return summary
+        writer.write_cases(records())
+        writer.write_json(FAILED_FILE, watch.record.as_record())
+        recorder = ResultRecorder(writer, ExpectedFailureRecord(self.judge.expected_failures), on_judged=watch.see)
+        for rows in resumed.rows():
+            recorder.restore(rows)
+            watch.record.note(rows)
 
+        def describe_backends() -> None:
+            # What was not needed any more has said it earlier.
+            said = {name: text for name, text in means.descriptions.items() if text or name not in resumed.backends}
+            if (backends := {**resumed.backends, **said}) != environment["backends"]:
+                environment["backends"] = backends
+                writer.write_json("environment.json", environment)
 
-def _asked(chosen: ImplementationSelection, settings: Settings, begun: float, name: str) -> Sequence[str]:
-    """Ask one that fails what it means, for a share of the time of the run, if it is a user's and runs here."""
-    item = next(each for each in chosen.implementations if each.name == name)
-    seconds = _SHARE_OF_QUESTIONS * (time.monotonic() - begun)
-    if settings.cluster is not None or seconds < _LEAST_OF_QUESTIONS:
-        return ()
-    from attncheck.conventions import ask_within
+        writer.before_rows = describe_backends
 
-    return ask_within(item, seconds, settings.limits)
+        def report_progress(done: int, total: int) -> None:
+            describe_backends()
+            self.on_progress(done, total)
 
+        try:
+            finished = resumed.finished
+            means.compute_and_judge(plan.without(finished), recorder, report_progress)
+            recorder.evaluations += sum(dtype in group.dtypes for _, dtype in finished for group in self.groups)
+            stopped = watch.stop(((plan.case(unit).id, unit.dtype) for unit in plan), finished)
+            if settings.complete and stopped is None:
+                messages = {row.message for row in recorder.failures}
+                in_part = set() if settings.all_cases else _standard_only(self.chosen)
+                recorder.add_rows(
+                    row
+                    for row in recorder.expected_failures.xpass_rows()
+                    if row.message not in messages and row.implementation not in in_part
+                )
+        finally:
+            writer.flush()
+            writer.write_json(FAILED_FILE, watch.record.as_record())
+            describe_backends()
+        failing = self._diagnosed(recorder)
+        if widens := self._widened(recorder, RequestedRun.of(environment, len(plan.cases), stopped)):
+            environment["asked"]["widens"] = widens
+            writer.write_json("environment.json", environment)
+        asked = RequestedRun.of(environment, len(plan.cases), stopped)
+        summary = _summarise(self.chosen, self.faults, recorder, failing, asked)
+        names = [item.name for item in self.chosen.implementations]
+        writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": len(self.faults)})
+        return summary
 
-def _diagnosed(recorder: ResultRecorder, plan: Plan, judge: Judge, output: Path, ask: Ask) -> list[Row]:
-    """Return the failing rows with what implementations do instead, as the results have them from now on."""
-    if not recorder.failures:
-        return []
-    from attncheck.diagnosing import ReturnedStages, diagnose
-    from attncheck.results.resume import change_rows, identity_of
+    def _asked(self, name: str) -> Sequence[str]:
+        """Ask one that fails what it means, for a share of the time of the run, if it is a user's and runs here."""
+        seconds = _SHARE_OF_QUESTIONS * (time.monotonic() - self.begun)
+        if self.settings.cluster is not None or seconds < _LEAST_OF_QUESTIONS:
+            return ()
+        from attncheck.conventions import ask_within
 
-    failing = diagnose(recorder.failures, plan, judge, ReturnedStages(output, recorder.undiagnosed), ask)
-    change_rows(output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
-    return failing
+        item = next(each for each in self.chosen.implementations if each.name == name)
+        return ask_within(item, seconds, self.settings.limits)
 
+    def _diagnosed(self, recorder: ResultRecorder) -> list[Row]:
+        """Return the failing rows with what implementations do instead, as the results have them from now on."""
+        if not recorder.failures:
+            return []
+        from attncheck.diagnosing import ReturnedStages, diagnose
+        from attncheck.results.resume import change_rows, identity_of
 
-def _widened(
-    recorder: ResultRecorder, plan: Plan, chosen: ImplementationSelection, settings: Settings, asked: RequestedRun
-) -> dict[str, str]:
-    """Return what would let users' functions be judged in more cases, of those that were judged in hardly any."""
-    few = [
-        item
-        for item in chosen.implementations
-        if asked.is_hardly_judged(
-            item.name, len(recorder.judged.get(item.name, ())), len(recorder.not_offered.get(item.name, ()))
-        )
-    ]
-    if not few or settings.cluster is not None:
-        return {}
-    from attncheck.accuracy import find_widening
-    from attncheck.results.parts import read_rows
+        returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
+        failing = diagnose(recorder.failures, self.plan, self.judge, returned, self._asked)
+        change_rows(self.settings.output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
+        return failing
 
-    rows = read_rows(settings.output)[0].select(["case", "implementation", "verdict", "lacks"]).to_pylist()
-    found = {}
-    for item in few:
-        judged = recorder.judged.get(item.name, set())
-        refused = {
-            row["case"]
-            for row in rows
-            if row["implementation"] == item.name and row["verdict"] == Verdict.UNSUPPORTED and not row["lacks"]
-        }
-        cases = [case for case in plan.cases if case.id in refused and case.id not in judged]
-        if widening := find_widening(item, cases, settings.limits):
-            found[item.name] = widening.words(item)
-    return found
+    def _widened(self, recorder: ResultRecorder, asked: RequestedRun) -> dict[str, str]:
+        """Return what would let users' functions be judged in more cases, of those that were judged in hardly any."""
+        judged, absent = recorder.judged, recorder.not_offered
+        few = [
+            item
+            for item in self.chosen.implementations
+            if asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), len(absent.get(item.name, ())))
+        ]
+        if not few or self.settings.cluster is not None:
+            return {}
+        from attncheck.accuracy import find_widening
+        from attncheck.results.parts import read_rows
+
+        rows = read_rows(self.settings.output)[0].select(["case", "implementation", "verdict", "lacks"]).to_pylist()
+        found = {}
+        for item in few:
+            of_item = (row for row in rows if row["implementation"] == item.name and not row["lacks"])
+            refused = {row["case"] for row in of_item if row["verdict"] == Verdict.UNSUPPORTED}
+            refused -= judged.get(item.name, set())
+            cases = [case for case in self.plan.cases if case.id in refused]
+            if widening := find_widening(item, cases, self.settings.limits):
+                found[item.name] = widening.words(item)
+        return found
 
 
 def _standard_only(chosen: ImplementationSelection) -> set[str]:

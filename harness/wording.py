@@ -33,16 +33,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], word: str = "and") -> str:
     """Write one, or one and two, or one, two and three; nothing for no name."""
     *first, last = list(names) or [""]
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def listed_or(names: Iterable[str]) -> str:
     """Write one, or one or two, or one, two or three; nothing for no name."""
-    *first, last = list(names) or [""]
-    return f"{', '.join(first)} or {last}" if first else last
+    return listed(names, "or")
 
 
 def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:

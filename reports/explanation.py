@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.errors import ExitCode
-from attncheck.explain import NUMBERS, Explanation, RepeatedExplanation, Repetition
+from attncheck.explain import NUMBERS, Explanation, Repetition
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Conditioning
@@ -42,27 +42,21 @@ _MAX_CALLS = 10
 """Calls that are listed."""
 
 
-Explained = Explanation | RepeatedExplanation
-
-
-def explanation_text(explained: Explained, tags: Mapping[str, TagEntry]) -> str:
+def explanation_text(explanation: Explanation, tags: Mapping[str, TagEntry]) -> str:
     """Return as plain text what ``print_explanation`` prints."""
     text = StringIO()
-    print_explanation(explained, tags, Console(file=text, width=120, highlight=False, markup=False))
+    print_explanation(explanation, tags, Console(file=text, width=120, highlight=False, markup=False))
     return text.getvalue().rstrip()
 
 
-def print_explanation(explained: Explained, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
     """Print what the case is, every stage with its errors, and where it goes wrong.
 
     Before it, of a failure that a fresh process does not show, when it happens.
     """
     console = console or plain_console()
-    explanation = explained
-    if isinstance(explanation, RepeatedExplanation):
-        for line in () if explanation.repeated is None else (*_repetition(explanation.repeated), ""):
-            console.print(line, style="red", soft_wrap=True)
-        explanation = explanation.explanation
+    for line in () if explanation.repeated is None else (*_repetition(explanation.repeated), ""):
+        console.print(line, style="red", soft_wrap=True)
     case = explanation.case
     console.print(case.name, style="bold", soft_wrap=True)
     console.print(f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}", soft_wrap=True)
@@ -231,11 +225,8 @@ def of_case(case: Case) -> CaseRecord:
     return CaseRecord.derive(case_record(case, {}))
 
 
-def explanation_document(
-    explained: RepeatedExplanation, code: ExitCode, commands: Sequence[str]
-) -> ExplanationDocument:
+def explanation_document(explanation: Explanation, code: ExitCode, commands: Sequence[str]) -> ExplanationDocument:
     """Return a case on one implementation, stage by stage; ``commands`` say more of its failure."""
-    explanation = explained.explanation
     failure = failure_of(explanation, commands)
     return ExplanationDocument.derive(
         explanation,
@@ -245,7 +236,6 @@ def explanation_document(
         case=of_case(explanation.case),
         verdict=verdict_of(explanation),
         stages=[_stage(each, explanation) for each in explanation.judgements],
-        repeated=explained.repeated,
     )
 
 

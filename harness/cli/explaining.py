@@ -30,7 +30,7 @@ from attncheck.verdicts import Verdict
 if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.explain import RepeatedExplanation
+    from attncheck.explain import Explanation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.json_schema import ScriptDocument
@@ -71,8 +71,8 @@ def explain(
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(subject, limits)
-    code = ExitCode.DISAGREE if explained.explanation.begins_at else ExitCode.AGREE
-    code = ExitCode.NOT_RUN if explained.explanation.failure else code
+    code = ExitCode.DISAGREE if explained.begins_at else ExitCode.AGREE
+    code = ExitCode.NOT_RUN if explained.failure else code
     if as_json:
         from attncheck.reports.explanation import explanation_document
 
@@ -129,13 +129,13 @@ def repro(
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(subject, limits)
-    explanation, name = explained.explanation, subject.implementation.name
-    if explanation.failure.startswith(Verdict.UNSUPPORTED):
+    name = subject.implementation.name
+    if explained.failure.startswith(Verdict.UNSUPPORTED):
         evaluation = f"{name}, {subject.case.id} in {subject.dtype}"
-        raise UsageError(f"{evaluation}: {explanation.failure}; there is nothing to reproduce")
+        raise UsageError(f"{evaluation}: {explained.failure}; there is nothing to reproduce")
     path = output or Path(script_name(subject.case.id, name, subject.dtype))
     command, tries = joined(["python", str(path)]), 0
-    if reduced and explanation.fails and not explained.before:
+    if reduced and explained.fails and not explained.before:
         explained, tries = _reduced(explained, subject, limits)
     text = _script(explained, subject, command)
     try:
@@ -150,20 +150,20 @@ def repro(
 
 
 def _script_document(
-    explained: RepeatedExplanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
+    explained: Explanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reports.explanation import answer_of, of_case
     from attncheck.reports.json_documents import opening
     from attncheck.reports.json_schema import ScriptDocument
     from attncheck.reports.outcome import failure_of
 
-    failure = failure_of(explained.explanation, [command, *_commands(subject, limits, ("explain",))])
+    failure = failure_of(explained, [command, *_commands(subject, limits, ("explain",))])
     return ScriptDocument(
-        **opening("repro", ExitCode.AGREE, answer_of(explained.explanation)),
+        **opening("repro", ExitCode.AGREE, answer_of(explained)),
         failures=[] if failure is None else [failure],
         next=[command],
         implementation=subject.implementation.name,
-        case=of_case(explained.explanation.case),
+        case=of_case(explained.case),
         dtype=subject.dtype,
         script=str(path),
         command=command,
@@ -181,14 +181,13 @@ def _commands(subject: _CaseSubject, limits: Limits, names: Sequence[str]) -> li
     return [command(name, record, words, subject.dtype) for name in names] if words else []
 
 
-def _reduced(explained: RepeatedExplanation, subject: _CaseSubject, limits: Limits) -> tuple[RepeatedExplanation, int]:
+def _reduced(explained: Explanation, subject: _CaseSubject, limits: Limits) -> tuple[Explanation, int]:
     """Return the explanation of the smallest case that fails alike, and in how many tries it was found.
 
     Where it cannot be reduced, it is that of the case itself.
     """
     from dataclasses import replace
 
-    from attncheck.explain import RepeatedExplanation
     from attncheck.searching.search import reduce_case
 
     patient = replace(limits, keep_going=True)
@@ -198,25 +197,24 @@ def _reduced(explained: RepeatedExplanation, subject: _CaseSubject, limits: Limi
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
     own = subject.case
     named = replace(reduced.explanation.case, name=f"{own.name} (reduced)", file=own.file, line=own.line)
-    return RepeatedExplanation(replace(reduced.explanation, case=named)), reduced.tries
+    return replace(reduced.explanation, case=named), reduced.tries
 
 
-def _script(explained: RepeatedExplanation, subject: _CaseSubject, command: str) -> str:
+def _script(explained: Explanation, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.reports.explanation import explanation_text
     from attncheck.repro import repro_script
     from attncheck.searching.search import element_of
 
-    explanation, implementation = explained.explanation, subject.implementation
     return repro_script(
-        explanation.case,
-        implementation,
+        explained.case,
+        subject.implementation,
         subject.dtype,
-        explanation.judgements,
+        explained.judgements,
         explanation_text(explained, subject.selection.tags),
         command=command,
         before=explained.before,
-        element=element_of(explanation) if explanation.fails else "",
+        element=element_of(explained) if explained.fails else "",
     )
 
 
@@ -267,7 +265,7 @@ def _subject_of(
     return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 
 
-def _explanation_of(subject: _CaseSubject, limits: Limits) -> RepeatedExplanation:
+def _explanation_of(subject: _CaseSubject, limits: Limits) -> Explanation:
     from attncheck.explain import explain_again, failure_in
 
     evaluation = (subject.case, subject.implementation, subject.dtype)

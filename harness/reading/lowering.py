@@ -306,11 +306,10 @@ def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
         unused, names = ~_used_slots(inputs), ("key_pages", "value_pages")
     else:
         unused, names = ~_Sequences.of(inputs).is_used, ("key", "value")
-    others = {}
+    poisoned_inputs = {**inputs, **{name: inputs[name].copy() for name in names}}
     for name in names:
-        others[name] = inputs[name].copy()
-        others[name][unused if name.endswith("pages") else np.s_[..., unused, :]] = value
-    return {**inputs, **others}
+        poisoned_inputs[name][unused if name.endswith("pages") else np.s_[..., unused, :]] = value
+    return poisoned_inputs
 
 
 def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
@@ -330,9 +329,8 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
     if "cu_seqlens_q" not in counts:
         return
     if shapes["query"][0] != 1:
-        raise ShapeFault(
-            "query", f"expected a batch of 1, whose sequences lie one after the other, got {shapes['query'][0]}"
-        )
+        wanted = "a batch of 1, whose sequences lie one after the other"
+        raise ShapeFault("query", f"expected {wanted}, got {shapes['query'][0]}")
     for name, of in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
         _check_limits(name, counts[name], shapes[of][-2], of)
     lengths = np.diff(counts["cu_seqlens_k"])
@@ -343,9 +341,8 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
 
 def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
     if limits[0] != 0 or limits[-1] != length:
-        raise ShapeFault(
-            name, f"expected limits from 0 to {length}, the length of {of}, got {limits[0]:g} to {limits[-1]:g}"
-        )
+        wanted = f"limits from 0 to {length}, the length of {of}"
+        raise ShapeFault(name, f"expected {wanted}, got {limits[0]:g} to {limits[-1]:g}")
     if (np.diff(limits) < 0).any():
         raise ShapeFault(name, "expected limits of which none is smaller than the one before it")
 
@@ -363,9 +360,8 @@ def _check_pages(shapes: Mapping[str, Shape], counts: Inputs) -> None:
     table = counts["block_table"].reshape(shapes["block_table"])
     for entry, used in enumerate(counts["key_lengths"]):
         if (table[entry, : -(-int(used) // page)] >= pages).any():
-            raise ShapeFault(
-                "block_table", f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
-            )
+            problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
+            raise ShapeFault("block_table", problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,34 +403,27 @@ def _packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     found = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
     allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
     allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)
-    unused = ~found.is_used[:, np.newaxis]
-    others = _without(inputs, "key", "value", "key_lengths", "cu_seqlens_q", "cu_seqlens_k")
-    laid_out: dict[str, Array] = {
-        name: np.where(unused, np.zeros_like(inputs[name]), inputs[name]) for name in ("key", "value")
-    }
-    return options, {**others, **laid_out, "mask": allowed[np.newaxis, np.newaxis]}
-
-
-def _without(inputs: Inputs, *laid_out: str) -> dict[str, Array]:
-    return {name: array for name, array in inputs.items() if name not in laid_out}
+    for name in ("key", "value"):
+        inputs[name] = np.where(found.is_used[:, np.newaxis], inputs[name], np.zeros_like(inputs[name]))
+    for name in ("key_lengths", "cu_seqlens_q", "cu_seqlens_k"):
+        inputs.pop(name, None)
+    return options, {**inputs, "mask": allowed[np.newaxis, np.newaxis]}
 
 
 def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    table, used = inputs["block_table"].astype(np.int64), inputs["key_lengths"].astype(np.int64)
+    table, used = inputs.pop("block_table").astype(np.int64), inputs.pop("key_lengths").astype(np.int64)
     page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[-2]
     positions = np.arange(table.shape[1] * page)
     is_used = positions < used[:, np.newaxis]  # (B, T)
     pages = np.where(is_used[:, ::page], table, 0)  # what is not used may be no page at all
-    laid_out = {}
     for name in ("key", "value"):
-        cache = inputs[f"{name}_pages"]
+        cache = inputs.pop(f"{name}_pages")
         rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, D) before
-        laid_out[name] = np.where(is_used[..., np.newaxis, np.newaxis], rows, np.zeros_like(rows)).swapaxes(1, 2)
+        inputs[name] = np.where(is_used[..., np.newaxis, np.newaxis], rows, np.zeros_like(rows)).swapaxes(1, 2)
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
     allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
-    others = _without(inputs, "key_pages", "value_pages", "block_table", "key_lengths")
-    return options, {**others, **laid_out, "mask": allowed[:, np.newaxis]}
+    return options, {**inputs, "mask": allowed[:, np.newaxis]}
 
 
 def _quantized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:

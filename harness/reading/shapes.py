@@ -58,10 +58,8 @@ def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Sha
 
 def _split_shape(shape: Shape, heads: int) -> Shape:
     if len(shape) > 3:
-        raise ValueError(
-            f"expected at most 3 axes (B, L, heads*width) in the merged layout, got shape {show(shape)}; "
-            "inputs with an axis of heads are `layout: split`"
-        )
+        given = f"got shape {show(shape)}; inputs with an axis of heads are `layout: split`"
+        raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, {given}")
     batch, length, width = lift(shape, 3)
     if width % heads:
         raise ValueError(f"a width of {width} cannot be split over {heads} heads")
@@ -84,27 +82,18 @@ def bind_axes(
         if name not in shapes or spec.broadcast:
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
+            shape, axis = f"shape {show(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
             if length == 0 and letter not in _MAY_BE_EMPTY:
-                raise ShapeFault(
-                    name,
-                    f"shape {show(shapes[name])}: axis {letter} of ({', '.join(spec.axes)}) is 0; "
-                    "only the batch and lengths may be",
-                )
+                raise ShapeFault(name, f"{shape}: {axis} is 0; only the batch and lengths may be")
             known = lengths.setdefault(letter, length)
             if known != length:
-                raise ShapeFault(
-                    name,
-                    f"shape {show(shapes[name])}: expected axis {letter} of ({', '.join(spec.axes)}) "
-                    f"to be {known} as in {found_in[letter]}, got {length}",
-                )
+                raise ShapeFault(name, f"{shape}: expected {axis} to be {known} as in {found_in[letter]}, got {length}")
             found_in.setdefault(letter, name)
     _bind_head_widths(lengths, found_in)
     if "Hkv" in lengths and lengths["H"] % lengths["Hkv"]:
-        raise ShapeFault(
-            found_in["Hkv"] if found_in["Hkv"] in specs else "key",
-            f"expected as many heads as query has, or a number that divides it: {lengths['H']} query heads cannot "
-            f"share {lengths['Hkv']} evenly",
-        )
+        wanted = "as many heads as query has, or a number that divides it"
+        problem = f"expected {wanted}: {lengths['H']} query heads cannot share {lengths['Hkv']} evenly"
+        raise ShapeFault(found_in["Hkv"] if found_in["Hkv"] in specs else "key", problem)
     if "W" in lengths:
         lengths["T"] = lengths["W"] * lengths["Lp"]
     if "S" in lengths and lengths["S1"] != lengths["S"] + 1:
@@ -122,9 +111,8 @@ def _check_at_least(lengths: Mapping[str, int], found_in: Mapping[str, str]) -> 
         own, least = lengths.get(letter), sum(lengths.get(part, 0) for part in parts)
         at_fault = next((found_in[each] for each in (letter, *parts) if each in found_in and each in {"Lr", "R"}), None)
         if own is not None and at_fault is not None and own < least:
-            raise ShapeFault(
-                at_fault, f"expected axis {letter} to be at least {' + '.join(parts)} = {least}, got {own}"
-            )
+            wanted = f"at least {' + '.join(parts)} = {least}"
+            raise ShapeFault(at_fault, f"expected axis {letter} to be {wanted}, got {own}")
 
 
 def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> None:
@@ -138,10 +126,8 @@ def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> N
             raise ShapeFault(name, f"{merged} columns cannot be split over {lengths[heads]} heads")
         own = merged // lengths[heads]
         if lengths.setdefault(width, own) != own:
-            expected = lengths[heads] * lengths[width]
-            raise ShapeFault(
-                name, f"expected {expected} columns, {lengths[heads]} heads of width {lengths[width]}, got {merged}"
-            )
+            wanted = f"{lengths[heads] * lengths[width]} columns, {lengths[heads]} heads of width {lengths[width]}"
+            raise ShapeFault(name, f"expected {wanted}, got {merged}")
 
 
 def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape], lengths: Mapping[str, int]) -> None:

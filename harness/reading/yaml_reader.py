@@ -17,6 +17,7 @@ import stat
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -168,23 +169,16 @@ class _Composer:
                 raise _Unfit  # nothing stands nowhere: on which line depends on the reader
             tag = _resolved(event.value, event.implicit)
             return self._named(event, ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style))
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(event, depth)
-        return self._mapping(event, depth)
+        return self._collection(event, depth)
 
-    def _sequence(self, start: Any, depth: int) -> Node:
-        tag = _RESOLVER.DEFAULT_SEQUENCE_TAG
-        node = self._named(start, SequenceNode(tag, [], start.start_mark, None, flow_style=start.flow_style))
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            node.value.append(self._node(event, depth + 1))
-        return node
-
-    def _mapping(self, start: Any, depth: int) -> Node:
-        tag = _RESOLVER.DEFAULT_MAPPING_TAG
-        node = self._named(start, MappingNode(tag, [], start.start_mark, None, flow_style=start.flow_style))
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            key = self._node(event, depth + 1)
-            node.value.append((key, self._node(next(self._events), depth + 1)))
+    def _collection(self, start: Any, depth: int) -> Node:
+        is_mapping = isinstance(start, yaml.MappingStartEvent)
+        tag = _RESOLVER.DEFAULT_MAPPING_TAG if is_mapping else _RESOLVER.DEFAULT_SEQUENCE_TAG
+        kind = MappingNode if is_mapping else SequenceNode
+        node = self._named(start, kind(tag, [], start.start_mark, None, flow_style=start.flow_style))
+        while not isinstance(event := next(self._events), yaml.CollectionEndEvent):
+            found = self._node(event, depth + 1)
+            node.value.append((found, self._node(next(self._events), depth + 1)) if is_mapping else found)
         return node
 
     def _named(self, event: Any, node: Node) -> Node:
@@ -336,7 +330,8 @@ def _check_size(root: Node) -> None:
             raise YamlFault("an alias refers to a node that contains it", line)
         if identity not in measured:
             open_nodes.add(identity)
-            inner = [measure(child, depth + 1) for child in _children(node)]
+            children = chain.from_iterable(node.value) if isinstance(node, MappingNode) else node.value
+            inner = [] if isinstance(node, ScalarNode) else [measure(child, depth + 1) for child in children]
             open_nodes.discard(identity)
             own = len(node.value) if isinstance(node, ScalarNode) else 0
             measured[identity] = (
@@ -351,15 +346,6 @@ def _check_size(root: Node) -> None:
         return nodes, levels, characters
 
     measure(root, 0)
-
-
-def _children(node: Node) -> Iterator[Node]:
-    if isinstance(node, SequenceNode):
-        yield from node.value
-    elif isinstance(node, MappingNode):
-        for key, value in node.value:
-            yield key
-            yield value
 
 
 @dataclass

@@ -7,31 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from attncheck.spec.inputs import (
-    ATTENTION_INPUTS,
-    FOLDED_INPUTS,
-    GATED_INPUTS,
-    INPUTS_ON_ROWS,
-    INPUTS_ON_SCORES,
-    KEY,
-    LATENT_INPUTS,
-    NORMALIZED_INPUTS,
-    OFFSET_INPUTS,
-    PACKED_INPUTS,
-    PAGED_INPUTS,
-    PART_INPUTS,
-    PAST_INPUTS,
-    QUANTIZED_INPUTS,
-    QUERY,
-    ROTARY_INPUTS,
-    SCORE_INPUT,
-    SCORES_AXES,
-    USED_KEYS,
-    WIDE_KEY,
-    Axes,
-    InputSpec,
-    optional,
-)
+from attncheck.spec import inputs as specs
+from attncheck.spec.inputs import Axes, InputSpec, optional
 from attncheck.spec.options import DEFAULT_SCORE, OPTIONS, OptionSpec, statistics_dtype
 
 
@@ -59,18 +36,18 @@ STAGE_SPECS: Mapping[str, StageSpec] = {
         StageSpec("normalized_key", "normalizations", ("B", "Hkv", "Lk", "D")),
         StageSpec("rotated_query", "rotations", ("B", "H", "Lq", "D")),
         StageSpec("rotated_key", "rotations", ("B", "Hkv", "T", "D")),
-        StageSpec("raw_scores", "logits", SCORES_AXES),
-        StageSpec("scores", "logits", SCORES_AXES),
-        StageSpec("capped", "logits", SCORES_AXES),
-        StageSpec("biased", "logits", SCORES_AXES),
-        StageSpec("masked", "logits", SCORES_AXES),
-        StageSpec("weights", "softmax", SCORES_AXES),
+        StageSpec("raw_scores", "logits", specs.SCORES_AXES),
+        StageSpec("scores", "logits", specs.SCORES_AXES),
+        StageSpec("capped", "logits", specs.SCORES_AXES),
+        StageSpec("biased", "logits", specs.SCORES_AXES),
+        StageSpec("masked", "logits", specs.SCORES_AXES),
+        StageSpec("weights", "softmax", specs.SCORES_AXES),
         StageSpec("log_sum_exp", "softmax", ("B", "H", "Lq"), may_be_wide=True),
         StageSpec("context", "means", ("B", "H", "Lq", "Dv")),
         StageSpec("output", "means", ("B", "H", "Lq", "Dv")),
         *(
             StageSpec(f"grad_{name}", "gradients", spec.axes)
-            for name, spec in GATED_INPUTS.items()
+            for name, spec in specs.GATED_INPUTS.items()
             if spec.differentiable
         ),
     )
@@ -86,17 +63,21 @@ def stages_of(part: str) -> tuple[str, ...]:
 
 PROJECTIONS, NORMALIZATIONS, ROTATIONS = map(stages_of, ("projections", "normalizations", "rotations"))
 LOGITS, MEANS, GRADIENTS = map(stages_of, ("logits", "means", "gradients"))
-ON_SCORES = tuple(name for name, spec in STAGE_SPECS.items() if spec.axes == SCORES_AXES and spec.part != "gradients")
+ON_SCORES = tuple(
+    name for name, spec in STAGE_SPECS.items() if spec.axes == specs.SCORES_AXES and spec.part != "gradients"
+)
 """Stages of the scores' shape."""
 SUMS_OF_QUERIES = tuple(name for name in GRADIENTS if "Lk" in STAGE_SPECS[name].axes)
 """Gradients that every query row of a head has a part in."""
-THROUGH_SCORES = tuple(name for name in GRADIENTS if name.removeprefix("grad_") in {"query", "key", *INPUTS_ON_ROWS})
+THROUGH_SCORES = tuple(
+    name for name in GRADIENTS if name.removeprefix("grad_") in {"query", "key", *specs.INPUTS_ON_ROWS}
+)
 """Gradients that come through a row's scores; that of the values follows from its weights alone."""
 
 
 def query_axis(stage: str) -> int | None:
     """Return the axis of a stage that counts query rows, from the end; None for those of keys and values."""
-    axes = STAGE_SPECS[stage].axes if stage in STAGE_SPECS else SCORES_AXES
+    axes = STAGE_SPECS[stage].axes if stage in STAGE_SPECS else specs.SCORES_AXES
     return axes.index("Lq") - len(axes) if "Lq" in axes else None
 
 
@@ -104,7 +85,7 @@ def query_axis(stage: str) -> int | None:
 def key_axis(stage: str) -> int | None:
     """Return the axis of a stage that counts keys, from the end; None without one, or where its length may be 1."""
     name = stage.removeprefix("grad_")
-    if stage not in STAGE_SPECS or (name != stage and GATED_INPUTS[name].broadcast):
+    if stage not in STAGE_SPECS or (name != stage and specs.GATED_INPUTS[name].broadcast):
         return None
     axes = STAGE_SPECS[stage].axes
     return next((axes.index(letter) - len(axes) for letter in ("T", "Lk") if letter in axes), None)
@@ -126,7 +107,7 @@ class ScoreSpec:
     scale: float | None = None
 
 
-_DOT_INPUTS = {"query": QUERY, "key": KEY}
+_DOT_INPUTS = {"query": specs.QUERY, "key": specs.KEY}
 _DOT_OPTIONS = frozenset({"scale", "softcap"})
 SCORE_SPECS: Mapping[str, ScoreSpec] = {
     "dot": ScoreSpec("dot_scores", _DOT_INPUTS, _DOT_OPTIONS, has_raw_scores=True, scale=1.0),
@@ -134,8 +115,8 @@ SCORE_SPECS: Mapping[str, ScoreSpec] = {
     "general": ScoreSpec(
         "general_scores",
         {
-            "query": QUERY,
-            "key": WIDE_KEY,
+            "query": specs.QUERY,
+            "key": specs.WIDE_KEY,
             "weight": InputSpec(("D", "Dk")),
             "score_bias": optional("H", broadcast=True),
         },
@@ -143,8 +124,8 @@ SCORE_SPECS: Mapping[str, ScoreSpec] = {
     "additive": ScoreSpec(
         "additive_scores",
         {
-            "query": QUERY,
-            "key": WIDE_KEY,
+            "query": specs.QUERY,
+            "key": specs.WIDE_KEY,
             "query_weight": InputSpec(("D", "A")),
             "key_weight": InputSpec(("Dk", "A")),
             "score_vector": InputSpec(("A",)),
@@ -207,7 +188,7 @@ class Operation:
     @property
     def has_parts(self) -> bool:
         """Return whether it merges what was computed for parts of the keys: there is no key, and no query."""
-        return PART_INPUTS.keys() <= self.inputs.keys()
+        return specs.PART_INPUTS.keys() <= self.inputs.keys()
 
     @property
     def has_projections(self) -> bool:
@@ -235,7 +216,7 @@ _WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
 _WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
 _GRAD_OUTPUT = InputSpec(("B", "H", "Lq", "Dv"))
-_VALUE = InputSpec(("B", "H", "Lk", "Dv"), synonyms=ATTENTION_INPUTS["value"].synonyms)
+_VALUE = InputSpec(("B", "H", "Lk", "Dv"), synonyms=specs.ATTENTION_INPUTS["value"].synonyms)
 
 
 def _gradients_by(inputs: Mapping[str, InputSpec]) -> tuple[str, ...]:
@@ -249,7 +230,7 @@ def _attention_by(score: str) -> Operation:
     operands = {"query": own.inputs["query"], "key": own.inputs["key"], "value": _VALUE}
     return Operation(
         name,
-        {**operands, **own.inputs, **INPUTS_ON_SCORES},
+        {**operands, **own.inputs, **specs.INPUTS_ON_SCORES},
         own.options | _ATTENDANCE | {"mask_fill", "empty_rows"},
         (*(stage for stage in LOGITS if stage not in ("raw_scores", "capped")), *_SOFTMAX, "output"),
         score=score,
@@ -266,17 +247,17 @@ OPERATIONS: Mapping[str, Operation] = {
             _BEFORE_MASKING,
             SCORE_SPECS[DEFAULT_SCORE].function,
         ),
-        Operation("softmax", {"scores": SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"),
+        Operation("softmax", {"scores": specs.SCORE_INPUT}, frozenset({"empty_rows"}), _SOFTMAX, results="weights"),
         Operation(
             "masking",
-            {"scores": SCORE_INPUT, **INPUTS_ON_SCORES, **OFFSET_INPUTS},
+            {"scores": specs.SCORE_INPUT, **specs.INPUTS_ON_SCORES, **specs.OFFSET_INPUTS},
             _ATTENDANCE | {"mask_fill"},
             ("biased", "masked"),
             "mask_scores",
         ),
         Operation(
             "attention",
-            {**ATTENTION_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
+            {**specs.ATTENTION_INPUTS, **specs.PAST_INPUTS, **specs.OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm", "context": "gate"},
@@ -284,22 +265,22 @@ OPERATIONS: Mapping[str, Operation] = {
         *map(_attention_by, ("general", "additive", "cosine")),
         Operation(
             "attention_gradients",
-            {**ATTENTION_INPUTS, "grad_output": _GRAD_OUTPUT},
+            {**specs.ATTENTION_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
-            _gradients_by(ATTENTION_INPUTS),
+            _gradients_by(specs.ATTENTION_INPUTS),
             results="all",
             for_lowered={"grad_gate": "gate"},
         ),
         Operation(
             "gated_attention",
-            {**GATED_INPUTS, **PAST_INPUTS, **OFFSET_INPUTS},
+            {**specs.GATED_INPUTS, **specs.PAST_INPUTS, **specs.OFFSET_INPUTS},
             _ATTENTION_OPTIONS,
             (*ROTATIONS, *LOGITS, *_SOFTMAX, *MEANS),
             lowers_to="attention",
         ),
         Operation(
             "gated_attention_gradients",
-            {**GATED_INPUTS, "grad_output": _GRAD_OUTPUT},
+            {**specs.GATED_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
             GRADIENTS,
             results="all",
@@ -307,7 +288,7 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "packed_attention",
-            {**PACKED_INPUTS, **USED_KEYS},
+            {**specs.PACKED_INPUTS, **specs.USED_KEYS},
             _SEQUENCE_OPTIONS,
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
@@ -315,37 +296,37 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "packed_attention_gradients",
-            {**PACKED_INPUTS, "grad_output": _GRAD_OUTPUT, **USED_KEYS},
+            {**specs.PACKED_INPUTS, "grad_output": _GRAD_OUTPUT, **specs.USED_KEYS},
             _SEQUENCE_OPTIONS,
-            _gradients_by({**PACKED_INPUTS, **USED_KEYS}),
+            _gradients_by({**specs.PACKED_INPUTS, **specs.USED_KEYS}),
             results="all",
             lowers_to="attention_gradients",
             is_folded=True,
         ),
         Operation(
             "paged_attention",
-            PAGED_INPUTS,
+            specs.PAGED_INPUTS,
             _SEQUENCE_OPTIONS,
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
             "quantized_attention",
-            QUANTIZED_INPUTS,
+            specs.QUANTIZED_INPUTS,
             frozenset({"scale", "softcap", "is_causal", "window", "stored_as"}),
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
             "normalized_attention",
-            NORMALIZED_INPUTS,
+            specs.NORMALIZED_INPUTS,
             _NORMS | {"scale", "softcap", "rotary_interleaved", "is_causal", "window"},
             (*NORMALIZATIONS, *ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
             "latent_attention",
-            LATENT_INPUTS,
+            specs.LATENT_INPUTS,
             frozenset({"scale", "softcap", "is_causal", "window"}),
             (*LOGITS, *_SOFTMAX, "output"),
             lowers_to="attention",
@@ -365,9 +346,9 @@ OPERATIONS: Mapping[str, Operation] = {
                 "key_bias": optional("Hkv*D"),
                 "value_bias": optional("Hkv*Dv"),
                 "output_bias": optional("Eo", needs="output_weight"),
-                **INPUTS_ON_ROWS,
-                **ROTARY_INPUTS,
-                **PAST_INPUTS,
+                **specs.INPUTS_ON_ROWS,
+                **specs.ROTARY_INPUTS,
+                **specs.PAST_INPUTS,
             },
             (_ATTENTION_OPTIONS | {"projections"}) - {"softcap"},
             (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
@@ -375,7 +356,7 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         Operation(
             "merge_states",
-            PART_INPUTS,
+            specs.PART_INPUTS,
             frozenset({"lse_base"}),
             (*_SOFTMAX, "output"),
             stage_axes={"weights": (("B", "H", "Lq", "N"),)},
@@ -389,10 +370,10 @@ PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.opti
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
 _ASKING: Mapping[str, InputSpec | OptionSpec] = {
-    **PACKED_INPUTS,
-    **INPUTS_ON_ROWS,
-    **ROTARY_INPUTS,
-    **FOLDED_INPUTS,
+    **specs.PACKED_INPUTS,
+    **specs.INPUTS_ON_ROWS,
+    **specs.ROTARY_INPUTS,
+    **specs.FOLDED_INPUTS,
     **OPTIONS,
 }
 ASKED_BY: Mapping[str, frozenset[str]] = {
@@ -401,7 +382,7 @@ ASKED_BY: Mapping[str, frozenset[str]] = {
         for stage in dict.fromkeys(spec.asks_for for spec in _ASKING.values())
         if stage is not None
     },
-    **{f"grad_{name}": frozenset({name}) for name, spec in INPUTS_ON_ROWS.items() if spec.differentiable},
+    **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.differentiable},
 }
 """Stages that are computed only where one of these inputs and options is given."""
 INSTEAD_OF: Mapping[str, frozenset[str]] = {
