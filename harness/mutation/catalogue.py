@@ -45,18 +45,7 @@ from attncheck.spec import OPERATIONS, OPTIONS, InputSpec, Operation, OptionSpec
 
 TOPICS: tuple[ModuleType, ...] = tuple(
     import_module(f"attncheck.mutation.{name}")
-    for name in (
-        "controls",
-        "scores",
-        "logits",
-        "masks",
-        "caches",
-        "blocks",
-        "heads",
-        "gradients",
-        "narrow",
-        "latents",
-    )
+    for name in ("controls", "scores", "masks", "blocks", "heads", "gradients", "narrow", "latents")
 )
 """The modules beside this one that register subjects, which are listed in their order, and in that of their lines."""
 

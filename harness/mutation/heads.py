@@ -1,12 +1,13 @@
-"""Faults of heads and batch entries: how they are split, merged, ordered, shared, and laid out in memory.
+"""Faults of what attention is handed: heads, projections, layouts in memory, pasts, packed sequences, and pages.
 
 A layout's fault takes a view's numbers from where those of a contiguous array would lie: it reads the memory that the
-view itself lies in, as a kernel does that ignores strides. An array that is contiguous is always read rightly.
+view itself lies in, as a kernel does that ignores strides. An array that is contiguous is always read rightly. A past
+stands in front of projections, too; sequences have limits, and pages have lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,18 +15,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from attncheck.backends.contract import Stages
-from attncheck.backends.numpy_backend import (
-    _merge_heads,
-    _project,
-    _repeat_heads,
-    attention,
-    gated_attention,
-    multi_head_attention,
-)
+from attncheck.backends import numpy_backend as backend
+from attncheck.backends.contract import Stages, Window
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, bfloat16, call_read_as, tf32
-from attncheck.mutation.mutant import ROUNDED, Call, Steps, mutant
+from attncheck.mutation.mutant import KERNELS, ROUNDED, Call, Steps, equivalent, mutant
 from attncheck.spec import PROJECTIONS
 
 _faulty_heads = partial(mutant, "heads", at="output")
@@ -148,10 +142,10 @@ def broadcast_view_read_once(view: Array) -> Array:
 )
 def projected_before_the_merge(*arrays: Array, **given: Any) -> Stages:
     """Project each head before the merge, all of them with the first head's rows of the weight."""
-    stages, weight = multi_head_attention(*arrays, **given), given.get("output_weight")
+    stages, weight = backend.multi_head_attention(*arrays, **given), given.get("output_weight")
     if weight is not None:
         context = stages["context"]
-        stages["output"] = _project(context.sum(axis=1), weight[: context.shape[-1]], given.get("output_bias"))
+        stages["output"] = backend._project(context.sum(axis=1), weight[: context.shape[-1]], given.get("output_bias"))
     return stages
 
 
@@ -163,13 +157,110 @@ def _opened(gate: Array) -> Array:
 def gate_on_the_values(query: Array, key: Array, value: Array, gate: Array, **given: Any) -> Stages:
     """each value is gated where its query's mean should be: position G2 of arXiv 2505.06708 in the place of G1"""
     if gate.shape != value.shape or given.get("past_value") is not None:
-        return gated_attention(query, key, value, gate, **given)
-    stages = attention(query, key, value * _opened(gate), **given)
+        return backend.gated_attention(query, key, value, gate, **given)
+    stages = backend.attention(query, key, value * _opened(gate), **given)
     return stages | {"context": stages["output"]}
 
 
 _call = partial(call_read_as, "multi_head_attention")
 _WEIGHTS = tuple(f"{role}_weight" for role in PROJECTIONS)
+_faulty_lengths = partial(mutant, "lengths", at="masked")
+_faulty_caches = partial(mutant, "caches", at="masked")
+
+
+@equivalent(
+    forms.lengths_read_as,
+    defect="a clamp on lengths that are too long",
+    proof="j < length is asked for 0 <= j < T alone: every length of T or more allows all of them, every length of 0 "
+    "or less none.",
+)
+def key_lengths_clipped_to_the_keys(lengths: Array, keys: int) -> Array:
+    return np.clip(lengths, 0, keys)
+
+
+def _past_read_as(function: str, change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
+    """Take the past of a function for another one: ``change(name, past, call)`` for key and value."""
+
+    def changed(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = [name for name in ("key", "value") if call.get("past_key") is not None]
+        return {f"past_{name}": change(name, call[f"past_{name}"], call) for name in given}
+
+    return call_read_as(function, changed)
+
+
+def _projected_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
+    batch, heads, length, width = past.shape
+    if call[f"{name}_weight"].shape[0] != heads * width:
+        return past
+    merged = past.swapaxes(1, 2).reshape(batch, length, heads * width)
+    return backend._split_heads(backend._project(merged, call[f"{name}_weight"], None), heads)
+
+
+_faulty_projected = partial(mutant, "projected caches", partial(_past_read_as, "multi_head_attention"), at="raw_scores")
+_faulty_sequences = partial(mutant, "packed sequences", at="log_sum_exp")
+_faulty_pages = partial(mutant, "paged caches", at="log_sum_exp")
+Limits = tuple[Array, Array, Array | None]
+Parts = list[tuple[slice, slice, int]]
+
+
+def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
+    """Take the limits and lengths for other ones."""
+    return {"packed_attention._sequences": lambda *limits: backend._sequences(*change(*limits))}
+
+
+def _empty_ones_skipped(queries: Array, keys: Array, lengths: Array | None) -> Limits:
+    own = queries[np.append(np.diff(queries) > 0, True)]
+    return own, np.append(keys[: len(own) - 1], keys[-1]), None if lengths is None else lengths[: len(own) - 1]
+
+
+def _seen_from_the_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
+    mask = backend._seen_from_the_end(keys, keys, is_causal, window)
+    if mask is None:
+        return None
+    rows = np.ones((1, 1, queries, keys), np.bool_)
+    rows[..., : min(queries, keys), :] = mask[..., : min(queries, keys), :]
+    left = (window or (None, None))[0]
+    return rows if left is None else rows & (np.arange(keys) - np.arange(queries)[:, np.newaxis] >= -left)
+
+
+@mutant("packed sequences", "packed_attention_gradients", at="grad_sinks")
+def sink_gradients_overwritten(**given: Any) -> Stages:
+    """gradients of sinks of the last sequence alone, the others overwritten: nki-samples#106's kind"""
+    found = backend.packed_attention_gradients(**given)
+    if given.get("sinks") is None:
+        return found
+    queries, keys, lengths = given["cu_seqlens_q"], given["cu_seqlens_k"], given.get("key_lengths")
+    last = {name: given[name][:, :, queries[-2] :] for name in ("query", "grad_output")}
+    last |= {name: given[name][:, :, keys[-2] :] for name in ("key", "value")}
+    last |= {"cu_seqlens_q": queries[-2:] - queries[-2], "cu_seqlens_k": keys[-2:] - keys[-2]}
+    last["key_lengths"] = None if lengths is None else lengths[-1:]
+    return {**found, "grad_sinks": backend.packed_attention_gradients(**{**given, **last})["grad_sinks"]}
+
+
+@mutant("paged caches", "paged_attention", at="output")
+def unused_slots_are_multiplied_by_zero(
+    query: Array, key_pages: Array, value_pages: Array, block_table: Array, key_lengths: Array, **options: Any
+) -> Stages:
+    """unused slots are masked, not left out, and 0 times NaN is NaN: vllm#42494"""
+    parts = []
+    is_causal, window = options.pop("is_causal", False), options.pop("window", None)
+    for own, pages, used in zip(query, block_table, key_lengths, strict=True):
+        key, value = backend._read(key_pages, pages), backend._read(value_pages, pages)
+        mask = np.zeros((1, 1, own.shape[-2], key.shape[-2]), np.bool_)
+        seen = backend._seen_from_the_end(own.shape[-2], int(used), is_causal, window)
+        mask[..., :used] = True if seen is None else seen
+        parts.append(backend.attention(own[np.newaxis], key, value, mask=mask, **options))
+    return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
+
+
+@equivalent(
+    "packed_attention._sequences",
+    defect="sequences without a query are left out, of queries, keys and lengths alike",
+    proof="what has no query has no row in any result",
+)
+def sequences_without_queries_left_out(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> Parts:
+    parts = backend._sequences(cu_seqlens_q, cu_seqlens_k, key_lengths)
+    return [part for part in parts if part[0].start < part[0].stop]
 
 
 # Rows, laid out by hand: the fault and the defect in the wild, and below what it does instead.
@@ -197,6 +288,50 @@ for _fault in forms.misread(
     ("projections", "key-and-value-inputs-swapped", "Keras takes query, value, key, in that order"),
     ("projections", "key-and-value-weights-swapped",
         "packed weights read in another order: slapo#46, tt-metal#57366"),
+    ("lengths", "key-lengths-of-heads", "one length per head where B == H: lighthouse#77's kind"),
+    ("lengths", "key-lengths-ignored", "the argument has no effect: jax#23349"),
+    ("lengths", "key-lengths-ignored", "only one of lengths and causality is used: onnxruntime#14363",
+        "key_lengths_dropped_when_causal", forms.given("is_causal")),
+    ("lengths", "key-lengths-ignored", "only one of lengths and mask is used: jax#23349's kind",
+        "key_lengths_dropped_when_a_mask_is_given", forms.given("mask")),
+    ("lengths", "mask-ignored", "only one of lengths and mask is used: onnxruntime#28379's kind",
+        "mask_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+    ("lengths", "key-lengths-one-too-long", "j <= length: tt-metal#41215"),
+    ("lengths", "key-lengths-of-first-batch-entry",
+        "one length for the whole batch: graph-transformer-pytorch#2's kind"),
+    ("lengths", "key-lengths-from-the-end", "padding expected on the left"),
+    ("lengths", "key-lengths-of-queries", "padding on the wrong axis: transformer#40"),
+    ("lengths", "key-lengths-of-queries-too",
+        "queries beyond the length of the keys get nothing: unpadding of self-attention"),
+    ("lengths", "key-lengths-up-to-four", "whole groups of four keys are attended: tt-metal#41215's kind"),
+    ("lengths", "key-lengths-at-least-one", "an empty entry attends to its first key"),
+    ("caches", "key-lengths-of-new-keys",
+        "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind"),
+    ("caches", "window-one-key-late", "positions start at P + 1: mlx-lm#390",
+        "window_moved_one_too_far_behind_a_past", forms.given("past_key")),
+    ("caches", "aligned-top-left", "positions start at 0 in every step: transformers#39408's kind",
+        "window_counted_from_the_first_key_behind_a_past", forms.given("past_key")),
+    ("caches", "past-dropped", "only the new keys count; those of the past are zeros: transformers#30437's kind"),
+    ("caches", "past-swapped", "the pair unpacked in the other order, silent where Dv == D"),
+    ("caches", "past-values-dropped", "the values of the cache are not read"),
+    ("caches", "mask-beside-past", "only new keys are masked, the past is always attended: onnxruntime#28379's kind"),
+    ("caches", "mask-from-first-new-key", "the mask's first column meets the first new key"),
+    ("caches", "bias-from-first-new-key", "ALiBi's distances start at the first new key: vllm#945's kind"),
+    ("caches", "past-behind-new", "the cache joined at the wrong end"),
+    ("caches", "past-without-new", "attention over the cache as it was before this step"),
+    ("caches", "past-overwritten",
+        "written one slot early, over the newest key of the past: tt-metal#41215's position"),
+    ("caches", "past-with-a-gap", "one slot between past and new keys that nobody wrote"),
+    ("caches", "past-of-first-batch-entry", "one cache for the whole batch: pytorch#191937's stride 0"),
+    ("caches", "past-of-next-head", "head index off by one in the cache alone: pytorch#193893's kind"),
+    ("caches", "value-one-position-late", "two write positions that have come apart",
+        "values_one_step_behind_their_keys", forms.given("past_key")),
+    ("projected caches", "past-viewed", "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
+        "past_heads_taken_for_positions", forms.of_operation("multi_head_attention")),
+    # The values, and not the keys: of both together nothing would show without positions.
+    ("projected caches", "past-values-one-position-late",
+        "a ring buffer returned as it lies, newer keys first: moshi#241", "past_in_the_order_of_a_ring",
+        forms.of_operation("multi_head_attention")),
 ):
     mutant(**_fault)
 _faulty_heads(forms.outputs_read_as, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
@@ -209,11 +344,11 @@ _faulty_grouped("_repeat_heads", "groups_averaged", "all heads of keys and value
         each.mean(axis=1, keepdims=True).astype(each.dtype), heads, axis=1) for each in (key, value)))
 _faulty_grouped("_repeat_heads", "last_group_lost", "the last group reads zeros: pytorch#174861, pytorch#193893",
     lambda key, value, heads: tuple(each if key.shape[1] == heads else np.where(
-        _head(heads) < heads - heads // key.shape[1], each, 0) for each in _repeat_heads(key, value, heads)))
+        _head(heads) < heads - heads // key.shape[1], each, 0) for each in backend._repeat_heads(key, value, heads)))
 _faulty_grouped("_repeat_heads", "values_of_the_first_head_of_each_group_alone",
     "a head of values is read once and not again for its group: pytorch#174861's kind",
-    lambda key, value, heads: (_repeat_heads(key, value, heads)[0], np.where(_head(heads) % (heads // key.shape[1])
-        == 0, _repeat_heads(key, value, heads)[1], 0)), at="context")
+    lambda key, value, heads: (backend._repeat_heads(key, value, heads)[0], np.where(_head(heads)
+        % (heads // key.shape[1]) == 0, backend._repeat_heads(key, value, heads)[1], 0)), at="context")
 _faulty_heads("_split_heads", "heads_split_by_view",
     "reshape without transpose: FuxiCTR#30, Chinese-Text-Classification#10",
     lambda inputs, heads: inputs.reshape(inputs.shape[0], heads, inputs.shape[1], inputs.shape[2] // heads), at="query",
@@ -223,7 +358,7 @@ _faulty_heads("_merge_heads", "heads_merged_by_view",
     lambda context: context.reshape(context.shape[0], context.shape[2], context.shape[1] * context.shape[3]),
     diagnosis="heads-merged-by-view")
 _faulty_heads("_merge_heads", "heads_and_batch_confused_on_merge", "(H, B) read as (B, H): gazelle93#1",
-    lambda context: _merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
+    lambda context: backend._merge_heads(context.swapaxes(0, 1).reshape(context.shape)))
 _faulty_value(forms.values_read_as, "two_values_swapped", "two rows of the value change places",
     lambda value: value[..., [1, 0, *range(2, value.shape[-2])], :] if value.shape[-2] > 1 else value)
 _faulty_value(forms.inputs_changed, "value_cut_to_the_key_width", "the output has width D for Dv: pytorch#176767",
@@ -284,4 +419,77 @@ _faulty_projections(_call, "projection_weights_in_bfloat16", "weights stored in 
     lambda call: {name: bfloat16(call[name]) for name in _WEIGHTS}, at="query", **ROUNDED)
 _faulty_projections(_call, "projections_in_tf32", "float32 matmul silently in TF32: pytorch#161022",
     lambda call: {name: tf32(call[name]) for name in (*PROJECTIONS, *_WEIGHTS)}, at="query", **ROUNDED)
+for _fault in forms.misread(
+    ("packed sequences", "limits-one-too-late", "the first key of the next document is seen: nanoVLM#204"),
+    ("packed sequences", "sequences-ignored",
+        "one mask over all documents: transformers#46634, open-instruct#669"),
+    ("packed sequences", "key-lengths-one-too-long", "j <= length", "used_keys_one_too_many",
+        forms.of_operation("packed_attention")),
+    ("paged caches", "block-table-ignored", "the table has no effect: pages are read in their order"),
+    ("paged caches", "block-table-transposed", "the table is read with the strides of its transpose"),
+    ("paged caches", "slots-in-reverse", "slots of a page are read in reverse"),
+    ("paged caches", "pages-with-heads-first", "heads and slots of a page are confused: NHD for HND"),
+    ("paged caches", "key-lengths-up-to-pages", "whole pages are attended"),
+    ("paged caches", "key-lengths-down-to-pages", "the last page is dropped where it is not full"),
+    at="log_sum_exp",
+):
+    mutant(**_fault)
+_faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
+    "padding up to the longest entry is attended",
+    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
+_faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
+    "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
+    lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
+_faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
+    "a finite fill for padding: onnxruntime#14363, transformers#12109",
+    lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
+        else np.asarray(-10000.0, biased.dtype)), diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
+_faulty_caches(partial(_past_read_as, "attention"), "past_beyond_its_first_page_repeated",
+    "every page of 16 keys read from the first one: tt-metal#41215's kind",
+    lambda name, past, call: past[..., np.arange(past.shape[-2]) % 16, :], at="raw_scores")
+_faulty_caches(forms.in_attention, "causal_mask_behind_a_past_aligned_top_left",
+    "a mask recognised as causal becomes is_causal, which knows no past: transformers#30437, pytorch#108108",
+    lambda call: forms.mask_read_as(lambda mask, scores: forms.causal_keys(*scores.shape[-2:]) if call.past
+        and mask.shape[-1] > 1 and (mask == np.tri(scores.shape[-2], scores.shape[-1], call.past, dtype=bool)).all()
+        else mask),
+    diagnosis="aligned-top-left")
+_faulty_projected("past_projected_again", "the whole sequence goes through the projection, silent where H D = E",
+    _projected_again)
+_faulty_projected("past_biased_again",
+    "the bias is added behind the cache, so that it counts once more in every step",
+    lambda name, past, call: past if call.get(f"{name}_bias") is None
+        else np.asarray(past + call[f"{name}_bias"].reshape(past.shape[1], 1, -1)))
+mutant("rotary", partial(call_read_as, "attention"), "rotary_applied_to_the_past_again",
+    "keys are cached behind the rotation, and all of the cache is rotated in every step",
+    lambda call: {} if call.get("rotary_cos") is None or call.get("past_key") is None
+        else {"past_key": backend._rotate(call["past_key"], call["rotary_cos"], call["rotary_sin"],
+            call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
+_faulty_sequences(_limits_read_as, "empty_sequences_of_queries_skipped",
+    "empty sequences are skipped in one list alone: flash-attention#2562's kind", _empty_ones_skipped)
+_faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_aligned_top_left",
+    "the other corner in each document: flash-attention before 2.1",
+    _seen_from_the_top_left, diagnosis="aligned-top-left")
+_faulty_sequences(_limits_read_as, "limits_of_queries_taken_for_keys",
+    "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
+    lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
+_faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
+    "the longest document is cut at a tile: max_seqlen too small",
+    lambda *limits: [(own, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
+        for own, keys, _ in backend._sequences(*limits)])
+_faulty_sequences("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
+    "no limits in the backward pass: transformers#46634's kind",
+    lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequences(
+        cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None), at="grad_query")
+_faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_sequence",
+    "gradients of keys are written from the start of the pack: AReaL#1103's kind",
+    lambda **given: (found := backend.packed_attention_gradients(**given)) | {
+        "grad_key": np.roll(found["grad_key"], 1, axis=-2)}, at="grad_key")
+_faulty_pages("_read", "last_page_is_the_one_before",
+    "a stale page: vllm#47042, the last page of a sequence is the one before it",
+    lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))
+_faulty_pages("_read", "large_pages_read_by_one_tile",
+    "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
+    lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
+_faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
+    "the other corner behind a cache", _seen_from_the_top_left, diagnosis="aligned-top-left")
 # fmt: on

@@ -249,6 +249,12 @@ for _fault in forms.misread(
                 "kv_b_proj is viewed as heads first, for {}s alone: a reshape without a transposition"),
         )
     ),
+    ("merging", "first-part-in-other-base", "a prefix in base e meets a suffix in base 2: sglang#40903"),
+    ("merging", "lse-base-2", "log is written and log2 is read: sglang#35045"),
+    ("merging", "empty-part-at-zero", "the logarithm of an empty part's sum is 0: mlx#2608"),
+    ("merging", "last-part-lost", "structure: one part fewer is merged than there are"),
+    ("merging", "last-part-lost", "structure: a warp merges its 32 parts, and not a last one behind",
+        "parts_beyond_32_lost", lambda problem: len(problem.inputs["outputs"]) > 32),
 ):
     mutant(**_fault)
 _faulty_key(partial(argument_read_as, "latent_attention", "latent"), "chunks_of_latents_from_the_start",
@@ -321,15 +327,6 @@ _faulty_norm("_weighted", "norm_weights_left_out", "the weights of the norms are
 _faulty_norm("_normalize", "mean_subtracted", "LayerNorm for RMSNorm: the mean is subtracted",
     lambda inputs, weight, norm, epsilon, is_full: backend._normalize(inputs - inputs.mean(axis=(1, 3) if is_full
         else 3, keepdims=True), weight, norm, epsilon, is_full), diagnosis="norm-of-differences")
-for _fault in forms.misread(
-    ("merging", "first-part-in-other-base", "a prefix in base e meets a suffix in base 2: sglang#40903"),
-    ("merging", "lse-base-2", "log is written and log2 is read: sglang#35045"),
-    ("merging", "empty-part-at-zero", "the logarithm of an empty part's sum is 0: mlx#2608"),
-    ("merging", "last-part-lost", "structure: one part fewer is merged than there are"),
-    ("merging", "last-part-lost", "structure: a warp merges its 32 parts, and not a last one behind",
-        "parts_beyond_32_lost", lambda problem: len(problem.inputs["outputs"]) > 32),
-):
-    mutant(**_fault)
 _faulty_merge("_logarithms_in_base", "whole_returned_in_base_e",
     "the whole is returned in base e, whatever the parts are in: vllm#28840's kind",
     lambda scores, base: scores, at="log_sum_exp", diagnosis="log-sum-exp-base-e")
