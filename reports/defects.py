@@ -144,8 +144,13 @@ def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
     return [*texts, *([f"other causes ({counted(len(more), 'case')})"] if more else [])]
 
 
-def declaration_line(frames: Frames, column: Column) -> str:
-    """Return the line by which a user's function declares what its failing cases show that it means; empty for none."""
+def declaration_lines(frames: Frames) -> list[str]:
+    """Return the lines by which users' functions declare what their failing cases show that they mean."""
+    lines = {column: _declaration(frames, column) for column in frames.columns if defects_of(frames, column)}
+    return [f"{frames.title(column, with_version=False)}: {line}" for column, line in lines.items() if line]
+
+
+def _declaration(frames: Frames, column: Column) -> str:
     asked = frames.asked[column.environment]
     if column.implementation not in asked.own:
         return ""

@@ -23,6 +23,7 @@ from attncheck.reports.defects import (
     address_of,
     commands_again,
     count_following,
+    declaration_lines,
     defects,
     empty_rows,
     expected_failure_groups,
@@ -336,7 +337,8 @@ def wrong(
     more = len(found) - len(shown)
     files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
     rest = [Text((f"And {counted(more, 'more defect')}, in ", *files, "."))] if more else []
-    common = [Text(Mark(f"{_cut(line, most_letters)}.", "strong"), "in-common") for line in in_common_lines(frames)]
+    lines = (*declaration_lines(frames), *(f"{_cut(line, most_letters)}." for line in in_common_lines(frames)))
+    common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
 
 

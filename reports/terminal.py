@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attncheck.reports.coverage import picked, unjudged
-from attncheck.reports.defects import Defect, cause_line, declaration_line, defects, defects_of, first_commands
+from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, worst_cell
 from attncheck.reports.properties import (
@@ -101,11 +101,8 @@ def _print_answer(frames: Frames, console: Console, announced: Collection[str], 
     for column, text in texts.items():
         line = f"{frames.title(column, with_version=False)}: {text}."
         console.print(_LINE_BREAK.sub(" ", line), style="bold", soft_wrap=True)
-    for column in found:
-        if line := declaration_line(frames, column):
-            console.print(f"{frames.title(column, with_version=False)}: {line}", style="bold", soft_wrap=True)
-    for line in in_common_lines(frames):
-        console.print(f"{_LINE_BREAK.sub(' ', line)}.", style="bold", soft_wrap=True)
+    for line in (*declaration_lines(frames), *(f"{_LINE_BREAK.sub(' ', each)}." for each in in_common_lines(frames))):
+        console.print(line, style="bold", soft_wrap=True)
     if quiet:
         return
     sentences = (answer.judged + ".",) if first != answer.word and answer.judged else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 from collections.abc import Callable
@@ -210,6 +211,7 @@ def test_cases_that_show_several_conventions_are_named_by_those_that_others_show
     assert ": it is right if it means these: " in shown.stdout
     (line,) = (line for line in shown.stdout.splitlines() if "declare it: attention.conventions = " in line)
     assert json.loads(line.partition("conventions = ")[2]) == json.loads(DECLARED.partition("= ")[2])
+    assert line in html.unescape((tmp_path / "results/latest/report/report.html").read_text("utf-8"))
 
 
 def test_what_is_declared_is_judged_as_it_is_read_and_says_so(tmp_path: Path) -> None:
