@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
@@ -150,16 +152,30 @@ class Projected(MaskedRows, HeadScale, Sinks, Rotary, Past, total=False):
     """Keywords of attention between projections, beside ``scale`` and those of the projections."""
 
 
-DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(("mask", "bias", "sinks", "head_scale", "rotary_cos", "rotary_sin")),
-    "rotary_interleaved": False,
-    "is_causal": False,
-    **dict.fromkeys(("scale", "softcap", "window", "key_lengths", "past_key", "past_value")),
-    **dict.fromkeys(("query_offsets", "mask_fill")),
-    "empty_rows": "zero",
-}
-"""Every keyword of a group with its default, in the order of signatures."""
+@dataclass(frozen=True)
+class CallOptions:
+    """Every keyword of a group with its default, in the order of signatures."""
 
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    head_scale: Tensor | None = None
+    rotary_cos: Tensor | None = None
+    rotary_sin: Tensor | None = None
+    rotary_interleaved: bool = False
+    is_causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    window: Window | None = None
+    key_lengths: Tensor | None = None
+    past_key: Tensor | None = None
+    past_value: Tensor | None = None
+    query_offsets: Tensor | None = None
+    mask_fill: float | None = None
+    empty_rows: EmptyRows = "zero"
+
+
+DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(CallOptions)}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -178,6 +194,25 @@ def takes(group: Any) -> Callable[[Function], Function]:
         return function
 
     return shown
+
+
+def takes_only(*names: str) -> Callable[[Callable[..., Stages]], Callable[..., Stages]]:
+    """Call a function with its last parameter made of keywords of these names alone, which its signature shows."""
+
+    def taken(function: Callable[..., Stages]) -> Callable[..., Stages]:
+        *own, options = inspect.signature(function).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        keywords = [inspect.Parameter(name, kind, default=DEFAULTS[name]) for name in DEFAULTS if name in names]
+
+        @wraps(function)
+        def call(*inputs: Any, **named: Any) -> Stages:
+            given = {name: named.pop(name) for name in names if name in named}
+            return function(*inputs, **named, **{options.name: CallOptions(**given)})
+
+        call.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        return call
+
+    return taken
 
 
 def _text(annotation: Any) -> Any:

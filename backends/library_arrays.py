@@ -30,27 +30,12 @@ class EagerArrays:
 
 @dataclass(frozen=True)
 class FrameworkArrays(EagerArrays):
-    """A framework's arrays: conversions are those of its ``module`` here."""
+    """A framework's arrays: conversions, and what it says of itself, are those of its ``module`` here."""
 
     module: Any
 
-    def from_numpy(self, array: NDArray[Any]) -> Tensor:
-        """Turn a NumPy array into the framework's."""
-        return self.module.from_numpy(array)
-
-    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
-        """Turn the framework's array into NumPy's."""
-        array: NDArray[Any] = self.module.to_numpy(tensor)
-        return array
-
-    def describe(self) -> dict[str, str]:
-        """Return the versions and what may change the numbers."""
-        found: dict[str, str] = self.module.describe()
-        return found
-
-    def prepare(self, dtype: str, threads: int) -> None:
-        """Configure the framework for this process."""
-        self.module.prepare(dtype, threads)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
 
 
 class TorchArrays(FrameworkArrays):
@@ -106,7 +91,7 @@ class TokamaxArrays(JittedArrays):
         """Configure JAX, and keep the words of this process from tokamax, which takes them all for its own."""
         from absl import flags
 
-        super().prepare(dtype, threads)
+        self.module.prepare(dtype, threads)
         if not flags.FLAGS.is_parsed():
             flags.FLAGS(["attncheck"])  # as openxla/tokamax#957 mends it
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from attncheck.backends import numpy_backend
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 
 Array: TypeAlias = NDArray[Any]
 Evaluate = Callable[["Node", Mapping[str, Array]], list[Array]]
@@ -88,28 +88,17 @@ class OnnxAttention:
 
     from_numpy, to_numpy = staticmethod(numpy_backend.from_numpy), staticmethod(numpy_backend.to_numpy)
 
-    def attention(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        *,
-        mask: Array | None = None,
-        bias: Array | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Array | None = None,
-        past_key: Array | None = None,
-        past_value: Array | None = None,
-    ) -> Stages:
+    @takes_only("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
+    def attention(self, query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
         """Attend in one node. Behind a past, causality and a window count from its end, as here."""
+        mask, bias, key_lengths = options.mask, options.bias, options.key_lengths
+        past_key, past_value = options.past_key, options.past_value
+        counts_positions = options.is_causal or options.window is not None
         keys = key.shape[2] + (0 if past_key is None else past_key.shape[2])
         named = {"Q": query, "K": key, "V": value}
         if past_key is not None and past_value is not None:
             named |= {"past_key": past_key, "past_value": past_value}
-        if key_lengths is not None and (is_causal or window is not None or past_key is not None):
+        if key_lengths is not None and (counts_positions or past_key is not None):
             # With lengths, the operator aligns the last query with the last key; and it has none behind a past.
             used = np.arange(keys) < key_lengths.reshape(-1, 1, 1, 1)
             mask, key_lengths = used if mask is None else mask & used, None
@@ -119,11 +108,12 @@ class OnnxAttention:
         if attn_mask is not None:
             # "Broadcastable" is its shape, and onnxruntime takes no other axis of length 1 than batch and heads.
             named["attn_mask"] = np.broadcast_to(attn_mask, (*attn_mask.shape[:2], query.shape[2], keys))
-        attributes = self._attributes(query.dtype.name, is_causal, scale, softcap, window)
-        output, *stage = self._run(named, attributes)
-        stages: Stages = dict.fromkeys(self._stage_of(softcap, bias, mask, is_causal, window, key_lengths), *stage)
+        output, *stage = self._run(named, self._attributes(query.dtype.name, options))
+        forbids = counts_positions or mask is not None or key_lengths is not None
+        stages: Stages = dict.fromkeys(self._stage_of(options, forbids=forbids), *stage)
         return stages | {"output": output}
 
+    @takes_only("is_causal", "scale", "softcap", "window")
     def paged_attention(
         self,
         query: Array,
@@ -131,11 +121,7 @@ class OnnxAttention:
         value_pages: Array,
         block_table: Array,
         key_lengths: Array,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        options: CallOptions,
     ) -> Stages:
         """Gather the pages, and attend to an external cache: with its lengths, positions count from the end."""
         if self.output_mode is not None:
@@ -144,7 +130,7 @@ class OnnxAttention:
         unused = (np.arange(key.shape[2]) >= key_lengths.reshape(-1, 1))[:, np.newaxis, :, np.newaxis]
         key, value = (np.where(unused, each.dtype.type(0), each) for each in (key, value))  # 0 times NaN is NaN
         named = {"Q": query, "K": key, "V": value, "nonpad_kv_seqlen": key_lengths.astype(np.int64)}
-        (output,) = self._run(named, self._attributes(query.dtype.name, is_causal, scale, softcap, window))
+        (output,) = self._run(named, self._attributes(query.dtype.name, options))
         return {"output": output}
 
     def _run(self, named: dict[str, Array], attributes: dict[str, float]) -> list[Array]:
@@ -162,22 +148,21 @@ class OnnxAttention:
         found = dict(zip(outputs, self.evaluate(node, named), strict=True))
         return [found[name] for name in outputs if name not in caches]
 
-    def _attributes(
-        self, dtype: str, is_causal: bool, scale: float | None, softcap: float | None, window: Window | None
-    ) -> dict[str, float]:
+    def _attributes(self, dtype: str, options: CallOptions) -> dict[str, float]:
+        scale, softcap = options.scale, options.softcap
         if scale is not None and scale <= 0:
             raise NotImplementedError("Attention multiplies query and key by the root of the scale, which is positive")
         for number in (scale, softcap):
             if dtype == "float64" and number is not None and number != float(np.float32(number)):
                 raise NotImplementedError("an attribute of ONNX is a float32, and this scale or softcap is none")
-        attributes: dict[str, float] = {"is_causal": 1} if is_causal else {}
+        attributes: dict[str, float] = {"is_causal": 1} if options.is_causal else {}
         if scale is not None:
             attributes["scale"] = float(scale)
         if softcap is not None:
             attributes["softcap"] = float(softcap)
         if self.output_mode is not None:
             attributes["qk_matmul_output_mode"] = self.output_mode
-        return attributes | self._window_attributes(window)
+        return attributes | self._window_attributes(options.window)
 
     def _window_attributes(self, window: Window | None) -> dict[str, float]:
         if window is None:
@@ -190,17 +175,16 @@ class OnnxAttention:
             raise NotImplementedError("Attention has windows since opset 25")
         return {"is_causal": 1}
 
-    def _stage_of(self, softcap: float | None, bias: Array | None, *forbidding: Any) -> tuple[str, ...]:
+    def _stage_of(self, options: CallOptions, *, forbids: bool) -> tuple[str, ...]:
         """Name the stage that the operator hands out, as far as the call computes it."""
-        forbids = any(each is not None and each is not False for each in forbidding)
         if self.output_mode is None:
             return ()
         stage = STAGE_OF_MODE[self.output_mode]
-        if stage == "capped" and softcap is None:
+        if stage == "capped" and options.softcap is None:
             raise NotImplementedError("without a softcap there is no stage behind it")
         if stage == "masked" and not forbids:
             stage = "biased"
-        if stage == "biased" and bias is None:
+        if stage == "biased" and options.bias is None:
             raise NotImplementedError("without a mask and a bias there is no stage behind them")
         return (stage,)
 

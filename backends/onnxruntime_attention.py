@@ -18,7 +18,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 import onnxruntime
 
 from attncheck.backends.composed import with_functions
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import CallOptions, Stages, takes_only
 from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, gathered, model_of
 
 _threads = {"number": 1}
@@ -110,21 +110,11 @@ def number_or_default(**attributes: float | None) -> dict[str, float]:
     return {name: float(number) for name, number in attributes.items() if number is not None}
 
 
-def _multi_head(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-) -> Stages:
+@takes_only("mask", "bias", "is_causal", "scale", "window", "key_lengths", "past_key", "past_value")
+def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
     """Attend in one node. A mask that heads share is the key_padding_mask, any other is part of the bias."""
+    mask, bias, window, key_lengths = options.mask, options.bias, options.window, options.key_lengths
+    past_key, past_value = options.past_key, options.past_value
     if window not in (None, (None, 0)):
         raise NotImplementedError("MultiHeadAttention has no window")
     heads = query.shape[1]
@@ -147,10 +137,10 @@ def _multi_head(
         "past_key": past_key,
         "past_value": past_value,
     }
-    attributes = number_or_default(scale=scale) | {"num_heads": heads}
+    attributes = number_or_default(scale=options.scale) | {"num_heads": heads}
     if padding is not None:
         attributes["mask_filter_value"] = float(np.finfo(np.float32).min)
-    if is_causal or window is not None:
+    if options.is_causal or window is not None:
         attributes["unidirectional"] = 1
     outputs = ("output",) if past_key is None else ("output", "present_key", "present_value")
     return {"output": heads_of(run("MultiHeadAttention", inputs, attributes, outputs), heads)}
@@ -184,27 +174,14 @@ class _Step:
         return "causal" not in self.attributes
 
 
-def _group_query(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    sinks: Array | None = None,
-    rotary_cos: Array | None = None,
-    rotary_sin: Array | None = None,
-    rotary_interleaved: bool = False,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
-    key_lengths: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    query_offsets: Array | None = None,
-) -> Stages:
+@takes_only(
+    *("mask", "bias", "sinks", "rotary_cos", "rotary_sin", "rotary_interleaved", "is_causal", "scale", "softcap"),
+    *("window", "key_lengths", "past_key", "past_value", "query_offsets"),
+)
+def _group_query(query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
     """Attend in one step. A mask, and lengths of keys, are part of the bias, as the operator has no other mask."""
+    mask, key_lengths, query_offsets = options.mask, options.key_lengths, options.query_offsets
+    past_key, past_value = options.past_key, options.past_value
     past = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
@@ -213,48 +190,44 @@ def _group_query(
     if key_lengths is not None:
         used = np.arange(lengths[1]) < key_lengths.reshape(-1, 1, 1, 1)
         mask = used if mask is None else mask & used
-    attributes = _attributes(query, key, is_causal, scale, softcap, window)
+    attributes = _attributes(query, key, options)
     starts = _starts(len(query), lengths, past, query_offsets, "causal" not in attributes)
-    rotary = None if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
+    cos, sin = options.rotary_cos, options.rotary_sin
+    rotary = None if cos is None or sin is None else (cos, sin)
     if rotary is not None:
         _check_rotary(rotary[0], query.shape[-1], query_offsets is None and lengths[1] == past + lengths[0])
-        attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotary_interleaved)}
-    step = _Step(attributes, bias_of(mask, bias, query.dtype, lengths), sinks, rotary, starts)
+        attributes |= {"do_rotary": 1, "rotary_interleaved": int(options.rotary_interleaved)}
+    step = _Step(attributes, bias_of(mask, options.bias, query.dtype, lengths), options.sinks, rotary, starts)
     return {"output": _attend(query, key, value, step)}
 
 
+@takes_only("is_causal", "scale", "softcap", "window")
 def _group_query_paged(
     query: Array,
     key_pages: Array,
     value_pages: Array,
     block_table: Array,
     key_lengths: Array,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: Window | None = None,
+    options: CallOptions,
 ) -> Stages:
     """Gather the pages into a cache. Its lengths are seqlens_k: the last query stands at the last key that is used."""
     queries = query.shape[2]
-    if queries > 1 and not is_causal and (window is None or window[1] != 0):
+    if queries > 1 and not options.is_causal and (options.window is None or options.window[1] != 0):
         raise NotImplementedError("GroupQueryAttention has lengths of its cache for causal attention, or one query")
     if (key_lengths < queries).any():
         raise NotImplementedError("GroupQueryAttention has at least as many keys as queries")
     key, value = gathered(key_pages, value_pages, block_table)
-    attributes = _attributes(query, key, is_causal or queries == 1, scale, softcap, window)
+    attributes = _attributes(query, key, replace(options, is_causal=options.is_causal or queries == 1))
     return {"output": _attend(query, key, value, _Step(attributes, starts=key_lengths - queries))}
 
 
-def _attributes(
-    query: Array, key: Array, is_causal: bool, scale: float | None, softcap: float | None, window: Window | None
-) -> dict[str, float]:
-    left, right = window or (None, None)
+def _attributes(query: Array, key: Array, options: CallOptions) -> dict[str, float]:
+    is_causal, (left, right) = options.is_causal, options.window or (None, None)
     if left is not None or right is not None:
         if not (is_causal or right == 0):
             raise NotImplementedError("GroupQueryAttention has windows of what comes before a query alone")
         is_causal = True
-    attributes = number_or_default(scale=scale, softcap=softcap)
+    attributes = number_or_default(scale=options.scale, softcap=options.softcap)
     attributes |= {"num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
     if not is_causal:
         attributes["causal"] = 0  # 1 by default; releases that have always been causal do not know the attribute

@@ -29,7 +29,7 @@ from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as p
 
 from attncheck.backends import jax_backend
 from attncheck.backends.composed import make_gradients, with_functions
-from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
 from attncheck.backends.jax_backend import differentiate
 
 _BLOCK, _LONGEST = 16, 128
@@ -127,43 +127,32 @@ def _segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
     return jnp.asarray(np.repeat(np.arange(len(first) - 1, dtype=np.int32), np.diff(first))[None])
 
 
-def _decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float | None = None,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-) -> Stages:
+@takes_only("scale", "window", "key_lengths", "past_key", "past_value")
+def _decode(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend with a single query; a window is where it starts and ends."""
     if query.shape[2] != 1:
         raise NotImplementedError("gqa takes one query of each sequence")
-    past = 0
+    past, past_key, past_value = 0, options.past_key, options.past_value
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
         key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
     keys = key.shape[2]
     if not keys:
         raise NotImplementedError("gqa takes one key or more")
-    start, end = _ends(past, keys, window, key_lengths)
+    start, end = _ends(past, keys, options)
     output, (total, maximum) = gqa(
         query[:, :, 0], key.swapaxes(1, 2), value.swapaxes(1, 2), start, end,
-        sm_scale=scale, block_k=_BLOCK, k_splits=_largest_divisor(keys // _BLOCK, _MOST_PARTS),
+        sm_scale=options.scale, block_k=_BLOCK, k_splits=_largest_divisor(keys // _BLOCK, _MOST_PARTS),
         return_residuals=True, interpret=jax.default_backend() == "cpu",
     )  # fmt: skip
     log_sum_exp = maximum + jnp.log(total)
     return {"log_sum_exp": log_sum_exp[..., None], "output": output[:, :, None]}
 
 
-def _ends(
-    past: int, keys: int, window: Window | None, key_lengths: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    before, after = window or (None, None)
+def _ends(past: int, keys: int, options: CallOptions) -> tuple[Tensor | None, Tensor | None]:
+    before, after = options.window or (None, None)
     start = None if before is None else jnp.int32(max(past - before, 0))
-    end = None if key_lengths is None else key_lengths.astype(jnp.int32)
+    end = None if options.key_lengths is None else options.key_lengths.astype(jnp.int32)
     if after is not None:
         end = jnp.minimum(keys if end is None else end, jnp.int32(min(past + after + 1, keys)))
     return start, end

@@ -28,39 +28,43 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from attncheck.backends import jax_backend
 from attncheck.backends.composed import make_gradients, with_functions
-from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
 from attncheck.backends.jax_backend import differentiate
 
 _LANES = 128
 
 
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_lengths: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-) -> Stages:
+@takes_only("bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
+def _flash(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Average the values; a past is a cache that the keys and values are appended to."""
-    if past_key is not None and past_value is not None:
-        key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+    if options.past_key is not None:
+        key, value = _behind(options, key, value)
     if query.shape[1] != key.shape[1]:
         raise NotImplementedError("flash_attention takes as many heads of keys as of queries")
     if not query.shape[2] or not key.shape[2]:
         raise NotImplementedError("flash_attention takes one block of 128 queries and keys or more")
     if query.shape[3] > _LANES and query.shape[3] % _LANES:
         raise NotImplementedError("flash_attention takes widths of up to 128, and multiples of it")
-    segments = None if key_lengths is None else SegmentIds(*_segments(query, key, key_lengths))
-    # The bias is written out for every score: the call takes no other.
-    spread = None if bias is None else jnp.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    options = {"causal": is_causal, "sm_scale": scale, "segment_ids": segments}
-    return {"output": flash_attention(query, key, value, spread, **options)}
+    lengths, bias, scale = options.key_lengths, options.bias, options.scale
+    return {
+        "output": flash_attention(
+            query,
+            key,
+            value,
+            # It is written out for every score: the call takes no other.
+            None if bias is None else jnp.broadcast_to(bias, (*query.shape[:3], key.shape[2])),
+            causal=options.is_causal,
+            sm_scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+            segment_ids=None if lengths is None else SegmentIds(*_segments(query, key, lengths)),
+        )
+    }
+
+
+def _behind(options: CallOptions, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all keys and values, those of a past first."""
+    past = (options.past_key, key), (options.past_value, value)
+    keys, values = (jnp.concatenate(each, axis=-2) for each in past)
+    return keys, values
 
 
 def _segments(query: Tensor, key: Tensor, key_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,38 +87,25 @@ def _interpreted(function: Callable[..., Stages]) -> Callable[..., Stages]:
 def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return attention by the kernel; with residuals, which have no gradients, it has a log-sum-exp."""
 
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-    ) -> Stages:
+    @takes_only("mask", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
+    def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Average the values; behind a past the masks are moved by its length."""
-        past = 0
-        if past_key is not None and past_value is not None:
-            past = past_key.shape[2]
-            key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+        past, lengths, scale = 0, options.key_lengths, options.scale
+        if options.past_key is not None:
+            past = options.past_key.shape[2]
+            key, value = _behind(options, key, value)
         kernel = splash.make_splash_mha_single_device(
-            mask=_mask_of_heads(mask, is_causal, window, past, query.shape[1], (query.shape[2], key.shape[2])),
+            mask=_mask_of_heads(options, past, query.shape[1], (query.shape[2], key.shape[2])),
             save_residuals=has_residuals,
-            attn_logits_soft_cap=softcap,
+            attn_logits_soft_cap=options.softcap,
             interpret=jax.default_backend() == "cpu",
         )
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if key_lengths is None:
-            returned = jax.vmap(lambda *each: kernel(*each, None, sinks))(query, key, value)
+        if lengths is None:
+            returned = jax.vmap(lambda *each: kernel(*each, None, options.sinks))(query, key, value)
         else:
-            segments = splash.SegmentIds(*_segments(query, key, key_lengths))
-            returned = jax.vmap(lambda *each: kernel(*each, sinks))(query, key, value, segments)
+            segments = splash.SegmentIds(*_segments(query, key, lengths))
+            returned = jax.vmap(lambda *each: kernel(*each, options.sinks))(query, key, value, segments)
         if not has_residuals:
             return {"output": returned}
         output, (log_sum_exp,) = returned
@@ -123,11 +114,10 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
     return attention
 
 
-def _mask_of_heads(
-    mask: Tensor | None, is_causal: bool, window: Window | None, past: int, heads: int, shape: tuple[int, int]
-) -> masks.MultiHeadMask:
+def _mask_of_heads(options: CallOptions, past: int, heads: int, shape: tuple[int, int]) -> masks.MultiHeadMask:
     if not all(shape):
         raise NotImplementedError("splash attention takes one block of 128 queries and keys or more")
+    mask, is_causal, window = options.mask, options.is_causal, options.window
     rules: list[masks.Mask] = [masks.FullMask(shape)] if mask is None and not is_causal and window is None else []
     if is_causal:
         rules.append(masks.CausalMask(shape))

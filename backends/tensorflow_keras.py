@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend
 from attncheck.backends.composed import make_gradients, with_functions
-from attncheck.backends.contract import Stages, Tensor, Window
+from attncheck.backends.contract import CallOptions, Stages, Tensor, Window, takes_only
 from attncheck.backends.library_arrays import KerasArrays, TensorFlowArrays
 from attncheck.backends.tensorflow_backend import differentiate
 
@@ -43,29 +43,21 @@ def _with_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: int) ->
     return padding if mask is None else tf.logical_and(mask, padding)
 
 
-def _layer_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_lengths: Tensor | None = None,
-) -> Stages:
+@takes_only("mask", "is_causal", "scale", "key_lengths")
+def _layer_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Fold the heads into the batch and call the layer."""
     batch, heads, queries, width = query.shape
     if key.shape[1] != heads:
         raise NotImplementedError("keras.layers.Attention has no grouped heads")
-    mask = _with_lengths(mask, key_lengths, key.shape[2])
+    scale = 1 / math.sqrt(width) if options.scale is None else options.scale
+    mask = _with_lengths(options.mask, options.key_lengths, key.shape[2])
     value_mask = None if mask is None else _mask_of_keys(mask, (batch, heads, 1, key.shape[2]))
-    scale = 1 / math.sqrt(width) if scale is None else scale
     layer = keras.layers.Attention(use_scale=scale != 1, dtype=query.dtype.name)
     inputs = [_fold_heads(each) for each in (query, value, key)]
     layer.build([each.shape for each in inputs])
     if scale != 1:
         layer.scale.assign(scale)
-    output = layer(inputs, mask=None if value_mask is None else [None, value_mask], use_causal_mask=is_causal)
+    output = layer(inputs, mask=None if value_mask is None else [None, value_mask], use_causal_mask=options.is_causal)
     return {"output": tf.reshape(output, (batch, heads, queries, value.shape[-1]))}
 
 

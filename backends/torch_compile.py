@@ -35,7 +35,7 @@ from torch.nn.attention.flex_attention import (
 
 from attncheck.backends import torch_backend
 from attncheck.backends.composed import compiled, make_gradients, output_alone
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.library_arrays import TorchArrays
 from attncheck.backends.torch_common import differentiate
 
@@ -149,42 +149,30 @@ class Flex:
     from_numpy = staticmethod(torch_backend.from_numpy)
     to_numpy = staticmethod(torch_backend.to_numpy)
 
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-        query_offsets: Tensor | None = None,
-    ) -> Stages:
+    @takes_only(
+        *("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths"),
+        *("past_key", "past_value", "query_offsets"),
+    )
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Attend in one call; everything that forbids a key is a mask_mod."""
+        past_key, past_value, offsets = options.past_key, options.past_value, options.query_offsets
         past = 0
         if past_key is not None and past_value is not None:
             past = past_key.size(-2)
             key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
         scores = (*query.shape[:-1], key.size(-2))
-        mods = [] if mask is None else [_given(mask.expand(scores))]
-        if is_causal:
-            mods.append(_causal if query_offsets is None else _sliding((None, 0), query_offsets))
-        if window is not None:
-            offsets = (
-                torch.full((query.size(0),), past, device=query.device) if query_offsets is None else query_offsets
-            )
-            mods.append(_sliding(window, offsets))
-        if key_lengths is not None:
-            mods.append(_padded(key_lengths))
-        score_mod = _score_mod(softcap, None if bias is None else bias.expand(scores))
-        return self._attend(query, key, value, mods, score_mod=score_mod, scale=scale)
+        mods = [] if options.mask is None else [_given(options.mask.expand(scores))]
+        if options.is_causal:
+            mods.append(_causal if offsets is None else _sliding((None, 0), offsets))
+        if options.window is not None:
+            behind_past = torch.full((query.size(0),), past, device=query.device) if offsets is None else offsets
+            mods.append(_sliding(options.window, behind_past))
+        if options.key_lengths is not None:
+            mods.append(_padded(options.key_lengths))
+        score_mod = _score_mod(options.softcap, None if options.bias is None else options.bias.expand(scores))
+        return self._attend(query, key, value, mods, score_mod=score_mod, scale=options.scale)
 
+    @takes_only("is_causal", "scale", "softcap", "window")
     def packed_attention(
         self,
         query: Tensor,
@@ -192,21 +180,18 @@ class Flex:
         value: Tensor,
         cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        options: CallOptions,
     ) -> Stages:
         """Attend in one call, in which a mask_mod keeps documents apart."""
         documents = (_document_of(cu_seqlens_q), _document_of(cu_seqlens_k))
         offsets = cu_seqlens_k[1:] - cu_seqlens_q[1:]  # from a query's index to that of the key at which it stands
         mods = [_same_document(*documents)]
-        if is_causal:
+        if options.is_causal:
             mods.append(_sliding_in_document((None, 0), documents[0], offsets))
-        if window is not None:
-            mods.append(_sliding_in_document(window, documents[0], offsets))
-        return self._attend(query, key, value, mods, score_mod=_score_mod(softcap, None), scale=scale)
+        if options.window is not None:
+            mods.append(_sliding_in_document(options.window, documents[0], offsets))
+        score_mod = _score_mod(options.softcap, None)
+        return self._attend(query, key, value, mods, score_mod=score_mod, scale=options.scale)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mods: list[MaskMod], **options: Any) -> Stages:
         if self is FLEX_COMPILED and query.is_cuda and min(query.size(-1), value.size(-1)) < _LEAST_WIDTH_ON_A_GPU:
