@@ -33,9 +33,9 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.mutation import entry_of
 from attncheck.mutation.catalogue import BY_HAND
-from attncheck.mutation.judgement import ExactJudge, is_caught
+from attncheck.mutation.judgement import first_wrong
 from attncheck.mutation.mutant import Mutant
-from attncheck.mutation.unit import UnitScorer, unit_of
+from attncheck.mutation.unit import Unit, UnitScorer
 from attncheck.reading.shapes import show
 from attncheck.searching.concrete import ConcreteCase, asked_of, read_concrete
 from attncheck.searching.findings import Symptom, WorkerJudge
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = BY_HAND) -> Iterator[Found]:
     """Yield every fault when it is found, until all are, or there is no time left."""
-    source, judge, begun = ProblemSource(Draw(seed, None), DTYPES), ExactJudge(), time.monotonic()
+    source, begun = ProblemSource(Draw(seed, None), DTYPES), time.monotonic()
     left, asked, number = list(mutants), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         while left and asked < problems and time.monotonic() - begun < seconds:
@@ -103,10 +103,9 @@ def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[M
             except CaseError:  # what was drawn does not fit together
                 continue
             asked += 1
-            scorer = UnitScorer(unit_of(case, 0, problem.dtype), judge)
+            scorer = UnitScorer(Unit(case, problem.dtype))
             for mutant in [each for each in left if problem.dtype in each.dtypes]:
-                findings = scorer.findings(mutant)
-                if findings is not None and is_caught(findings):
+                if first_wrong(scorer.findings(mutant) or ()) is not None:
                     left.remove(mutant)
                     yield Found(mutant, seed, asked, time.monotonic() - begun, problem)
             for path in Path(folder).glob("*.npy"):

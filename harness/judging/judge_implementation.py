@@ -218,14 +218,15 @@ def judge_and_diagnose(
     own: OwnEmptyRows | None = None,
     *,
     diagnoses: bool = True,
+    judgements: list[StageJudgement] | None = None,
 ) -> JudgedStages:
     """Judge every stage, and say of what fails which convention or mistake it is, where that can be told.
 
     ``own`` is what the implementation is known to give for a query without a key. Unless it ``diagnoses``, what it
-    does instead is left open: that takes several exact answers.
+    does instead is left open: that takes several exact answers. ``judgements`` of the stages may be known.
     """
     truth = truth.for_returned(stages)
-    judgements = judge_stages(truth, stages, shapes, rounding_model)
+    judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
     if not _failed(judgements) or truth.problem is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
     bases = [_Base(truth, judgements)]

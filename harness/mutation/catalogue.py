@@ -37,7 +37,6 @@ from attncheck.mutation.mutant import (
     Mutant,
     Steps,
     Subject,
-    is_generated,
     mutant,
     subjects_of_module,
 )
@@ -63,18 +62,12 @@ AXES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ArgumentFault:
-    """A change of an argument; None in place of it leaves it out."""
+    """A change of an argument for which it ``applies``; None in place of it leaves it out."""
 
     name: str
     defect: str
     change: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class FaultFamily(ArgumentFault):
-    """A fault of every argument for which it ``applies``."""
-
-    applies: Callable[[Any], bool]
+    applies: Callable[[Any], bool] = lambda spec: True
 
 
 def _is_count(spec: InputSpec) -> bool:
@@ -83,15 +76,21 @@ def _is_count(spec: InputSpec) -> bool:
 
 
 OF_INPUTS = (
-    FaultFamily("left_out", "has no effect", lambda array: None, lambda spec: not spec.required and spec.needs is None),
-    FaultFamily("zero", "is never read", np.zeros_like, lambda spec: spec.required and spec.is_number),
-    FaultFamily("taken_twice", "is added twice", lambda array: array + array, lambda spec: spec.is_number),
-    FaultFamily("negated", "has the other sign", lambda array: -array, lambda spec: spec.is_number),
-    FaultFamily("in_bfloat16", "is stored in bfloat16", bfloat16, lambda spec: spec.is_number and not spec.eight_bits),
-    FaultFamily("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
-    FaultFamily("one_more", "is one more", lambda array: array + 1, _is_count),
-    FaultFamily("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count),
-    FaultFamily("of_the_largest", "is the largest", lambda array: np.full_like(array, array.max(initial=0)), _is_count),
+    ArgumentFault(
+        "left_out", "has no effect", lambda array: None, lambda spec: not spec.required and spec.needs is None
+    ),
+    ArgumentFault("zero", "is never read", np.zeros_like, lambda spec: spec.required and spec.is_number),
+    ArgumentFault("taken_twice", "is added twice", lambda array: array + array, lambda spec: spec.is_number),
+    ArgumentFault("negated", "has the other sign", lambda array: -array, lambda spec: spec.is_number),
+    ArgumentFault(
+        "in_bfloat16", "is stored in bfloat16", bfloat16, lambda spec: spec.is_number and not spec.eight_bits
+    ),
+    ArgumentFault("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
+    ArgumentFault("one_more", "is one more", lambda array: array + 1, _is_count),
+    ArgumentFault("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count),
+    ArgumentFault(
+        "of_the_largest", "is the largest", lambda array: np.full_like(array, array.max(initial=0)), _is_count
+    ),
 )
 
 
@@ -114,16 +113,16 @@ def _is_factor(spec: OptionSpec) -> bool:
 
 
 OF_OPTIONS = (
-    FaultFamily("left_out", "has no effect", lambda value: None, lambda spec: spec.name != "epsilon"),
-    FaultFamily("taken_twice", "is applied twice as large", lambda value: 2 * value, _is_factor),
-    FaultFamily(
+    ArgumentFault("left_out", "has no effect", lambda value: None, lambda spec: spec.name != "epsilon"),
+    ArgumentFault("taken_twice", "is applied twice as large", lambda value: 2 * value, _is_factor),
+    ArgumentFault(
         "negated", "has the other sign", lambda value: -value, lambda spec: spec.type is float and not spec.positive
     ),
-    FaultFamily("one_wider_before", "sees one key more before", _widened(1, 0), _is_window),
-    FaultFamily("one_narrower_before", "sees one key fewer before", _widened(-1, 0), _is_window),
-    FaultFamily("one_wider_after", "sees one key more after", _widened(0, 1), _is_window),
-    FaultFamily("one_narrower_after", "sees one key fewer after", _widened(0, -1), _is_window),
-    FaultFamily("turned_round", "has its sides exchanged", lambda window: window[::-1], _is_window),
+    ArgumentFault("one_wider_before", "sees one key more before", _widened(1, 0), _is_window),
+    ArgumentFault("one_narrower_before", "sees one key fewer before", _widened(-1, 0), _is_window),
+    ArgumentFault("one_wider_after", "sees one key more after", _widened(0, 1), _is_window),
+    ArgumentFault("one_narrower_after", "sees one key fewer after", _widened(0, -1), _is_window),
+    ArgumentFault("turned_round", "has its sides exchanged", lambda window: window[::-1], _is_window),
 )
 
 
@@ -456,12 +455,11 @@ for _array in OF_STEPS:
 _MODULES = (*(topic.__name__ for topic in TOPICS), __name__)
 _ALL: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))
 MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))
-BY_HAND: tuple[Mutant, ...] = tuple(each for each in MUTANTS if not is_generated(each))
+BY_HAND: tuple[Mutant, ...] = tuple(each for each in MUTANTS if not each.is_generated)
 """The faults that do not follow from the specification, and those that people are known to have made."""
 CONTROLS: tuple[Control, ...] = tuple(each for each in _ALL if isinstance(each, Control))
 EQUIVALENT: tuple[Equivalent, ...] = tuple(each for each in _ALL if isinstance(each, Equivalent))
-_IN_ORDER: tuple[Subject, ...] = (*MUTANTS, *CONTROLS, *EQUIVALENT)
-SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _IN_ORDER}
+SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*MUTANTS, *CONTROLS, *EQUIVALENT)}
 
 
 def variant_named(name: str) -> Backend:

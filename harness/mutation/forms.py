@@ -192,19 +192,22 @@ def both(mask: Array | None, pattern: Array) -> Array:
     return pattern if mask is None else np.logical_and(mask, pattern)
 
 
+def _masking(step: Callable[[Array, Masks], Stages]) -> Steps:
+    """Mask by a step that is handed scores and all of their masks."""
+    return {"mask_scores": lambda scores, **given: step(scores, {**_NOTHING, **given})}
+
+
 def masks_read_as(change: Callable[[Array, Masks], Masks]) -> Steps:
     """Mask by other options, where anything is forbidden: ``change(scores, masks)`` are those that differ."""
 
-    def mask_scores(scores: Array, **given: Any) -> Stages:
-        masks = {**_NOTHING, **given}
-        if not forbids(masks):
-            return backend.mask_scores(scores, **masks)
-        masks |= change(scores, masks)
-        if masks["mask"] is None:  # whatever is left of the rules, there is a stage for them
-            masks["mask"] = np.ones((), bool)
+    def masked(scores: Array, masks: Masks) -> Stages:
+        if forbids(masks):
+            masks |= change(scores, masks)
+            if masks["mask"] is None:  # whatever is left of the rules, there is a stage for them
+                masks["mask"] = np.ones((), bool)
         return backend.mask_scores(scores, **masks)
 
-    return {"mask_scores": mask_scores}
+    return _masking(masked)
 
 
 def mask_read_as(change: Callable[[Array, Array], Array]) -> Steps:
@@ -226,52 +229,49 @@ def _option_read_as(option: str, change: Callable[[Any, Array], Any]) -> Steps:
     return masks_read_as(lambda scores, masks: {} if masks[option] is None else {option: change(masks[option], scores)})
 
 
-def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
-    """Take another pattern for causality: ``pattern(queries, keys)``, of queries that stand at their own index."""
+def _pattern(rule: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
+    """Take another pattern for a rule, of queries that stand at their own index."""
 
     def change(scores: Array, masks: Masks) -> Masks:
-        if not masks["is_causal"] or masks["query_offsets"] is not None:
+        if not masks[rule] or masks["query_offsets"] is not None:
             return {}
-        return {"is_causal": False, "mask": both(masks["mask"], pattern(*scores.shape[-2:]))}
+        return {rule: _NOTHING[rule], "mask": both(masks["mask"], pattern(scores, masks))}
 
     return masks_read_as(change)
+
+
+def causal_pattern(pattern: Callable[[int, int], Array]) -> Steps:
+    """Take another pattern for causality: ``pattern(queries, keys)``, of queries that stand at their own index."""
+    return _pattern("is_causal", lambda scores, masks: pattern(*scores.shape[-2:]))
 
 
 def window_pattern(pattern: Callable[[Array, Masks], Array]) -> Steps:
     """Take another pattern for the window: ``pattern(scores, masks)``, of queries that stand at their own index."""
-
-    def change(scores: Array, masks: Masks) -> Masks:
-        if masks["window"] is None or masks["query_offsets"] is not None:
-            return {}
-        return {"window": None, "mask": both(masks["mask"], pattern(scores, masks))}
-
-    return masks_read_as(change)
+    return _pattern("window", pattern)
 
 
 def filled(fill: Callable[[Array, Array, Masks], Array]) -> Steps:
     """Give what is forbidden another number than -inf: ``fill(biased, allowed, masks)``."""
 
-    def mask_scores(scores: Array, **given: Any) -> Stages:
-        masks = {**_NOTHING, **given}
+    def masked(scores: Array, masks: Masks) -> Stages:
         stages = backend.mask_scores(scores, **masks)
         if "masked" in stages:
             stages["masked"] = fill(stages.get("biased", scores), allowed_keys(scores, masks), masks)
         return stages
 
-    return {"mask_scores": mask_scores}
+    return _masking(masked)
 
 
 def bias_added(add: Callable[[Array, Array, Masks], Array]) -> Steps:
     """Add the bias in another way, where there is one: ``add(scores, bias, masks)``."""
 
-    def mask_scores(scores: Array, **given: Any) -> Stages:
-        masks = {**_NOTHING, **given}
+    def masked(scores: Array, masks: Masks) -> Stages:
         if masks["bias"] is None:
             return backend.mask_scores(scores, **masks)
         biased = add(scores, masks["bias"], masks)
         return {"biased": biased} | backend.mask_scores(biased, **{**masks, "bias": None})
 
-    return {"mask_scores": mask_scores}
+    return _masking(masked)
 
 
 def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
@@ -422,29 +422,25 @@ def with_exponentials(logits: Array) -> tuple[Stages, Array]:
 
 def weights_read_as(change: Callable[[Array], Array]) -> Steps:
     """Change the weights between softmax and average; a softmax alone returns what it should."""
-    return in_attention(lambda call: _weights_behind_the_softmax(call, change))
+    return _behind_the_softmax(lambda call, weights: change(weights))
 
 
 def weights_where_allowed(number: float) -> Steps:
     """Give the keys that may not be attended to this weight, behind the softmax."""
+    return _behind_the_softmax(
+        lambda call, weights: np.where(allowed_in(call), weights, np.asarray(number, weights.dtype))
+    )
 
+
+def _behind_the_softmax(change: Callable[[Call, Array], Array]) -> Steps:
     def steps(call: Call) -> Steps:
-        def change(weights: Array) -> Array:
-            return np.where(allowed_in(call), weights, np.asarray(number, weights.dtype))
+        def softmax(*given: Any) -> Stages:
+            stages: Stages = call.step("_softmax_with_sinks")(*given)
+            return stages | {"weights": change(call, stages["weights"])}
 
-        return _weights_behind_the_softmax(call, change)
+        return {"_softmax_with_sinks": softmax}
 
     return in_attention(steps)
-
-
-def _weights_behind_the_softmax(call: Call, change: Callable[[Array], Array]) -> Steps:
-    right = call.step("_softmax_with_sinks")
-
-    def softmax(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Stages:
-        stages: Stages = right(scores, sinks, empty_rows)
-        return stages | {"weights": change(stages["weights"])}
-
-    return {"_softmax_with_sinks": softmax}
 
 
 def averaged(average: Average) -> Steps:
@@ -576,26 +572,18 @@ def gradients_read_as(change: Callable[[Stages], Stages]) -> Steps:
 
 def value_weights_read_as(change: Callable[[Call, Array], Array]) -> Steps:
     """Let the gradient of the output meet other weights, in the gradient of the values alone."""
-
-    def steps(call: Call) -> Steps:
-        def sum_over_queries(weights: Array, rows: Array) -> Array:
-            return backend._sum_over_queries(change(call, weights), rows)
-
-        return {"_sum_over_queries": sum_over_queries}
-
-    return only("grad_value", in_gradients(steps))
+    return only("grad_value", _handed("_sum_over_queries", change))
 
 
 def bias_logits_read_as(change: Callable[[Call, Array], Array]) -> Steps:
     """Sum other gradients of the logits up for the bias."""
+    return _handed("_sum_broadcast", change)
 
-    def steps(call: Call) -> Steps:
-        def sum_broadcast(gradient: Array, bias: Array) -> Array:
-            return backend._sum_broadcast(change(call, gradient), bias)
 
-        return {"_sum_broadcast": sum_broadcast}
-
-    return in_gradients(steps)
+def _handed(name: str, change: Callable[[Call, Array], Array]) -> Steps:
+    """Hand a step of the gradients another first array."""
+    right: Step = getattr(backend, name)
+    return in_gradients(lambda call: {name: lambda first, second: right(change(call, first), second)})
 
 
 def only(names: str | Iterable[str], steps: Steps) -> Steps:
@@ -623,10 +611,6 @@ NEVER_HELD = frozenset({"weights"})
 """No weights are returned: the output was not made from them, and would be compared with them."""
 
 
-def _always(block: int) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Online:
     """Softmax and average in blocks of keys.
@@ -637,8 +621,8 @@ class Online:
 
     block: int
     product: Product = np.matmul
-    rescales_sum: Callable[[int], bool] = _always
-    rescales_output: Callable[[int], bool] = _always
+    rescales_sum: Callable[[int], bool] = lambda block: True
+    rescales_output: Callable[[int], bool] = lambda block: True
     store: Store = exactly
 
     @property

@@ -192,11 +192,6 @@ Inside: TypeAlias = Callable[[Store], Steps]
 """Makes the steps that run between the ends; it is handed how a number is stored in the format of the ends."""
 
 
-def stored_as(dtype: np.dtype[Any]) -> Store:
-    """Round to a 16-bit format and widen again."""
-    return lambda array: array.astype(dtype).astype(array.dtype)
-
-
 STATISTICS = frozenset(name for name, spec in STAGE_SPECS.items() if spec.may_be_wide)
 """What a kernel may return in float32, whatever its ends are."""
 
@@ -229,7 +224,8 @@ class Kernel(Variant):
         """Return what computes between ends of a format, which is made once."""
         name = None if ends is None else ends.name
         if name not in self._variants:
-            self._variants[name] = Variant(self._inside(exactly if ends is None else stored_as(ends)))
+            store: Store = exactly if ends is None else lambda array: array.astype(ends).astype(array.dtype)
+            self._variants[name] = Variant(self._inside(store))
         return self._variants[name]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from inspect import Signature, isfunction, signature
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -156,16 +156,22 @@ class Variant:
         """Return a function of the backend as this variant has it."""
         return cast(Step, self._namespace[name])
 
-    def steps_of_call(self, name: str, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
-        """Return what replaces which name in one call of a function whose steps are made for each call.
+    @cached_property
+    def replaced(self) -> Mapping[tuple[str | None, str], Step]:
+        """The backend's functions in whose place another one is called, by one caller or by any (None).
 
-        Raises ``KeyError`` for one that it lacks.
+        Where a step is no function of the backend, such as its library, the function that uses it is another one.
         """
-        function = self._namespace[name]
-        assert isinstance(function, _MadePerCall)
-        steps = function.steps_of(arrays, given)
-        _check(_FUNCTIONS[name], steps)
-        return steps
+        found: dict[tuple[str | None, str], Step] = {}
+        for key, step in (self.steps or {}).items():
+            function, _, name = key.rpartition(".")
+            if function and name in _FUNCTIONS:
+                found[function, name] = step
+            elif function:
+                found[None, function] = self._namespace[function].__call__  # as a whole, also where it is made per call
+            else:
+                found.setdefault((None, name), self._namespace[name])
+        return found
 
     def _offer(self, name: str, function: Step) -> None:
         """Offer a function under the contract's name and parameters, without what is hidden."""
@@ -186,11 +192,6 @@ def recording(record: Callable[[str, Step], Step]) -> dict[str, Step]:
     recorded = {name: record(name, _in(each, namespace)) for name, each in _FUNCTIONS.items()}
     namespace |= recorded
     return recorded
-
-
-def is_function(name: str) -> bool:
-    """Whether the backend has a function of this name."""
-    return name in _FUNCTIONS
 
 
 def within(function: Step, **names: Any) -> Step:
@@ -235,30 +236,33 @@ def _rebuilt(steps: Steps) -> dict[str, Any]:
     scopes: dict[str, dict[str, Any]] = {function: {} for function in local}
     namespace |= {function: _in(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
     per_call = {name: step for name, step in steps.items() if isinstance(step, PerCall)}
-    namespace |= {name: _MadePerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
+    namespace |= {name: MadePerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
     for function, scope in scopes.items():
         scope.update(namespace | local[function])
     return namespace
 
 
 @dataclass(frozen=True, eq=False)
-class _MadePerCall:
+class MadePerCall:
     """A function of the backend whose steps are made for each call."""
 
     name: str
     step: PerCall
-    plain: Step
+    plain: FunctionType
     namespace: Mapping[str, Any]
 
     def __call__(self, *arrays: Any, **given: Any) -> Any:
-        return within(self.plain, **self.steps_of(arrays, given))(*arrays, **given)
+        """Call the function with the steps of this call."""
+        return _in(self.plain, {**self.plain.__globals__, **self.steps_of(arrays, given)})(*arrays, **given)
 
     def steps_of(self, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
-        """Return what replaces which name in one call."""
+        """Return what replaces which name in one call. Raises ``KeyError`` for a name that is not used."""
         bound = _SIGNATURES[self.name].bind(*arrays, **given)
         bound.apply_defaults()
         attention = self.plain if self.name == "attention" else self.namespace["attention"]
-        return self.step.steps_of(Call(self.namespace, attention, bound.arguments))
+        steps = self.step.steps_of(Call(self.namespace, attention, bound.arguments))
+        _check(_FUNCTIONS[self.name], steps)
+        return steps
 
 
 WIDE = ("float64", "float32")
@@ -278,73 +282,69 @@ ROUNDED: Mapping[str, Any] = {"dtypes": WIDE, "diagnosis": ACCURACY_OF_16_BITS}
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A faulty implementation.
+class Subject:
+    """A variant, with the ``description`` of what it stands for, or of why it is right.
 
-    ``defect`` says which defect in the wild it stands for; ``first_wrong_stage`` is the first stage, in the order of
-    computation, that it gets wrong (``context`` is the output where there are no projections); ``dtypes`` are those in
-    which it is a fault. ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where no such name
-    is its cause. ``classes`` are the rounding models that it claims to be of, where not the reference's. ``without``
-    is the same implementation without the fault, where that is not the reference. ``of`` names the operation that
-    alone has the fault, and the argument without which it does nothing if there is one: such a fault is put to cases
-    until one catches it, and is not named, unless people have made it (``is_met``).
+    ``dtypes`` are those in which it is asked, ``classes`` the rounding models that it claims to be of, where they are
+    not the reference's.
     """
 
     name: str
-    topic: str
-    defect: str
+    description: str
     backend: Variant
-    first_wrong_stage: str
     dtypes: tuple[str, ...] = EVERY
-    diagnosis: tuple[str, ...] = ()
     classes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Mutant, control or equivalent."""
+        return type(self).__name__.lower()
+
+    def is_shown_by(self, case: Case) -> bool:
+        """Whether a case may show what the variant does."""
+        return True
+
+
+class Control(Subject):
+    """A right implementation that computes in another way."""
+
+
+@dataclass(frozen=True)
+class Equivalent(Subject):
+    """A fault by intention that no input can show in its dtypes, with the ``proof``; it is not counted."""
+
+    proof: str = ""
+
+
+@dataclass(frozen=True)
+class Mutant(Subject):
+    """A faulty implementation; the description says which defect in the wild it stands for.
+
+    ``first_wrong_stage`` is the first stage, in the order of computation, that it gets wrong (``context`` is the output
+    where there are no projections). ``diagnosis`` is what may rightly be said of it (docs/diagnoses.md), nothing where
+    no such name is its cause. ``without`` is the same implementation without the fault, where that is not the
+    reference. ``of`` names the operation that alone has the fault, and the argument without which it does nothing if
+    there is one: such a fault is put to cases until one catches it, and is not named, unless people have made it
+    (``is_met``). Any other may have an argument that it ``needs``.
+    """
+
+    topic: str = ""
+    first_wrong_stage: str = ""
+    diagnosis: tuple[str, ...] = ()
     without: Variant | None = None
     of: tuple[str, str] | None = None
     is_met: bool = False
     needs: str = ""
 
+    @property
+    def is_generated(self) -> bool:
+        """Whether it follows from the specification, and nobody is known to have made it."""
+        return self.of is not None and not self.is_met
+
     def is_shown_by(self, case: Case) -> bool:
         """Whether a case is of the operation that alone has the fault, and gives the argument that it is a fault of."""
         operation, argument = self.of or (case.operation, self.needs)
         return case.operation == operation and (not argument or argument in case.inputs or argument in case.options)
-
-
-@dataclass(frozen=True)
-class Control:
-    """A right implementation that computes in another way, and ``why`` it is right.
-
-    ``classes`` are its rounding models per dtype, where they are not the reference's.
-    """
-
-    name: str
-    why: str
-    backend: Variant
-    dtypes: tuple[str, ...] = EVERY
-    classes: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """A fault by intention that no input can show in these dtypes, with its ``proof``; it is not counted."""
-
-    name: str
-    defect: str
-    proof: str
-    backend: Variant
-    dtypes: tuple[str, ...]
-
-    @property
-    def classes(self) -> Mapping[str, str]:
-        """None but the reference's: it gives the reference's very bits."""
-        return {}
-
-
-Subject: TypeAlias = Mutant | Control | Equivalent
-
-
-def is_generated(subject: Subject) -> TypeGuard[Mutant]:
-    """Whether a fault follows from the specification, and nobody is known to have made it."""
-    return isinstance(subject, Mutant) and subject.of is not None and not subject.is_met
 
 
 Form: TypeAlias = str | Callable[[Any], Steps | Variant] | None
@@ -402,10 +402,7 @@ def mutant(
     its defect may be its docstring.
     """
     names = (diagnosis,) if isinstance(diagnosis, str) else diagnosis
-
-    def make(name: str, defect: str, backend: Variant) -> Mutant:
-        return Mutant(name, topic, defect, backend, at, diagnosis=names, **more)
-
+    make = partial(Mutant, topic=topic, first_wrong_stage=at, diagnosis=names, **more)
     return _registering(make, form, name, defect, hidden, change)
 
 
@@ -423,11 +420,7 @@ def control(
 
 
 def equivalent(
-    form: Form = None, *, defect: str, proof: str, dtypes: tuple[str, ...] = EVERY, name: str | None = None
+    form: Form = None, *, defect: str, name: str | None = None, **more: Any
 ) -> Callable[[Decorated], Decorated]:
-    """Register what is decorated as a fault that no input can show."""
-
-    def make(name: str, defect: str, backend: Variant) -> Equivalent:
-        return Equivalent(name, defect, proof, backend, dtypes)
-
-    return _registering(make, form, name, defect, frozenset(), None)
+    """Register what is decorated as a fault that no input can show, by its ``proof``."""
+    return _registering(partial(Equivalent, **more), form, name, defect, frozenset(), None)

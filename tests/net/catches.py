@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from attncheck.covering import covering
 from attncheck.mutation.catalogue import BY_HAND
-from attncheck.mutation.judgement import OF_NUMBERS, Findings, StageResult
+from attncheck.mutation.judgement import OF_NUMBERS
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import in_processes, run_mutants
 from attncheck.plan import UNITS, Plan, features_of, standard_units
@@ -43,12 +43,6 @@ class Catch(NamedTuple):
     case: str
     dtype: str
     stage: str
-
-
-def wrong_stage(findings: Findings) -> StageResult | None:
-    """Return the first stage that is itself wrong, or else the first that is flagged; None where nothing is."""
-    flagged = [each for each in findings if each.caught]
-    return next((each for each in flagged if each.own), flagged[0] if flagged else None)
 
 
 def read_catches() -> list[Catch]:
@@ -109,14 +103,14 @@ def _caught(
     named = {fault.name: fault for fault in faults if isinstance(fault, Mutant)}
     with in_processes(available_processors()) as pool:
         frames = run_mutants(cases, subjects=faults, pool=pool, exhaustive=exhaustive)
-    for part in frames.found:
-        for fault, findings in part.found:
-            wrong = wrong_stage(findings)
-            if fault in named and part.dtype in named[fault].dtypes and wrong is not None:
-                declared = named[fault].first_wrong_stage
-                is_first = wrong.stage == declared or (wrong.stage, declared) == ("output", "context")
-                by_far = wrong.tier not in OF_NUMBERS or wrong.ratio is None or wrong.ratio >= _BY_FAR
-                yield Catch(fault, part.case, part.dtype, wrong.stage), (wrong.stage != "" and by_far, is_first)
+    for found in frames.evaluations:
+        fault = named.get(found.subject)
+        if fault is not None and found.dtype in fault.dtypes and found.stage is not None:
+            is_first = found.stage == fault.first_wrong_stage or (
+                (found.stage, fault.first_wrong_stage) == ("output", "context")
+            )
+            by_far = found.tier not in OF_NUMBERS or not found.ratio < _BY_FAR  # NaN where there is none
+            yield Catch(fault.name, found.case, found.dtype, found.stage), (found.stage != "" and by_far, is_first)
 
 
 def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], dict[str, list[str]]]:

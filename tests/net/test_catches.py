@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent))
-from catches import HOW_TO_ACCEPT, Catch, read_catches, wrong_stage
+from catches import HOW_TO_ACCEPT, Catch, read_catches
 
 from attncheck.execution.worker import Computed, evaluate_on
+from attncheck.judging.diagnosis import Evidence
 from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
-from attncheck.mutation.judgement import RIGHTLY, WRONGLY, ExactJudge, Naming, how_named
+from attncheck.mutation.judgement import RIGHTLY, WRONGLY, first_wrong, how_named, names_from
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import REFERENCE, WIDE, Subject, Variant
 from attncheck.mutation.narrow import RIGHT
 from attncheck.mutation.score import run_mutants
-from attncheck.mutation.unit import Unit, UnitScorer, count_scores, unit_of
+from attncheck.mutation.unit import Unit, UnitScorer, count_scores
 from attncheck.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
@@ -73,8 +74,8 @@ def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> N
     units, cases = _recorded()
     offenders = []
     for (case, dtype), catches in units.items():
-        unit = unit_of(cases[case], 0, dtype)
-        scorer, right = UnitScorer(unit, ExactJudge()), _stages(unit, SUBJECTS[REFERENCE].backend).keys()
+        scorer = UnitScorer(Unit(cases[case], dtype))
+        right = _stages(scorer, SUBJECTS[REFERENCE].backend).keys()
         for catch in catches:
             findings = scorer.findings(SUBJECTS[catch.fault])
             returned = {each.stage for each in findings or ()}
@@ -82,7 +83,7 @@ def test_every_fault_is_caught_by_its_recorded_case_at_its_recorded_stage() -> N
                 offenders.append(
                     f"{catch.fault} and the reference do not both return {', '.join(sorted(lost))} of {case}"
                 )
-            wrong = None if findings is None else wrong_stage(findings)
+            wrong = first_wrong(findings or ())
             if wrong is None or wrong.stage != catch.stage:
                 found = "is not caught" if wrong is None else f"is wrong at {wrong.stage or 'all of it'}"
                 offenders.append(
@@ -101,15 +102,15 @@ def test_every_fault_that_follows_from_the_specification_is_caught_by_some_case(
 def test_what_a_recorded_case_says_of_a_fault_is_seldom_wrong() -> None:
     """One case knows less than a run, of which ``attncheck mutants`` allows 1 % to be named wrongly."""
     units, cases = _recorded()
-    naming = Naming()
+    found: dict[str, dict[tuple[str, str, int], Evidence]] = defaultdict(dict)
     for case, dtype in sorted(units)[::_NAMED_ONE_IN]:
         catches = units[case, dtype]
-        scorer = UnitScorer(unit_of(cases[case], 0, dtype), ExactJudge())
+        scorer = UnitScorer(Unit(cases[case], dtype))
         if scorer.unit.serves_naming:
             for catch in catches:
                 if (evidence := scorer.evidence(SUBJECTS[catch.fault])) is not None:
-                    naming.add(catch.fault, (case, dtype, 0), evidence)
-    names = naming.names()
+                    found[catch.fault][case, dtype, 0] = evidence
+    names = names_from(found)
     how = {fault: how_named(SUBJECTS[fault], said) for fault, said in names.items()}
     wrongly = {fault: names[fault] for fault, each in how.items() if each == WRONGLY}
     assert len(wrongly) <= _WRONGLY * len(how), wrongly
@@ -120,16 +121,15 @@ def test_right_variants_are_not_flagged_and_equivalent_ones_are_the_reference() 
     units, cases = _recorded()
     flagged, differing = [], {REFERENCE}
     for case, dtype in sorted(units)[::_ONE_IN]:
-        unit = unit_of(cases[case], 0, dtype)
-        scorer = UnitScorer(unit, ExactJudge())
+        scorer = UnitScorer(Unit(cases[case], dtype))
         for subject in (*CONTROLS, *EQUIVALENT):
             if dtype in subject.dtypes:
                 findings = scorer.findings(subject) or ()
                 flagged += [f"{subject.name} at {each.stage} of {case} in {dtype}" for each in findings if each.caught]
                 # A softmax that takes its sinks as keys adds them up in another order, whatever else it does.
-                is_compared = subject not in EQUIVALENT or "sinks" not in unit.inputs.arrays
+                is_compared = subject not in EQUIVALENT or "sinks" not in scorer.inputs.arrays
                 is_compared &= subject.name not in differing
-                differing |= {subject.name} if is_compared and _differs(subject, unit) else set()
+                differing |= {subject.name} if is_compared and _differs(subject, scorer) else set()
     assert not flagged, "\n".join(flagged[:_MOST])
     other = sorted({each.name for each in EQUIVALENT} & differing)
     assert not other, f"these are not the reference: {other}"
@@ -144,21 +144,21 @@ def _never_differing(subjects: Iterable[Subject], cases: Iterable[Case]) -> list
     for case in (case for case in cases if count_scores(case) <= _SMALL):
         for dtype in case.dtypes:
             if any(dtype in subject.dtypes for subject in left):
-                unit = unit_of(case, 0, dtype)
-                left = [subject for subject in left if dtype not in subject.dtypes or not _differs(subject, unit)]
+                scorer = UnitScorer(Unit(case, dtype))
+                left = [subject for subject in left if dtype not in subject.dtypes or not _differs(subject, scorer)]
     return left
 
 
-def _differs(subject: Subject, unit: Unit) -> bool:
+def _differs(subject: Subject, scorer: UnitScorer) -> bool:
     """Whether a variant returns other numbers than what it is a variant of: the reference, or a plain kernel."""
-    is_kernel = isinstance(subject.backend, Kernel) and unit.dtype != "float64" and "float64" in subject.dtypes
-    plain = _stages(unit, RIGHT if is_kernel else SUBJECTS[REFERENCE].backend)
-    found = {stage: array for stage, array in _stages(unit, subject.backend).items() if stage in plain}
+    is_kernel = isinstance(subject.backend, Kernel) and scorer.unit.dtype != "float64" and "float64" in subject.dtypes
+    plain = _stages(scorer, RIGHT if is_kernel else SUBJECTS[REFERENCE].backend)
+    found = {stage: array for stage, array in _stages(scorer, subject.backend).items() if stage in plain}
     return any(not np.array_equal(array, plain[stage], equal_nan=True) for stage, array in found.items())
 
 
-def _stages(unit: Unit, backend: Variant) -> Mapping[str, NDArray[Any]]:
+def _stages(scorer: UnitScorer, backend: Variant) -> Mapping[str, NDArray[Any]]:
     """Return the stages that an implementation returns; none where it raises."""
     with np.errstate(all="ignore"):
-        outcome = evaluate_on(backend, unit.task)
+        outcome = evaluate_on(backend, scorer.task)
     return outcome.stages if isinstance(outcome, Computed) else {}

@@ -6,6 +6,7 @@ Of every reading, faults of the catalogue are named in cases of their topic; wha
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -18,11 +19,11 @@ from tables import tables_beside
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
-from attncheck.judging.diagnosis import decide, evidence_of
+from attncheck.judging.diagnosis import Evidence, decide, evidence_of
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
 from attncheck.mutation.catalogue import MUTANTS
-from attncheck.mutation.judgement import RIGHTLY, ExactJudge, Naming, how_named
-from attncheck.mutation.unit import UnitScorer, count_scores, unit_of
+from attncheck.mutation.judgement import RIGHTLY, how_named, names_from
+from attncheck.mutation.unit import Unit, UnitScorer, count_scores
 from attncheck.reading.selection import select_cases
 from attncheck.verdicts import Verdict
 
@@ -51,16 +52,17 @@ AT_A_TIME = 8
 def test_faults_are_named_in_cases_of_their_topic(topic: str) -> None:
     faults = [fault for fault in MUTANTS if fault.topic == topic and fault.diagnosis]
     faults = [fault for fault in faults if not fault.diagnosis[0].startswith("accuracy-of")]
-    naming, unnamed = Naming(), {fault.diagnosis[0] for fault in faults}
+    found: dict[str, dict[tuple[str, str, int], Evidence]] = defaultdict(dict)
+    unnamed = {fault.diagnosis[0] for fault in faults}
     cases = [case for case in select_cases(TOPICS[topic].split(), base=HERE).cases if count_scores(case) <= MOST_SCORES]
     for number, place in enumerate(sorted(range(len(cases)), key=lambda place: (place % AT_A_TIME, place)), 1):
         if "float64" in cases[place].dtypes:
-            scorer = UnitScorer(unit_of(cases[place], 0, "float64"), ExactJudge())
+            scorer = UnitScorer(Unit(cases[place], "float64"))
             for fault in faults:
                 if (evidence := scorer.evidence(fault)) is not None:
-                    naming.add(fault.name, (cases[place].id, "float64", 0), evidence)
+                    found[fault.name][cases[place].id, "float64", 0] = evidence
         if number % AT_A_TIME == 0 or number == len(cases):
-            said = naming.names()
+            said = names_from(found)
             rightly = {fault.diagnosis[0] for fault in faults if how_named(fault, said.get(fault.name, ())) == RIGHTLY}
             unnamed -= rightly
             if unnamed <= ELSEWHERE:

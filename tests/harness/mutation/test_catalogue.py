@@ -66,9 +66,9 @@ def test_at_least_nine_hundred_faults_are_spread_over_the_topics_and_fifty_varia
 
 
 def test_every_variant_says_what_it_does_and_where_it_applies() -> None:
-    texts = {mutant.name: (mutant.defect, mutant.topic) for mutant in MUTANTS}
-    texts |= {honest.name: (honest.why, honest.why) for honest in CONTROLS}
-    texts |= {same.name: (same.defect, same.proof) for same in EQUIVALENT}
+    texts = {each.name: (each.description,) for each in CONTROLS}
+    texts |= {each.name: (each.description, each.topic) for each in MUTANTS}
+    texts |= {each.name: (each.description, each.proof) for each in EQUIVALENT}
     silent = [name for name, said in texts.items() if not all(text.strip() for text in said)]
     nowhere = [name for name, each in SUBJECTS.items() if not each.dtypes or not set(each.dtypes) <= ALL_DTYPES]
     assert (silent, nowhere) == ([], [])
@@ -145,7 +145,7 @@ def test_what_a_decorator_says_is_what_the_subject_says() -> None:
     first, second, *_ = subjects_of_module(__name__)
     assert isinstance(first, Mutant)
     assert isinstance(second, Mutant)
-    assert (first.topic, first.first_wrong_stage, first.defect) == ("softcap", "capped", "no cap")
+    assert (first.topic, first.first_wrong_stage, first.description) == ("softcap", "capped", "no cap")
     assert (first.dtypes, first.diagnosis) == (EVERY, ("softcap-ignored",))
     assert (second.dtypes, second.diagnosis) == (("float64",), ())
 

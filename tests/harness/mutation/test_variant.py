@@ -18,7 +18,7 @@ from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import Call, PerCall, Steps, Variant, numpy_with, within
-from attncheck.mutation.unit import Recorder, ReferenceRun
+from attncheck.mutation.unit import ReferenceRun, run_reference
 
 Array = NDArray[Any]
 
@@ -143,11 +143,6 @@ def test_a_name_means_something_else_within_a_function_alone() -> None:
 # What is told of a fault from a step alone: that it has the bits of the reference
 
 
-@pytest.fixture(scope="module")
-def recorder() -> Recorder:
-    return Recorder()
-
-
 @pytest.fixture
 def task() -> Task:
     rng = np.random.default_rng(11)
@@ -163,7 +158,9 @@ def _bits(outcome: Outcome) -> Any:
 
 @pytest.mark.parametrize(("dtype", "first"), [("float64", 0), ("float16", 3)])
 def test_whoever_is_said_to_have_the_references_bits_has_them(
-    dtype: str, first: int, tasks: Mapping[str, Task], recorder: Recorder
+    dtype: str,
+    first: int,
+    tasks: Mapping[str, Task],
 ) -> None:
     decided = same = 0
     for problem in list(tasks.values())[first::6]:
@@ -173,7 +170,7 @@ def test_whoever_is_said_to_have_the_references_bits_has_them(
                 name: each.astype(stored) if each.dtype.kind == "f" else each for name, each in problem.inputs.items()
             }
         asked = Task(problem.operation, problem.options, arrays, problem.memory_layout)
-        run = recorder.run(asked)
+        run = run_reference(asked)
         right = _bits(evaluate_on(SUBJECTS["reference"].backend, asked))
         assert _bits(run.outcome) == right
         for name, subject in SUBJECTS.items():
@@ -236,25 +233,25 @@ OTHER: dict[str, Steps] = {
 }
 
 
-def test_what_is_the_same_is_told_from_a_step_alone_and_all_else_is_evaluated(task: Task, recorder: Recorder) -> None:
-    run = recorder.run(task)
+def test_what_is_the_same_is_told_from_a_step_alone_and_all_else_is_evaluated(task: Task) -> None:
+    run = run_reference(task)
     assert [name for name, steps in SAME.items() if not _decided(run, steps)] == []
     assert [name for name, steps in OTHER.items() if _decided(run, steps)] == []
     assert not _decided(run, {}, hidden=frozenset({"grad_key"}))
     kernel = next(each.backend for each in SUBJECTS.values() if each.backend.steps is None)
     assert not run.has_the_bits_of(kernel), "its steps follow from its ends"
-    assert not recorder.run(Task("attention", {}, {"query": np.zeros((1, 1, 2, 2))})).has_the_bits_of(Variant())
+    assert not run_reference(Task("attention", {}, {"query": np.zeros((1, 1, 2, 2))})).has_the_bits_of(Variant())
 
 
-def test_the_sign_of_a_zero_is_told_and_a_nan_is_the_same_nan(recorder: Recorder) -> None:
+def test_the_sign_of_a_zero_is_told_and_a_nan_is_the_same_nan() -> None:
     zeros = np.zeros((1, 1, 2, 2))
-    run = recorder.run(Task("attention", {}, {"query": zeros, "key": zeros, "value": zeros * np.nan}))
+    run = run_reference(Task("attention", {}, {"query": zeros, "key": zeros, "value": zeros * np.nan}))
     assert not _decided(run, {"_dot": lambda query, key: -numpy_backend._dot(query, key)})
     assert _decided(run, {"_weighted_sum": lambda weights, value: numpy_backend._weighted_sum(weights, value) + 0.0})
 
 
-def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing(task: Task, recorder: Recorder) -> None:
-    run = recorder.run(task)
+def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing(task: Task) -> None:
+    run = run_reference(task)
     before = _bits(run.outcome)
 
     def in_place(scores: Any, sinks: Any, empty_rows: Any) -> Any:
@@ -266,7 +263,7 @@ def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing(task: Task, re
     assert isinstance(evaluate_on(Variant({"_softmax_with_sinks": in_place}), task), Computed)
 
 
-def test_steps_that_are_made_for_a_call_are_called_in_the_order_of_the_calls(task: Task, recorder: Recorder) -> None:
+def test_steps_that_are_made_for_a_call_are_called_in_the_order_of_the_calls(task: Task) -> None:
     """A step may remember what an earlier one of the same call was handed."""
 
     def steps(call: Any) -> Steps:
@@ -282,4 +279,4 @@ def test_steps_that_are_made_for_a_call_are_called_in_the_order_of_the_calls(tas
 
         return {"_softmax_with_sinks": softmax, "_weighted_sum": weighted_sum}
 
-    assert _decided(recorder.run(task), {"attention": PerCall(steps)})
+    assert _decided(run_reference(task), {"attention": PerCall(steps)})
