@@ -80,14 +80,11 @@ class MeasuredAccuracy:
     @property
     def answer(self) -> str:
         """It in a line."""
-        beside = (
-            f", but in {counted(len(self.wrong_anyhow), 'case')} that no class permits" if self.wrong_anyhow else ""
-        )
-        return (
-            f"{self.dtype}: {self.tightest or 'no class'} holds{beside}"
-            if self.is_measured
-            else f"{self.dtype}: none measured"
-        )
+        if not self.is_measured:
+            return f"{self.dtype}: none measured"
+        wrong = counted(len(self.wrong_anyhow), "case")
+        beside = f", but in {wrong} that no class permits" if self.wrong_anyhow else ""
+        return f"{self.dtype}: {self.tightest or 'no class'} holds{beside}"
 
     @property
     def tightest(self) -> str:

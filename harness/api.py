@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,13 +24,12 @@ from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.explain import MetFailure, calls_before, explain_again, group_of
+from attncheck.explain import explain_again, failure_among
 from attncheck.merge import merge_runs
 from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
-from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
 from attncheck.results.format import Row
-from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became
+from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became_of
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 
@@ -101,7 +100,7 @@ class CheckResult:
         known.sort(key=lambda evaluation: simplicity(self.frames.cases[evaluation[0]]))
         explanations = []
         for case, dtype, name in known[:most]:
-            met = self._failure_in(cases, case, named[name], dtype)
+            met = failure_among(self._asked(name), (case, dtype), named[name], lambda _: cases)
             again = explain_again(cases[case], named[name], dtype, self._limits, met)
             explanations.append(explanation_text(again, self._selection.tags))
         left = len(known) - len(explanations)
@@ -109,25 +108,11 @@ class CheckResult:
         more = [f"... and {left} more that fail."] if left > 0 else []
         return "\n\n".join([self.headline, *said, *explanations, *more])
 
-    def _failure_in(
-        self, cases: Mapping[str, Case], case: str, implementation: Implementation, dtype: str
-    ) -> MetFailure | None:
-        """Return the failure that this check found in a case, with the calls before it."""
-        asked = self._asked(implementation.name)
-        if not (found := asked.get((case, dtype), "")):
-            return None
-        group = group_of(implementation, [each for _, each in asked], dtype)
-        evaluations = calls_before(asked, (case, dtype), group.dtypes)
-        return MetFailure(found, lambda: [(cases[identity], each) for identity, each in evaluations])
-
     def _asked(self, name: str) -> dict[CaseInDtype, str]:
         """Return what became of every call, in the plan's order."""
-        found: dict[CaseInDtype, list[dict[str, Any]]] = {}
         rows = self.frames.results
-        for row in rows[rows["implementation"].eq(name)].to_dict("records"):
-            found.setdefault((row["case"], row["dtype"]), []).append({str(key): each for key, each in row.items()})
-        in_order = ((case.id, dtype) for case in self._selection.cases for dtype in case.dtypes)
-        return {evaluation: what_became(found[evaluation]) for evaluation in in_order if evaluation in found}
+        planned = ((case.id, dtype) for case in self._selection.cases for dtype in case.dtypes)
+        return what_became_of(planned, rows[rows["implementation"].eq(name)].to_dict("records"))
 
 
 @with_keywords(CheckKeywords, name=None, output=None)

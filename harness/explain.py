@@ -8,7 +8,7 @@ check's worker had been asked before it, and of these as few are looked for as m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -282,18 +282,31 @@ def failure_in(checked: Checked, case: Case, implementation: Implementation, dty
     record = checked.cases.get(case.id)
     if record is None or changed(record, case_record(case, {})):
         return None
-    asked = checked.asked(implementation.name)
-    if not (found := asked.get((case.id, dtype), "")):
+
+    def read(identities: Iterable[str]) -> Mapping[str, Case]:
+        return read_called({identity: checked.address(identity) or identity for identity in identities})
+
+    remark = _changed_since(implementation, checked)
+    return failure_among(checked.asked(implementation.name), (case.id, dtype), implementation, read, remark)
+
+
+def failure_among(
+    asked: Mapping[CaseInDtype, str],
+    where: CaseInDtype,
+    implementation: Implementation,
+    read: Callable[[Iterable[str]], Mapping[str, Case]],
+    remark: str = "",
+) -> MetFailure | None:
+    """Return the failure of a case among what became of calls, with those before it, whose cases are ``read``."""
+    if not (found := asked.get(where)):
         return None
-    dtypes = group_of(implementation, [each for _, each in asked], dtype).dtypes
-    evaluations = calls_before(asked, (case.id, dtype), dtypes)
+    evaluations = calls_before(asked, where, group_of(implementation, [each for _, each in asked], where[1]).dtypes)
 
     def before() -> list[Call]:
-        called = {identity: checked.address(identity) or identity for identity, _ in evaluations}
-        cases = read_called(called) if evaluations else {}
+        cases = read(identity for identity, _ in evaluations) if evaluations else {}
         return [(cases[identity], each) for identity, each in evaluations if identity in cases]
 
-    return MetFailure(found, before, remark=_changed_since(implementation, checked))
+    return MetFailure(found, before, remark=remark)
 
 
 def failure_seen_now(seen: Explanation, before: Sequence[Call]) -> MetFailure:

@@ -11,7 +11,14 @@ ALL_CASES = "--all-cases"
 """What an implementation is said to need that is asked by default for cases alone that stand for all."""
 
 
-class Verdict(StrEnum):
+class _Outcome(StrEnum):
+    @property
+    def severity(self) -> int:
+        """Position from harmless to severe."""
+        return list(type(self)).index(self)
+
+
+class Verdict(_Outcome):
     """One word per outcome, from harmless to severe."""
 
     AGREE = "agree"
@@ -35,17 +42,12 @@ class Verdict(StrEnum):
     CRASH = "crash"
 
     @property
-    def severity(self) -> int:
-        """Position from harmless to severe."""
-        return list(Verdict).index(self)
-
-    @property
     def exit_code(self) -> ExitCode:
         """The exit code of a run with this verdict, when it is not an expected failure."""
         return _EXIT_CODES.get(self, ExitCode.DISAGREE)
 
 
-class PropertyOutcome(StrEnum):
+class PropertyOutcome(_Outcome):
     """The verdicts on a property: one word per outcome, from harmless to severe."""
 
     UNSUPPORTED = "unsupported"
@@ -63,11 +65,6 @@ class PropertyOutcome(StrEnum):
     BROKEN = "broken"
     XPASS = "xpass"
     """A recorded failure that no longer happens."""
-
-    @property
-    def severity(self) -> int:
-        """Position from harmless to severe."""
-        return list(PropertyOutcome).index(self)
 
 
 _ANY_HOLDING = frozenset(PropertyOutcome) - {PropertyOutcome.BROKEN, PropertyOutcome.XPASS}

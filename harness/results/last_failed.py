@@ -268,11 +268,8 @@ class Checked:
         """Return what became of the stages of every call, in the plan's order; empty text where nothing is wrong."""
         table, _ = read_rows(self.directory)
         kept = pc.and_(pc.equal(table["implementation"], implementation), pc.equal(table["comparison"], "stage"))
-        found: dict[CaseInDtype, list[dict[str, Any]]] = {}
-        for row in table.filter(kept).to_pylist():
-            found.setdefault((row["case"], row["dtype"]), []).append(row)
-        in_order = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
-        return {where: what_became(found[where]) for where in in_order if where in found}
+        planned = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
+        return what_became_of(planned, table.filter(kept).to_pylist())
 
 
 def read_checked(directory: Path, *, needed: bool) -> Checked | None:
@@ -290,6 +287,14 @@ def read_checked(directory: Path, *, needed: bool) -> Checked | None:
 def killed_the_worker(message: str) -> bool:
     """Return true if a call ended the process that it was in, so that the next call had another."""
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
+
+
+def what_became_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[str, Any]]) -> dict[CaseInDtype, str]:
+    """Return what became of calls by the rows of their stages, in the plan's order; empty where nothing is wrong."""
+    found: dict[CaseInDtype, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["case"], row["dtype"]), []).append(row)
+    return {where: what_became(found[where]) for where in planned if where in found}
 
 
 def what_became(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -16,20 +16,11 @@ _FORBIDDING = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_s
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEFAULT_DTYPES = ("float64", "float32")
 """What a case runs in when neither it nor its file says."""
-_WIDE, _SIXTEEN_BITS = ("float64", "float32"), ("bfloat16", "float16")
+_SIXTEEN_BITS = ("bfloat16", "float16")
 ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
-    "native": _WIDE,
-    "native_lse": _WIDE,
-    "tf32_products": ("float32",),
-    "bf16x3_products": ("float32",),
-    "bf16_products": ("float32",),
-    "fused": _SIXTEEN_BITS,
-    "fused_bwd": _SIXTEEN_BITS,
-    "fused_lse": _SIXTEEN_BITS,
-    "fused_fp8": _SIXTEEN_BITS,
-    "eager": _SIXTEEN_BITS,
-    "eager_pre": _SIXTEEN_BITS,
-    "eager_lse": _SIXTEEN_BITS,
+    **dict.fromkeys(("native", "native_lse"), ("float64", "float32")),
+    **dict.fromkeys(("tf32_products", "bf16x3_products", "bf16_products"), ("float32",)),
+    **dict.fromkeys(("fused", "fused_bwd", "fused_lse", "fused_fp8", "eager", "eager_pre", "eager_lse"), _SIXTEEN_BITS),
     "eager_cut": ("bfloat16",),
 }
 """The rounding models that an implementation may declare, and their dtypes; see ``spec.rounding``."""
