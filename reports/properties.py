@@ -9,7 +9,7 @@ from attncheck.commands import joined, words_of
 from attncheck.errors import ExitCode
 from attncheck.reports.frames import Frames, once_for_frames
 from attncheck.results.format import Row
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
 from attncheck.wording import counted, written_element
 

@@ -50,8 +50,7 @@ from attncheck.reports.properties import (
     property_table,
 )
 from attncheck.results.format import Row
-from attncheck.spec import DTYPES
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import DTYPES, PROPERTIES
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted, told_apart, written_element, written_ratio
 

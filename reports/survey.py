@@ -29,8 +29,7 @@ from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.sections import Table
 from attncheck.reports.terminal import plain_console, terminal_table
 from attncheck.results.format import Row
-from attncheck.spec import DTYPES, OPERATIONS, OPTIONS
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
 from attncheck.verdicts import ALL_CASES, PropertyOutcome, Verdict
 
 ALL = "all cases"

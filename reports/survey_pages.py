@@ -39,8 +39,7 @@ from attncheck.reports.survey import (
     read_findings,
 )
 from attncheck.reports.write import csv_text
-from attncheck.spec import DTYPES, OPTIONS
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import DTYPES, OPTIONS, PROPERTIES
 
 README, PAGE = "README.md", "index.html"
 FEATURES, FINDINGS = "features.csv", "findings.md"

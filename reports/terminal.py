@@ -24,7 +24,7 @@ from attncheck.reports.sections import Coloured, Figure, Inline, how_wrong, impl
 from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
 from attncheck.wording import counted, written_element
 

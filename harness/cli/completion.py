@@ -113,6 +113,6 @@ def complete_signature(incomplete: str) -> list[str]:
 
 def complete_properties(incomplete: str) -> list[str]:
     """Return properties, with commas between them."""
-    from attncheck.spec.properties import PROPERTIES
+    from attncheck.spec import PROPERTIES
 
     return _last_of_several(PROPERTIES, incomplete)

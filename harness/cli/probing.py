@@ -404,7 +404,7 @@ def _print(
 
 
 def _known_names(given: list[str] | None) -> list[str]:
-    from attncheck.spec.properties import PROPERTIES
+    from attncheck.spec import PROPERTIES
 
     names = split(given)
     for each in names:

@@ -56,8 +56,16 @@ from attncheck.execution.user_code import (
     merged,
 )
 from attncheck.execution.worker import AdvisedError
-from attncheck.spec import DECLARABLE, DTYPES, EMPTY_ROWS, OPERATIONS, ROUNDING_MODELS, result_stages
-from attncheck.spec.properties import CLAIMS, PROPERTIES
+from attncheck.spec import (
+    CLAIMS,
+    DECLARABLE,
+    DTYPES,
+    EMPTY_ROWS,
+    OPERATIONS,
+    PROPERTIES,
+    ROUNDING_MODELS,
+    result_stages,
+)
 from attncheck.spec.rounding import PRESETS, class_name, is_composed
 from attncheck.wording import expected, listed
 

@@ -3,7 +3,7 @@
 A property's function has its name. There are properties of sequences (padded, packed, cached or merged, the same tokens
 give the same), of order (which entry of a batch, which head and which key comes first must not matter), of numbers
 (values scaled, scores shifted, poison where no query may read), and of memory and history (where arrays lie, what was
-there before, and what was called before). What each says stands in ``spec/properties.py``.
+there before, and what was called before). What each says stands in ``spec/operations.py``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from attncheck.properties.problem import (
 )
 from attncheck.reading.lowering import Problem, poisoned
 from attncheck.reading.shapes import optional_gradients
-from attncheck.spec import OF_HEADS, OPERATIONS, QUERY_KEY_VALUE
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
 
 _SEED = 20
 _BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")

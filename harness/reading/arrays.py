@@ -20,12 +20,12 @@ from attncheck.reading.generated_arrays import (
     alibi_shape,
     blocks_shape,
     bucket_shape,
+    check_draw,
     largest_of_alibi,
     mask_shape,
 )
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.reading.printed import MAX_AXES, PrintedArray, count_numbers, parse_printed
-from attncheck.reading.random_numbers import check_draw
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
 from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, contents_of
 from attncheck.reading.yaml_reader import FieldPath

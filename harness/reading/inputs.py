@@ -24,7 +24,7 @@ from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape, statistics_dtype
 
 if TYPE_CHECKING:
-    from attncheck.reading.random_numbers import Generator
+    from attncheck.reading.generated_arrays import Generator
 
 Array = NDArray[Any]
 
@@ -85,7 +85,7 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
 def _generator_of(case: Case) -> Generator | None:
     if case.random is None:
         return None
-    from attncheck.reading.random_numbers import GENERATORS
+    from attncheck.reading.generated_arrays import GENERATORS
 
     return GENERATORS[case.random.generator](case.random.seed)
 

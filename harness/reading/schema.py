@@ -22,9 +22,9 @@ from attncheck.reading.arrays import INT_RANGE
 from attncheck.reading.case_maker import MERGED_INPUTS, ONLY_WITH_SOME_SCORES
 from attncheck.reading.expectations import DTYPES_OF_NUMBERS
 from attncheck.reading.for_each import EACH, FOR_EACH, MAX_LABEL, ROW_NAME
+from attncheck.reading.generated_arrays import GENERATORS, distributions
 from attncheck.reading.model import CaseFile, TagFile
 from attncheck.reading.printed import LEFT_OUT, MAX_AXES
-from attncheck.reading.random_numbers import GENERATORS, distributions
 from attncheck.spec import (
     ASKED_BY,
     DEFAULT_DTYPES,

@@ -289,9 +289,9 @@ def killed_the_worker(message: str) -> bool:
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
 
-def what_became_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[str, Any]]) -> dict[CaseInDtype, str]:
+def what_became_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[Any, Any]]) -> dict[CaseInDtype, str]:
     """Return what became of calls by the rows of their stages, in the plan's order; empty where nothing is wrong."""
-    found: dict[CaseInDtype, list[Mapping[str, Any]]] = {}
+    found: dict[CaseInDtype, list[Mapping[Any, Any]]] = {}
     for row in rows:
         found.setdefault((row["case"], row["dtype"]), []).append(row)
     return {where: what_became(found[where]) for where in planned if where in found}

@@ -19,8 +19,7 @@ from attncheck.dtypes import numpy_dtype
 from attncheck.errors import ResultsError
 from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
 from attncheck.results.writer import write_table
-from attncheck.spec import DTYPES
-from attncheck.spec.properties import CLAIMS, PROPERTIES
+from attncheck.spec import CLAIMS, DTYPES, PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
 
 ArrayKey = tuple[str, str, str, str]

@@ -31,7 +31,7 @@ from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
 from attncheck.reports.json_schema import DOCUMENTS, results_schema
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import PROPERTIES
 
 SCHEMA = DOCS / "reference" / "results.schema.json"
 LAYOUTS = {"BHLD": "(B, H, L, D)", "BLHD": "(B, L, H, D)", "LHD": "(L, H, D), a batch entry to a call"}

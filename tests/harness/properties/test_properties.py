@@ -29,7 +29,7 @@ from attncheck.results import parts
 from attncheck.results.format import PROPERTY_PART, Row
 from attncheck.results.parts import read_property_rows
 from attncheck.results.writer import write_property_rows
-from attncheck.spec.properties import PROPERTIES
+from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

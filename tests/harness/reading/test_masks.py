@@ -24,22 +24,20 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi
 from attncheck.reading.case import Case
 from attncheck.reading.generated_arrays import (
-    alibi_shape,
-    alibi_slopes,
-    make_alibi,
-    make_mask,
-    mask_shape,
-    relative_buckets,
-)
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.random_numbers import (
     GENERATORS,
     NumpyLegacy,
     TorchCpu,
     _rounded_once,
+    alibi_shape,
+    alibi_slopes,
     check_draw,
+    make_alibi,
+    make_mask,
+    mask_shape,
+    relative_buckets,
     words_from_state,
 )
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import DTYPES
 
 TABLES = tables_beside(__file__)
