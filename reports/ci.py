@@ -28,9 +28,10 @@ import pandas as pd
 
 from attncheck.errors import ExitCode, OutputError
 from attncheck.explain import NUMBERS
+from attncheck.reports.cells import cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
-from attncheck.reports.frames import Frames, cell_table, records
+from attncheck.reports.frames import Frames, records
 from attncheck.reports.json_documents import Failure, header, plain
 from attncheck.reports.markdown import blocks_lines, code, escape
 from attncheck.reports.outcome import failures_of

@@ -18,7 +18,6 @@ since the comparison was published is not in it, and is compared with nothing.
 from __future__ import annotations
 
 import csv
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -29,8 +28,9 @@ import pandas as pd
 
 from attncheck.errors import ExitCode, OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
-from attncheck.reports.frames import Cell, Frames, State, cell_table, expected_failures, records, stage_order
-from attncheck.reports.markdown import page_text
+from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.frames import Frames, expected_failures, records, stage_order
+from attncheck.reports.markdown import number, page_text
 from attncheck.reports.sections import (
     Block,
     Inline,
@@ -272,13 +272,9 @@ def _verdict(row: Row, with_environment: bool) -> Iterator[str]:
 
 def _error(row: Row, with_environment: bool) -> Iterator[str]:
     yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"], row["stage"])
-    yield f"z {_number(row['before_z'])} -> {_number(row['after_z'])}"
+    yield f"z {number(row['before_z'])} -> {number(row['after_z'])}"
     tiers = f"{row['before_tier']} -> {row['after_tier']}"
-    yield f"{_number(row['before_ratio'])} -> {_number(row['after_ratio'])} of the bound ({row['measure']}), {tiers}"
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3g}"
+    yield f"{number(row['before_ratio'])} -> {number(row['after_ratio'])} of the bound ({row['measure']}), {tiers}"
 
 
 def _expected_failure(row: Row, with_environment: bool) -> Iterator[str]:
@@ -421,13 +417,13 @@ def read_verdicts(directory: Path) -> Verdicts:
     if tuple(header) != _HEADER:
         raise ResultsError(f"{path} has the columns {','.join(header)}; expected {','.join(_HEADER)}")
     verdicts: Verdicts = {}
-    for number, row in enumerate(rows, 2):
+    for line, row in enumerate(rows, 2):
         if len(row) != len(_HEADER):
-            raise ResultsError(f"{path}: row {number} has {len(row)} cells; expected {len(_HEADER)}")
+            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(_HEADER)}")
         case, implementation, dtype = row[:3]
         evaluation = Evaluation("", implementation, case, dtype)
         if evaluation in verdicts:
-            raise ResultsError(f"{path}: row {number} is the second of {' '.join(row[:3])}; expected one")
+            raise ResultsError(f"{path}: row {line} is the second of {' '.join(row[:3])}; expected one")
         verdicts[evaluation] = Published(*row[3:])
     return verdicts
 

@@ -41,6 +41,7 @@ from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.compare import Tier, noise_limit
 from attncheck.merge import merge_runs
 from attncheck.reports.build_frames import COLUMNS, make_frames
+from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.comparison import (
     BETTER,
     HARMLESS,
@@ -60,13 +61,9 @@ from attncheck.reports.comparison import (
     with_dtypes_together,
 )
 from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
-from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, cell_table, failing, records
+from attncheck.reports.frames import Frames, failing, records, text_of
 from attncheck.reports.json_documents import opening
-from attncheck.reports.json_schema import (
-    BisectionDocument,
-    DifferenceDocument,
-    DifferenceRecord,
-)
+from attncheck.reports.json_schema import BisectionDocument, DifferenceDocument, DifferenceRecord
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.sections import Block, Inline, Items, Mark, Page, Section, Table, Text
@@ -361,7 +358,7 @@ def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
 def _facts(frames: Frames) -> dict[tuple[str, str], str]:
     """Return what is said of each environment, by its label and by what is said, as text."""
     facts = {
-        (row["environment"], str(name).removeprefix("version_").replace("_", " ")): _text(value)
+        (row["environment"], str(name).removeprefix("version_").replace("_", " ")): text_of(value)
         for row in records(frames.environments)
         for name, value in row.items()
         if name not in _HIDDEN and not pd.isna(value)
@@ -374,10 +371,6 @@ def _facts(frames: Frames) -> dict[tuple[str, str], str]:
 def _without(names: str, others: str) -> str:
     """Return those of many names that the other side has not."""
     return " ".join(sorted(set(names.split()) - set(others.split())))
-
-
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.reports.frames import Frames, State, documents_of, index_of, once_for_frames, records
+from attncheck.reports.cells import State
+from attncheck.reports.frames import Frames, documents_of, index_of, once_for_frames, records
 from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from attncheck.errors import ExitCode
 from attncheck.reading.shapes import axis_lengths, lengths_text
-from attncheck.reports.frames import Column, Frames, State, cell_table, once_for_frames
+from attncheck.reports.cells import State, cell_table
+from attncheck.reports.frames import Column, Frames, once_for_frames
 from attncheck.spec import AXES, DTYPES, HEADS, MEMORY_LAYOUTS, OPERATIONS, OPTIONS, Options, inputs_of
 from attncheck.verdicts import Verdict
 

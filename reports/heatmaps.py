@@ -162,11 +162,11 @@ def _measured(panels: Sequence[Panel]) -> list[_Measured]:
     return found
 
 
-def _lines(measured: Sequence[_Measured], most: float) -> list[list[_Measured]]:
+def _lines(measured: Sequence[_Measured]) -> list[list[_Measured]]:
     """Break a line of matrices where it would get too wide."""
     lines: list[list[_Measured]] = [[]]
     for each in measured:
-        if lines[-1] and sum(other.taken for other in lines[-1]) + each.taken > most:
+        if lines[-1] and sum(other.taken for other in lines[-1]) + each.taken > _MOST_INCHES:
             lines.append([])
         lines[-1].append(each)
     return lines
@@ -189,26 +189,25 @@ def heatmaps(
     panels: Sequence[Panel],
     *,
     heading: str = "",
-    most_inches: float = _MOST_INCHES,
     format: Format = "svg",  # noqa: A002
 ) -> Picture:
     """Draw matrices as annotated heatmaps, side by side as far as the width goes, below a heading if there is one."""
     with drawing():
-        figure, words = _figure(panels, heading, most_inches)
+        figure, words = _figure(panels, heading)
         return picture_of(figure, words, format)
 
 
 def heatmap_document(pages: Sequence[Sequence[Panel]], headings: Sequence[str]) -> bytes:
     """Draw pages of matrices as one PDF."""
     with drawing():
-        return pdf_of([_figure(page, heading, _MOST_INCHES)[0] for page, heading in zip(pages, headings, strict=True)])
+        return pdf_of([_figure(page, heading)[0] for page, heading in zip(pages, headings, strict=True)])
 
 
 def heatmap_pages(panels: Sequence[Panel], most_height: float = 11.0) -> list[list[Panel]]:
     """Split matrices into pages on which they can be read; a higher line has its own, and empty ones come last."""
     pages: list[list[Panel]] = [[]]
     height = 0.0
-    for line in filter(None, _lines(_measured(panels), _MOST_INCHES)):
+    for line in filter(None, _lines(_measured(panels))):
         if pages[-1] and height + _height(line) > most_height:
             pages.append([])
             height = 0.0
@@ -218,7 +217,7 @@ def heatmap_pages(panels: Sequence[Panel], most_height: float = 11.0) -> list[li
     return pages
 
 
-def _figure(panels: Sequence[Panel], heading: str, most_inches: float) -> tuple[Figure, str]:
+def _figure(panels: Sequence[Panel], heading: str) -> tuple[Figure, str]:
     """Lay matrices out in rows and draw them; return the figure, and what it shows in words."""
     measured = _measured(panels)
     if not measured:
@@ -228,7 +227,7 @@ def _figure(panels: Sequence[Panel], heading: str, most_inches: float) -> tuple[
         figure = Figure(figsize=(4, 0.4))
         figure.text(0.02, 0.4, safe_text(words), parse_math=False)
         return figure, words
-    lines = _lines(measured, most_inches)
+    lines = _lines(measured)
     width, height = max(sum(each.taken for each in line) for line in lines), sum(map(_height, lines))
     figure, top = Figure(figsize=(width, height)), height
     for line in lines:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 from attncheck.reports.json_documents import (
     NOT_FINITE,
@@ -390,8 +389,6 @@ DOCUMENTS: Mapping[str, type[Document]] = {
 """By command: what it prints with --json."""
 
 
-ERROR = "error"
-"""The name of the document of a command without an outcome."""
 _NUMBER = {"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}
 _REFERENCE = "#/$defs/"
 
@@ -425,14 +422,14 @@ def _of_command(command: str, kind: type[Document]) -> dict[str, Any]:
 
 def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Give every field its description; all of them are there, and numbers may be texts."""
-    descriptions = descriptions_of(_records()[name])
+    descriptions = descriptions_of(records()[name])
     properties = {
         field: {"description": descriptions[field], **_without_titles(each)}
         for field, each in schema["properties"].items()
     }
     if name == "Header":
         properties["schema"] = {"description": descriptions["schema"], "const": SCHEMA}
-    found = {"description": summary_of(_records()[name]), "properties": properties, "required": list(properties)}
+    found = {"description": summary_of(records()[name]), "properties": properties, "required": list(properties)}
     return {**schema, **found}
 
 
@@ -446,7 +443,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 @cache
-def _records() -> Mapping[str, type[Record]]:
+def records() -> Mapping[str, type[Record]]:
     """Return every record by its name."""
     return {each.__name__: each for each in _below(Record)}
 
@@ -465,50 +462,3 @@ def descriptions_of(kind: type[Record]) -> Mapping[str, str]:
 def summary_of(kind: type[Record]) -> str:
     """Return the first paragraph of a record's docstring."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-
-
-def reference() -> str:
-    """Return the fields of every document and record as Markdown."""
-    kinds: dict[type[Document], list[str]] = {}
-    for command, kind in DOCUMENTS.items():
-        kinds.setdefault(kind, []).append(command)
-    inside = [each for each in _records().values() if not issubclass(each, Document) and each is not Record]
-    sections = [_section("Every document", Document, Document)]
-    sections += [_section(", ".join(names), kind, Document) for kind, names in kinds.items()]
-    sections += [_section(ERROR, ErrorDocument, Document)]
-    sections += [_section(each.__name__, each, None) for each in inside]
-    return "\n".join(sections)
-
-
-def _section(title: str, kind: type[Record], base: type[Record] | None) -> str:
-    known = annotations_of(base) if base is not None and base is not kind else {}
-    own = {name: get_args(each)[:2] for name, each in annotations_of(kind).items() if name not in known}
-    rows = [f"| `{name}` | {_type_text(of)} | {meaning} |" for name, (of, meaning) in own.items()]
-    table = "\n".join(["| field | is | meaning |", "| --- | --- | --- |", *rows])
-    return f"### {title}\n\n{summary_of(kind)}\n\n{table}\n"
-
-
-_WORDS: Mapping[Any, str] = {
-    Mapping[str, str | Sequence[str]]: "object",
-    Mapping[str, Any]: "object",
-    Row: "object",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    bool: "true or false",
-    Any: "nested lists, or null",
-}
-
-
-def _type_text(kind: Any) -> str:
-    """Write a type as people say it: list of texts, number or null."""
-    if kind in _WORDS:
-        return _WORDS[kind]
-    arguments = get_args(kind)
-    if NoneType in arguments:
-        return f"{_type_text(arguments[0])}, or null"
-    if get_origin(kind) is Sequence:
-        return f"list of {_type_text(arguments[0])}"
-    if get_origin(kind) is Mapping:
-        return f"object by name of {_type_text(arguments[1])}"
-    return f"[{kind.__name__}](#{kind.__name__.lower()})"

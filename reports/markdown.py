@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attncheck.reports import sections
+from attncheck.reports.cells import FAILS_A_RUN
 from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
-from attncheck.reports.frames import FAILS_A_RUN, Column, Frames, element_in, records, rows_judged
+from attncheck.reports.frames import Column, Frames, element_in, records, rows_judged
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50

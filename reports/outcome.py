@@ -14,8 +14,8 @@ from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.case import case_record
 from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import Coverage, coverage, number_counts, padded_cases, unjudged
-from attncheck.reports.defects import Defect, commands_again, defects, first_commands
-from attncheck.reports.failure_patterns import FailurePattern, in_common, shape_text
+from attncheck.reports.defects import commands_again, defects, first_commands
+from attncheck.reports.failure_patterns import in_common, shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records
 from attncheck.reports.summary import findings, make_summary, verdict_table
 from attncheck.results.format import Row
@@ -162,10 +162,16 @@ def outcome_document(
     answer = make_summary(frames)
     failures = failures_of(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
+    asked = properties.property_table(properties.asked_rows(frames))
     broken, again = properties.broken_properties(frames), properties.words_by_title(frames)
     return json_documents.Outcome(
         **json_documents.opening(command, code, answer.word),
-        defects=[_defect(each) for each in defects(frames)],
+        defects=[
+            json_documents.DefectRecord.derive(
+                each, diagnosis=each.diagnosis or None, dtypes=list(filter(None, each.dtypes))
+            )
+            for each in defects(frames)
+        ],
         failures=failures,
         next=[*first_commands(frames), *(command for _, command in broken[:1] if command)],
         notes=list(frames.notes),
@@ -179,22 +185,19 @@ def outcome_document(
             for label, asked in frames.asked.items()
             if asked.stopped
         },
-        in_common=[_in_common(each) for each in in_common(frames)],
+        in_common=[
+            json_documents.InCommon.derive(each, text=each.text(with_environment=False), counted=f"{each.noun}s")
+            for each in in_common(frames)
+        ],
         verdicts={
             case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
             for case, cells in verdict_table(frames).items()
         },
-        properties=_properties(frames),
+        properties={name: {title: cell.word for title, cell in cells.items()} for name, cells in asked.items()},
         broken_properties=[property_record(row, again) for row, _ in broken],
         report=None if report is None else str(report),
         html=None if report is None else str(report.with_suffix(".html")),
         results=None if results is None else str(results),
-    )
-
-
-def _defect(found: Defect) -> json_documents.DefectRecord:
-    return json_documents.DefectRecord.derive(
-        found, diagnosis=found.diagnosis or None, dtypes=list(filter(None, found.dtypes))
     )
 
 
@@ -203,16 +206,6 @@ def _coverage(frames: Frames, found: Coverage) -> json_documents.CoverageRecord:
     return json_documents.CoverageRecord.derive(
         found, lacks=dict(found.lacks.singly), padded=padded.cases if padded else 0
     )
-
-
-def _properties(frames: Frames) -> dict[str, dict[str, str]]:
-    """Return what each property comes to on each implementation; nothing where none was asked."""
-    table = properties.property_table(properties.asked_rows(frames))
-    return {name: {column: cell.word for column, cell in cells.items()} for name, cells in table.items()}
-
-
-def _in_common(found: FailurePattern) -> json_documents.InCommon:
-    return json_documents.InCommon.derive(found, text=found.text(with_environment=False), counted=f"{found.noun}s")
 
 
 def properties_document(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
 from attncheck.reports.defects import (
     EMPTY_ROWS_NOTE,
@@ -32,8 +33,6 @@ from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
     Column,
     Frames,
-    State,
-    cell_table,
     count_numbers,
     documents_of,
     environment_facts,

@@ -275,15 +275,13 @@ def save_case(shown: Shown, path: Path) -> list[Path]:
     return list(files)
 
 
+_FORMATS: Mapping[str, Format] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+
+
 def image_format(path: Path) -> Format:
     """Return the format that a file's name ends with. Raises ``UsageError`` for any other."""
-    match path.suffix.lower():
-        case ".png":
-            return "png"
-        case ".svg":
-            return "svg"
-        case ".pdf":
-            return "pdf"
+    if path.suffix.lower() in _FORMATS:
+        return _FORMATS[path.suffix.lower()]
     raise UsageError(f"{path}: cannot save as {path.suffix or 'a file without a suffix'}; expected .png, .svg or .pdf")
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 
 from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
+from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.coverage import (
     OF_DOCUMENTS,
     Coverage,
@@ -29,12 +30,9 @@ from attncheck.reports.coverage import (
 )
 from attncheck.reports.failure_patterns import simplest_first
 from attncheck.reports.frames import (
-    FAILS_A_RUN,
-    Cell,
     Column,
     Frames,
     by_convention,
-    cell_table,
     count_numbers,
     element_in,
     expected_failures,

@@ -20,9 +20,10 @@ from rich.console import Console
 
 from attncheck.conventions import Measured
 from attncheck.errors import ExitCode, ResultsError
+from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
-from attncheck.reports.frames import FAILS_A_RUN, Cell, Column, Frames, State, cell_table
+from attncheck.reports.frames import Column, Frames
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ConventionsDocument
 from attncheck.reports.properties import OUTCOMES_NOTE

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import OutputError, ResultsError
+from attncheck.reports.html.contents import joined
 from attncheck.reports.html.page import render_page
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.sections import (
@@ -213,9 +214,6 @@ def _signs(
     lines: Sequence[tuple[str, Sequence[Cell]]],
 ) -> Figure:
     """Draw a sign for each implementation below each heading, which says what it is where one points at it."""
-
-    def joined(form: str, parts: Iterable[Sequence[str]]) -> Markup:
-        return Markup().join(Markup(form).format(*part) for part in parts)
 
     tags = joined('<span class="tag {}">{} {}</span> ', key)
     head = joined('<th scope="col" class="up" title="{1}"><span>{0}</span></th>', titles)

@@ -10,16 +10,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from attncheck.reports.cells import FAILS_A_RUN, Cell, State, worst_cell
 from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
 from attncheck.reports.failure_patterns import in_common_lines
-from attncheck.reports.frames import FAILS_A_RUN, Cell, Frames, State, worst_cell
-from attncheck.reports.properties import (
-    broken_properties,
-    command_for,
-    failing_first,
-    sentence_of,
-)
+from attncheck.reports.frames import Frames
+from attncheck.reports.properties import broken_properties, command_for, failing_first, sentence_of
 from attncheck.reports.sections import Coloured, Figure, Inline, how_wrong, implementations, properties_of
 from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary

@@ -30,15 +30,13 @@ import pyarrow as pa
 from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError
+from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
 from attncheck.reports.defects import commands_again
 from attncheck.reports.frames import (
     PROPERTIES,
-    Cell,
     Column,
     Frames,
-    State,
-    cell_table,
     expected_failures,
     failing,
     groups,

@@ -18,24 +18,19 @@ from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
 from attncheck.reports import panels
+from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, misprints, number_counts_of
 from attncheck.reports.defects import address_of, commands_again
 from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
 from attncheck.reports.frames import (
-    FAILS_A_RUN,
-    CellRow,
     Column,
     Frames,
-    State,
-    cell_table,
     element_in,
     expected_failures,
     failing,
     index_of,
-    is_unsupported,
     layout_in,
     records,
-    states_of,
 )
 from attncheck.reports.html import contents
 from attncheck.reports.sections import (
@@ -371,17 +366,14 @@ def _side_by_side(title: str, computed: Real, exact: Real, errors: Real) -> Mark
 
 
 def _small_table(caption: str, texts: NDArray[np.object_], wrong: NDArray[np.bool_]) -> Markup:
-    def joined(form: str, parts: Iterable[tuple[Any, ...]]) -> Markup:
-        return Markup().join(Markup(form).format(*part) for part in parts)
-
-    head = joined('<th scope="col">{}</th>', ((column,) for column in range(texts.shape[1])))
+    head = contents.joined('<th scope="col">{}</th>', ((column,) for column in range(texts.shape[1])))
     marked = np.where(wrong, "w", "")
     rows = (
-        (number, joined('<td class="{}">{}</td>', zip(marked[number], row, strict=True)))
+        (number, contents.joined('<td class="{}">{}</td>', zip(marked[number], row, strict=True)))
         for number, row in enumerate(texts)
     )
     form = '<table class="small"><caption>{}</caption><thead><tr><td></td>{}</tr></thead><tbody>{}</tbody></table>'
-    return Markup(form).format(caption, head, joined('<tr><th scope="row">{}</th>{}</tr>', rows))
+    return Markup(form).format(caption, head, contents.joined('<tr><th scope="row">{}</th>{}</tr>', rows))
 
 
 def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
@@ -550,17 +542,16 @@ def _letters(found: Computation) -> int:
 
 def _inputs(found: Computation) -> list[Block]:
     """Return a table for each input that has a name, with its numbers where the document writes them down."""
-    row_form, cell_form = Markup("<tr>{}</tr>\n"), Markup('<td class="n">{}</td>')
     blocks: list[Block] = []
     for called, names, numbers in found.given:
         also = "" if names == [called] else f" ({', '.join(names)})"
         missing = "" if numbers else ": not written down in the document, or too many to list"
-        rows = Markup().join(row_form.format(Markup().join(map(cell_form.format, row))) for row in numbers)
+        rows = ((contents.joined('<td class="n">{}</td>', zip(row, strict=True)),) for row in numbers)
         form = (
             '<div class="scroll" role="group" aria-label="{} of {}" tabindex="0">\n<table class="numbers">'
             "<caption>{}{}{}</caption>\n{}</table>\n</div>"
         )
-        body = Markup("<tbody>\n{}</tbody>\n").format(rows) if numbers else ""
+        body = Markup("<tbody>\n{}</tbody>\n").format(contents.joined("<tr>{}</tr>\n", rows)) if numbers else ""
         blocks.append(Figure(called, Markup(form).format(called, found.case["name"], called, also, missing, body)))
     return blocks
 

@@ -18,30 +18,11 @@ from markupsafe import Markup, escape
 
 from attncheck.errors import ExitCode
 from attncheck.reports import sections
+from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
-from attncheck.reports.frames import (
-    CellRow,
-    Column,
-    Frames,
-    State,
-    cell_table,
-    documents_of,
-    expected_failures,
-    failing,
-    is_unsupported,
-    records,
-    states_of,
-)
+from attncheck.reports.frames import Column, Frames, documents_of, expected_failures, failing, records
 from attncheck.reports.html import contents
-from attncheck.reports.html.details import (
-    are_alike,
-    case_details,
-    cells_alike,
-    drawn_lengths,
-    sampled_cases,
-    verdict_matrix,
-)
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -77,12 +58,12 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
     evidence, evidence_left_out = _evidence(frames, table, detailed, budget)
     columns = _failing_first(frames, table)
-    files = verdict_matrix(frames, table, budget)
+    files = contents.verdict_matrix(frames, table, budget)
     linked = frozenset({*detailed, *(case for file in files for case in file.cases)})
     tone, symbol = _tone(frames, table)
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
-    maps = drawn_lengths(frames) if every else ()
+    maps = contents.drawn_lengths(frames) if every else ()
     pictures = {why.key: why.figures for each in evidence.values() for why in each}
     return {
         "answer": make_summary(frames),
@@ -106,14 +87,14 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         # by case: its cells, its record, and how many query rows stand for all
         "table": table,
         "records": frames.cases,
-        "sampled": sampled_cases(frames),
-        "cells_alike": cells_alike,
-        "are_alike": are_alike,
+        "sampled": contents.sampled_cases(frames),
+        "cells_alike": contents.cells_alike,
+        "are_alike": contents.are_alike,
         "symbols": contents.SYMBOLS,
         "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
         "anchors": anchors,
         "detailed": detailed,
-        "details": case_details(frames, table, detailed, evidence),
+        "details": contents.case_details(frames, table, detailed, evidence),
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
         "has_maps": any(pictures.values()),
@@ -234,7 +215,7 @@ def _block_html(link: Link, block: sections.Block) -> Markup:
         case sections.Table():
             found = _table_html(block, inline)
         case sections.Code():
-            found = _each('<pre class="command"><code>{}</code></pre>', block.lines)
+            found = contents.joined('<pre class="command"><code>{}</code></pre>', zip(block.lines, strict=True))
         case sections.Details():
             is_open = Markup(" open") if block.is_open else ""
             form = Markup('<details class="plain"{}><summary>{}</summary>{}</details>')
@@ -265,17 +246,13 @@ def _folded(link: Link, block: sections.Folded) -> Markup:
 
 def _item(item: sections.Inline | sections.Nested, inline: Callable[[sections.Inline], Markup]) -> Markup:
     if isinstance(item, sections.Nested):
-        inner = _element("ul", "", _each("<li>{}</li>", map(inline, item.items)))
+        inner = _element("ul", "", contents.joined("<li>{}</li>", zip(map(inline, item.items), strict=True)))
         return Markup("<li>{}{}</li>").format(inline(item.content), inner)
     return Markup("<li>{}</li>").format(inline(item))
 
 
 def _element(tag: str, kind: str, content: Markup) -> Markup:
     return Markup("<{}{}>{}</{}>").format(tag, Markup(' class="{}"').format(kind) if kind else "", content, tag)
-
-
-def _each(form: str, parts: Iterable[object]) -> Markup:
-    return Markup().join(Markup(form).format(part) for part in parts)
 
 
 def _table_html(table: sections.Table, inline: Callable[[sections.Inline], Markup]) -> Markup:

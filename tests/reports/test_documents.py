@@ -27,7 +27,7 @@ from attncheck.reports.documents import Computation, documents, expectation_part
 from attncheck.reports.failure_patterns import in_common_lines, length_maps, lengths_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.heatmaps import Picture, heatmaps
-from attncheck.reports.html.details import drawn_lengths
+from attncheck.reports.html.contents import drawn_lengths
 from attncheck.reports.html.evidence import heat_of
 from attncheck.reports.panels import (
     MAX_CELLS,

@@ -113,7 +113,6 @@ def test_arrays_come_back_by_environment_implementation_and_stage(hand: Any) -> 
     (narrow,) = arrays.of("file/one", "bfloat16").values()
     assert narrow.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(narrow.astype(np.float32), half.astype(np.float32))
-    assert arrays.units() == (("file/one", "bfloat16"), ("file/one", "float64"), ("file/two", "float64"))
     # What cannot be read is as if it were not kept.
     for damage in (damage_footer, damage_data):
         damage(first / "arrays" / "part-00000.parquet")

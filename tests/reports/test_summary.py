@@ -16,6 +16,7 @@ from attncheck.errors import ExitCode
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
+from attncheck.reports.cells import Cell, State, cell_table, worst_cell
 from attncheck.reports.ci import Badge, annotation_lines, badge_of
 from attncheck.reports.coverage import coverage, unjudged
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
@@ -28,7 +29,7 @@ from attncheck.reports.failure_patterns import (
     shape_text,
     simplicity,
 )
-from attncheck.reports.frames import Cell, Column, Frames, State, cell_table, worst_cell
+from attncheck.reports.frames import Column, Frames
 from attncheck.reports.markdown import inline
 from attncheck.reports.sections import Mark
 from attncheck.reports.summary import exit_code_of, findings, make_summary, verdict_table, what_is_wrong
