@@ -505,8 +505,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "worker_result_missing",
         "harness/execution/worker.py",
-        "            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)",
-        "            return _too_much(wanted) or Computed(wanted, left_out)",
+        "            refused = _missing(arrays, expected) or _too_much(wanted)\n",
+        "            refused = _too_much(wanted)\n",
         "an implementation that returns nothing passes in silence",
         "harness/execution/test_isolation.py",
     ),

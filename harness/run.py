@@ -23,7 +23,7 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process, gro
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.local import LocalExecutor
 from attncheck.judging.units import Judge
-from attncheck.judging.xfail import ExpectedFailureRecord, unit_order
+from attncheck.judging.xfail import ExpectedFailureRecord, recorded_alike, unit_order
 from attncheck.options import RecordedOptions, RunOptions
 from attncheck.plan import Plan, Unit
 from attncheck.processors import available_processors
@@ -265,6 +265,9 @@ class _CaseRun:
         failing = self._diagnosed(recorder)
         if widens := self._widened(recorder, RequestedRun.of(environment, len(plan.cases), stopped)):
             environment["asked"]["widens"] = widens
+        if alike := self._alike(failing):
+            environment["asked"]["alike"] = alike
+        if widens or alike:
             writer.write_json("environment.json", environment)
         asked = RequestedRun.of(environment, len(plan.cases), stopped)
         summary = _summarise(self.chosen, self.faults, recorder, failing, asked)
@@ -317,6 +320,15 @@ class _CaseRun:
             if widening := find_widening(item, cases, self.settings.limits):
                 found[item.name] = widening.words(item)
         return found
+
+    def _alike(self, failing: Sequence[Row]) -> dict[str, str]:
+        """Return by users' functions that fail the functions of their framework that are recorded to fail alike."""
+        found = {}
+        for item in self.chosen.implementations:
+            rows = [row for row in failing if row.implementation == item.name and row.fails_run]
+            if rows and isinstance(item.entry, UserImplementation):
+                found[item.name] = recorded_alike(rows, bundled_expected_failures([item.entry.framework]))
+        return {name: words for name, words in found.items() if words}
 
 
 def _standard_only(chosen: ImplementationSelection) -> set[str]:

@@ -145,9 +145,14 @@ def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
 
 
 def declaration_lines(frames: Frames) -> list[str]:
-    """Return the lines by which users' functions declare what their failing cases show that they mean."""
-    lines = {column: _declaration(frames, column) for column in frames.columns if defects_of(frames, column)}
-    return [f"{frames.title(column, with_version=False)}: {line}" for column, line in lines.items() if line]
+    """Return the lines by which users' functions declare what their failing cases show that they mean.
+
+    And those that say which functions of their frameworks are recorded to fail alike.
+    """
+    failing = [column for column in frames.columns if defects_of(frames, column)]
+    alike = {column: frames.asked[column.environment].alike.get(column.implementation) for column in failing}
+    lines = [(column, line) for column in failing for line in (_declaration(frames, column), alike[column])]
+    return [f"{frames.title(column, with_version=False)}: {line}" for column, line in lines if line]
 
 
 def _declaration(frames: Frames, column: Column) -> str:

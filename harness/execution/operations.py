@@ -213,6 +213,10 @@ _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
 _SHAPE = "has shape"
 SECOND_CALL = "the second of two calls"
 """The begin of what is wrong with a stage that shows the state of another call."""
+UNWRITTEN = "memory is left unwritten"
+"""The begin of what is wrong with a stage that shows what free memory was filled with."""
+FREE_BYTE = 0x7E
+"""Free memory is filled with it: about 8e37 in float32, 1e301 in float64, NaN in float16."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +251,20 @@ def is_of_shape(fault: str) -> bool:
 
 
 def is_of_state(fault: str) -> bool:
-    """Return whether what is wrong is what another call left behind."""
-    return fault.startswith(SECOND_CALL)
+    """Return whether what is wrong is what was in memory before: of another call, or of none."""
+    return fault.startswith((SECOND_CALL, UNWRITTEN))
+
+
+def unwritten(stages: Mapping[str, Array]) -> dict[str, str]:
+    """Return the faults of stages with numbers that nobody wrote."""
+    faults = {}
+    for stage, array in stages.items():
+        size = array.dtype.itemsize
+        if array.dtype.kind in "fV" and size in (2, 4, 8):
+            bits = np.ascontiguousarray(array).view(f"u{size}")
+            if count := int((bits == int.from_bytes(bytes([FREE_BYTE]) * size)).sum()):
+                faults[stage] = f"{UNWRITTEN}: {count} of {array.size} numbers are what free memory was filled with"
+    return faults
 
 
 def _not_zero(array: Array, kept: KeptElements) -> str:

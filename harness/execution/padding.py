@@ -79,7 +79,7 @@ class Padding:
         cuts = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
         stages = {stage: cuts[stage][0] if stage in cuts else array for stage, array in outcome.stages.items()}
         faults = {stage: fault for stage, (_, fault) in cuts.items() if fault}
-        return replace(outcome, stages=stages, padded=self.description, faults=faults)
+        return replace(outcome, stages=stages, padded=self.description, faults={**outcome.faults, **faults})
 
 
 def padded_call(implementation: Implementation, task: Task) -> Padding | Failure | None:

@@ -12,6 +12,7 @@ nothing left to do; and those that began outside Python and run no Python now, a
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import locale
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import process, thread
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,13 +32,14 @@ from functools import cache, partial
 from multiprocessing import pool, queues
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends import EVERYTHING
+from attncheck.execution.operations import FREE_BYTE
 
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 
@@ -269,6 +271,40 @@ def _first_outside_the_library(frame: FrameType | None) -> str:
             return package
         frame = frame.f_back
     return ""
+
+
+@cache
+def _mallopt() -> Callable[[int, int], int] | None:
+    """Return the function of glibc that says what memory is filled with; None where there is another allocator."""
+    try:
+        found = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return None
+    return cast(Callable[[int, int], int], found) if sys.platform == "linux" else None
+
+
+_PERTURB = -6
+_SMALL, _KEPT = 1 << 10, 8
+"""NumPy keeps up to seven blocks of each size below this one for itself."""
+
+
+@contextmanager
+def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
+    """Fill free memory meanwhile with ``FREE_BYTE``, so that a number that nobody writes is no right one by chance.
+
+    Blocks of these ``sizes`` are filled that NumPy would use again.
+    """
+    if (mallopt := _mallopt()) is None:
+        yield
+        return
+    mallopt(_PERTURB, 0xFF ^ FREE_BYTE)
+    try:
+        for size in {size for size in sizes if 0 < size < _SMALL}:
+            blocks = [np.full(size, FREE_BYTE, np.uint8) for _ in range(_KEPT)]
+            blocks.clear()
+        yield
+    finally:
+        mallopt(_PERTURB, 0)
 
 
 def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> bool:

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from importlib import import_module
@@ -41,7 +41,7 @@ from attncheck.backends.families import FAMILIES, Family
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
 from attncheck.execution.environment import imports_of
 from attncheck.execution.operations import check_parameters, parameters_of
-from attncheck.execution.process_state import no_leaked_threads, unchanged
+from attncheck.execution.process_state import filled_memory, no_leaked_threads, unchanged
 from attncheck.execution.programs import ProgramFunction, ProgramFunctions, load_program
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
@@ -122,7 +122,7 @@ class UserBackend:
         arrays = {key: value for key, value in given.items() if hasattr(value, "shape")}
         options = {key: value for key, value in given.items() if key not in arrays}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
-        with unchanged(named, self._base_to_numpy), no_leaked_threads():
+        with unchanged(named, self._base_to_numpy), no_leaked_threads(), filled_memory(_sizes(positional)):
             returned = self._returned(function, positional, {**unasked, **given})
         if isinstance(returned, Mapping):
             return dict(returned)
@@ -588,6 +588,13 @@ def _not_asked(required: Mapping[str, Any], given: Mapping[str, Any], positional
             f"requires {names}, and the case has none; a default, such as None, says it may", lacking
         )
     return unasked
+
+
+def _sizes(tensors: Sequence[Any]) -> list[int]:
+    """Return the bytes that results may have: those of inputs, and of queries with the width of the values."""
+    found = [int(getattr(tensor, "nbytes", 0)) for tensor in tensors]
+    width, *_ = tensors[0].shape[-1:] or (1,)
+    return [*found, found[0] // max(width, 1) * (tensors[-1].shape[-1:] or (1,))[0]]
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:

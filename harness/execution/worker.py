@@ -155,7 +155,7 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
     import numpy as np
 
     from attncheck.backends.contract import UnsupportedError
-    from attncheck.execution.operations import apply_layout, not_asked, run_operation
+    from attncheck.execution.operations import apply_layout, not_asked, run_operation, unwritten
     from attncheck.spec import result_stages
 
     try:
@@ -166,7 +166,8 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             expected = result_stages(task.operation, task.options, task.inputs)
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
             left_out = not_asked(backend, task.operation, task.options)
-            return _missing(arrays, expected) or _too_much(wanted) or Computed(wanted, left_out)
+            refused = _missing(arrays, expected) or _too_much(wanted)
+            return refused or Computed(wanted, left_out, faults=unwritten(wanted))
     except UnsupportedError as error:
         return unsupported(error)
     except NotImplementedError as error:

@@ -50,12 +50,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Plain:
-    """How a row reads where nothing is named, and as which message it was written."""
+    """How a row reads where nothing is named, as which message it was written, and which stages are ``right``."""
 
     verdict: str
     message: str
     begins_at: str
     written: str
+    right: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ def reworded(decision: Decision, plain: Plain, message: str, *, follows: bool = 
     fit = decision.fit
     if fit is None or (follows and fit.verdict != Verdict.SEMANTIC):
         return Wording(plain.verdict, plain.message + behind, plain.begins_at, None)
-    begins_at = fit.stage or plain.begins_at
+    begins_at = plain.begins_at if not fit.stage or fit.stage in plain.right else fit.stage
     if fit.verdict != Verdict.SEMANTIC:
         return Wording(plain.verdict, f"{fit.description}; {plain.message}{behind}", begins_at, fit.name)
     description = f"{plain.message}; {fit.description}" if follows else fit.description

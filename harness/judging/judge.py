@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
-from attncheck.execution.operations import is_of_state
+from attncheck.execution.operations import UNWRITTEN, is_of_state
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
@@ -274,12 +274,18 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> l
     rows = [
         replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
-    rows = [replace(row, diagnosis=OTHER_CALL) if is_of_state(row.message) else row for row in rows]
+    rows = [
+        replace(row, diagnosis=NEVER_WRITTEN if row.message.startswith(UNWRITTEN) else OTHER_CALL)
+        if is_of_state(row.message)
+        else row
+        for row in rows
+    ]
     return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage], case))
 
 
 OTHER_CALL = "numbers-of-another-call"
 """The diagnosis of a stage that shows what another call left behind; no case names it by itself."""
+NEVER_WRITTEN = "memory-left-unwritten"
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None, message: str) -> Row:
@@ -331,10 +337,11 @@ def with_evidence(rows: Sequence[Row], judged: JudgedStages, explain: Callable[[
     evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)
     plain = {each.stage: each for each in judged.plain or judged.judgements}
     begins_at = judged.plain_begins_at or judged.begins_at
+    right = [row.stage for row in rows if row.verdict == Verdict.AGREE]
 
     def packed(row: Row) -> str:
         judgement = plain[row.stage]
-        return pack(evidence, Plain(judgement.verdict, explain(judgement), begins_at, row.message))
+        return pack(evidence, Plain(judgement.verdict, explain(judgement), begins_at, row.message, right))
 
     named = judged.diagnosis.name if judged.diagnosis is not None else None
     return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]

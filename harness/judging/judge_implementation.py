@@ -249,8 +249,10 @@ def judge_and_diagnose(
                 _with_convention(each, found, description) if each.stage in failed else each
                 for each in sized.judgements
             ]
-            judged = _judged(judgements, found.stage or unexplained.begins_at, found, base, own)
             plain, begins_at = unexplained.judgements, unexplained.begins_at
+            # A stage that is right in this case does not show where a reading begins.
+            is_shown = found.stage and found.stage not in right
+            judged = _judged(judgements, found.stage if is_shown else begins_at, found, base, own)
             return replace(judged, findings=findings, plain=plain, plain_begins_at=begins_at)
     return replace(unexplained, findings=findings)
 
@@ -271,8 +273,9 @@ def with_faults(judged: JudgedStages, faults: Mapping[str, str]) -> JudgedStages
 
 
 def _spoilt(judgement: StageJudgement, fault: str) -> StageJudgement:
-    if is_of_state(fault) and judgement.verdict.exit_code:  # its numbers are another call's, whatever else fits them
-        return replace(judgement, verdict=Verdict.NUMERIC, message=fault)
+    if is_of_state(fault) and judgement.verdict in WRONG_NUMBERS:  # they are another call's, whatever else fits them
+        verdict = Verdict.NONFINITE if judgement.error is None else Verdict.NUMERIC
+        return replace(judgement, verdict=verdict, message=fault)
     if is_of_shape(fault):
         return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
     if judgement.verdict.exit_code:

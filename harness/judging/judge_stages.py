@@ -87,9 +87,19 @@ def judge_stages(
 ) -> list[StageJudgement]:
     """Judge every stage that an implementation returned, in the order of computation."""
     sound = sound_stages(truth, stages, shapes)
-    return [
+    judgements = [
         judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
         for stage in in_order(stages, truth.options)
+    ]
+    return with_one_beginning(judgements)
+
+
+def with_one_beginning(judgements: list[StageJudgement]) -> list[StageJudgement]:
+    """Let no stage at which it begins say that its error comes from before it."""
+    begins_at = where_it_begins(judgements)
+    return [
+        replace(each, message=each.message.replace(FROM_BEFORE, ADDED_UP)) if each.stage == begins_at else each
+        for each in judgements
     ]
 
 
@@ -289,6 +299,11 @@ def _numeric(
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
 
 
+FROM_BEFORE = "this step is right, the error comes from before it"
+ADDED_UP = "no step is wrong by itself: what is rounded in each adds up"
+"""Of the first stage that fails, where nothing that was returned before it does."""
+
+
 def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
     """Say how large the errors of a stage are, and whether they are its own."""
     if introduced is None or not accumulated.tier.fails:
@@ -297,9 +312,7 @@ def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
         )
     if introduced.tier.fails:
         return _format_error("in this step", introduced)
-    return (
-        f"{_format_error('against the exact answer', accumulated)}; this step is right, the error comes from before it"
-    )
+    return f"{_format_error('against the exact answer', accumulated)}; {FROM_BEFORE}"
 
 
 def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:

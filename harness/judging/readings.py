@@ -537,6 +537,18 @@ TRADES: Mapping[str, Reading] = {
     )
 }  # fmt: skip
 """What a kernel of 16 bits may trade for speed: the parts of a class, the tightest first."""
+EXPONENTIALS: Mapping[str, Mapping[str, Reading]] = {
+    dtype: {
+        f"exp 2^-{precision - 7}": Reading(
+            f"{ACCURACY}exponentials",
+            "the {stage} is as accurate as with exponentials off by 128 units in the last place",
+            lambda problem: None,
+            stage="",
+        )
+    }
+    for dtype, precision in (("float32", 24), ("float64", 53))
+}
+"""By dtype, what exponentials may be off by, four units being usual: the part of a class."""
 TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
 """Those whose bounds are within those of the last one, whatever the problem."""
 
@@ -546,7 +558,13 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     **SCORE_READINGS,
     **REPLACED_STEPS,
     "Gradients": GRADIENT_READINGS,
-    "Fitted numbers, and accuracy": (SCALE_FITTED, BIAS_FITTED, *ACCURACIES.values(), *TRADES.values()),
+    "Fitted numbers, and accuracy": (
+        SCALE_FITTED,
+        BIAS_FITTED,
+        *ACCURACIES.values(),
+        *TRADES.values(),
+        *(each for rows in EXPONENTIALS.values() for each in rows.values()),
+    ),
 }
 """All readings, by what they are about."""
 _ALL = sorted(

@@ -47,6 +47,7 @@ from attncheck.judging.judge_stages import agrees, failing_elements
 from attncheck.judging.readings import (
     ACCURACIES,
     BIAS_FITTED,
+    EXPONENTIALS,
     SCALE_FITTED,
     TRADES,
     TRADES_WITHIN_THE_WIDEST,
@@ -63,7 +64,7 @@ from attncheck.judging.residuals import (
 )
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem
-from attncheck.spec import OPERATIONS, PROJECTIONS, ROUNDING_MODELS, stage_position
+from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
 from attncheck.spec.rounding import FORMATS, WITH, rounding_model_named
 
 _NEARLY = 16.0
@@ -242,14 +243,15 @@ def judge_accuracy(wrong: WrongResult) -> tuple[Alternative | None, set[str]]:
 
 
 def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
-    """Return what a kernel of 16 bits may have traded for speed, and the names of what it has not.
+    """Return what a kernel of 16 bits may have traded for speed, of others its exponentials; and what it has not.
 
     What fails holds the class with that part, and its errors are noise: of both signs, and in proportion to nothing.
     """
     truth, failing, found, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
-    first, *_, widest = min(failing, key=stage_position), *TRADES
+    trades = EXPONENTIALS.get(truth.dtype, TRADES)
+    first, widest = min(failing, key=stage_position), [*trades][-1]
     holds_widest = False
-    for parts, reading in [*TRADES.items()][::-1]:
+    for parts, reading in [*trades.items()][::-1]:
         model = f"{wrong.rounding_model}{WITH}{parts}"
         is_asked = _may_trade(truth, model) and (not reading.of or reading.of in wrong.problem.options)
         # FP8 operands err by more than weights, exponentials and tanh do that are less exact, and are tried before.
@@ -264,8 +266,8 @@ def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
 
 
 def _may_trade(truth: Truth, rounding_model: str) -> bool:
-    """Tell if there is such a class in 16 bits, and the operation has a way forward."""
-    if truth.dtype not in ROUNDING_MODELS["fused"] or "output" not in truth.exact or rounding_model.count(WITH) > 1:
+    """Tell if there is such a class, and the operation has a way forward."""
+    if "output" not in truth.exact or rounding_model.count(WITH) > 1:
         return False
     try:
         return bool(rounding_model_named(rounding_model, truth.dtype))

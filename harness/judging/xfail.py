@@ -21,6 +21,7 @@ from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, stage_position
 from attncheck.verdicts import Verdict
+from attncheck.wording import counted
 
 
 def blank_row(case: Case, dtype: str) -> Row:
@@ -116,6 +117,29 @@ def beyond_expected(
         f"an expected failure ({widest.location}) allows errors up to {widest.entry.max_ratio:g} times their bound, "
         f"and this is {ratio:g} times"
     )
+
+
+_MOST_ALIKE = 2
+
+
+def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
+    """Return the recorded failures, with threads, that fit rows of one that calls what fails; empty for none."""
+    cases: dict[str, set[str]] = {}
+    failing: set[str] = set()
+    entries = {each.location: each for each in expected_failures if not each.entry.property}
+    for row in rows:
+        failing.add(row.case)
+        ratio = largest_ratio(row.ratio, row.introduced_ratio)
+        for place, each in entries.items():
+            is_named = each.concerns(each.entry.implementation, row.case, row.dtype)
+            if is_named and each.excuses(row.stage, row.verdict, ratio, row.empty_rows):
+                cases.setdefault(place, set()).add(row.case)
+    said = []
+    for place in sorted(cases, key=lambda place: -len(cases[place]))[:_MOST_ALIKE]:
+        entry, thread = entries[place].entry, entries[place].entry.thread or "no thread known"
+        share = f"{len(cases[place])} of its {counted(len(failing), 'case')}"
+        said.append(f"{entry.implementation} fails alike in {share}: {entry.reason.rstrip('.')} ({thread})")
+    return "; ".join(said)
 
 
 _Numbered: TypeAlias = tuple[int, ExpectedFailure]

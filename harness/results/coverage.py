@@ -74,7 +74,7 @@ class RequestedRun:
 
     ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
     ``own`` are users' implementations, ``conventions`` what they declare, by name, and ``widens`` says how some of them
-    would be judged in more.
+    would be judged in more, ``alike`` which functions of their frameworks are known to fail as they do.
     """
 
     cases: int
@@ -85,6 +85,7 @@ class RequestedRun:
     own: tuple[str, ...] = ()
     widens: Mapping[str, str] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    alike: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
@@ -100,6 +101,7 @@ class RequestedRun:
             tuple(asked.get("own", ())),
             dict(asked.get("widens", {})),
             dict(asked.get("conventions", {})),
+            dict(asked.get("alike", {})),
         )
 
     def is_hardly_judged(self, name: str, judged: int, not_offered: int) -> bool:

@@ -50,6 +50,7 @@ class _AskedRecord(_Record):
     by_name: list[str] = []
     own: list[str] = []
     widens: dict[str, str] = {}
+    alike: dict[str, str] = {}
     min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM.pattern})$")] | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ import attncheck
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution.neighbours import NeighbourCalls
-from attncheck.execution.operations import Task
+from attncheck.execution.operations import UNWRITTEN, Task
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
+from attncheck.judging.judge import NEVER_WRITTEN
 
 Given = dict[str, Any]
 Memo = dict[Any, Any]
@@ -120,6 +122,26 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
         assert faults <= {said, f"{said.replace(' gives', chr(39) + 's batch axis gives')}"}
         # Behind its neighbour a case is wrong itself; in front of it, its neighbour is.
         assert are_right >= ({True, False} if expected in ALL else {False})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc fills memory")
+def test_what_is_left_unwritten_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "hollow.py"
+    path.write_text(
+        "import numpy as np\n"
+        "from attncheck.backends import numpy_backend\n"
+        "def attention(query, key, value, *, scale=None):\n"
+        "    output = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)\n"
+        "    output[..., 1:] = numpy_backend.attention(query, key, value, scale=scale)['output'][..., 1:]\n"
+        "    return output\n",
+        encoding="utf-8",
+    )
+    found = [
+        row
+        for row in attncheck.check(f"{path}:attention", cases=["attention/*scale*"]).failures
+        if row.comparison == "stage"
+    ]
+    assert {(row.diagnosis, row.message.partition(":")[0]) for row in found} == {(NEVER_WRITTEN, UNWRITTEN)}
 
 
 def test_a_check_names_it(tmp_path: Path) -> None:

@@ -18,7 +18,16 @@ from tables import tables_beside
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Measured, Tier
 from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, worst_bounds
-from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages, where_it_begins, where_wrong
+from attncheck.judging.judge_stages import (
+    ADDED_UP,
+    FROM_BEFORE,
+    StageJudgement,
+    in_order,
+    judge_stages,
+    where_it_begins,
+    where_wrong,
+    with_one_beginning,
+)
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
@@ -196,10 +205,11 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
     for introduced, begins_at in ((within, "weights"), (fails, "output")):
         judgements = [
             StageJudgement("scores", AGREE, within, within),
-            StageJudgement("weights", NUMERIC, fails, within),
+            StageJudgement("weights", NUMERIC, fails, within, message=FROM_BEFORE),
             StageJudgement("output", NUMERIC, fails, introduced),
         ]
         assert where_it_begins(judgements) == begins_at
+        assert with_one_beginning(judgements)[1].message == (ADDED_UP if begins_at == "weights" else FROM_BEFORE)
 
 
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(
