@@ -1,9 +1,7 @@
 """The plan of a run: every case in every dtype that it declares and that is asked for, one unit each, in order.
 
-Implementations that compile each case separately run the standard set by default. All documents are in it, and for each
-fault of the catalogue a case that was measured to catch it (``cases/standard.json``). The rest is a covering array of
-strength two: every two options that meet somewhere meet here. Every class of sizes occurs along every axis, every tag
-somewhere, and every option in every dtype.
+Implementations that compile each case separately run the standard set by default (docs/implementations.md): a covering
+array of strength two around all documents, and around the units that were measured to catch faults.
 
 An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and values,
 values of another width. Most have one level, that they are given; a word from a list has one for each word, a

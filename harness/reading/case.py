@@ -254,17 +254,13 @@ _PARTS = ("reading", "spec", "backends.contract", "dtypes", "errors", "store", "
 _CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24
-_OF_CASES = frozenset(
+_UNPICKLED = frozenset(
     {
         *((array_kinds.__name__, name) for name in vars(array_kinds)),
         *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
         *(("attncheck.reading.model", name) for name in ("Random", "Source", "TagEntry")),
         ("attncheck.reading.printed", "PrintedArray"),
         ("attncheck.spec.options", "Options"),
-    }
-)
-_OF_ARRAYS = frozenset(
-    {
         *(("numpy", name) for name in ("dtype", "ndarray")),
         *(("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")),
         ("numpy._core.numeric", "_frombuffer"),
@@ -362,6 +358,6 @@ def _unpacked(data: bytes, collection: type, kind: type) -> Any:
 
 class _CasesAlone(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _OF_CASES and (module, name) not in _OF_ARRAYS:
+        if (module, name) not in _UNPICKLED:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")
         return super().find_class(module, name)

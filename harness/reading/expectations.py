@@ -138,7 +138,7 @@ def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> Pr
     batch, heads, length, width = shape
     if lift(numbers.shape, 3) != (batch, length, heads * width):
         return numbers
-    return numbers.reshaped((batch, length, heads, width)).swapped(1, 2)
+    return numbers.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
 
 def _fit_numbers(
@@ -148,11 +148,11 @@ def _fit_numbers(
     if transpose:
         if len(numbers.shape) < 2:
             raise CaseFileError(path, "transpose needs two axes")
-        numbers = numbers.swapped(-1, -2)
+        numbers = numbers.laid_out(lambda array: array.swapaxes(-1, -2))
     # A document may print a column or a row vector for what is one row or one number here.
     if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
         raise CaseFileError(path, _misfit(numbers.shape, shape, axes))
-    return numbers.reshaped(shape)
+    return numbers.laid_out(lambda array: array.reshape(shape))
 
 
 def _misfit(given: Shape, wanted: Shape, axes: Sequence[str]) -> str:

@@ -1,15 +1,7 @@
 """Cases that a file writes once and means for several values, written out before anything else of them is checked.
 
-for_each: {width: [16, 64], heads: [1, 4]}                       every width with every number of heads
-for_each: [{width: 16, heads: 4}, {width: 64, heads: 1}]         row by row
-for_each: {window: {one key: [0, 0], the past: [null, 0]}}       values that have names of their own
-
-``for_each`` gives names their values, and ``{each: width}`` stands where one of them is to stand: as a whole value,
-anywhere in a case. There is nothing else to it: no arithmetic, and no text around it. Cases are named after their
-values.
-
-A ``design`` of a case does not take every combination of the levels of its factors, but so few that every two or three
-levels that go together meet in one (``covering.py``). The rest is as for ``for_each``.
+What ``for_each`` and a ``design`` are stands in docs/cases.md, section 9. A design does not take every combination of
+the levels of its factors, but so few that every two or three levels that go together meet in one (``covering.py``).
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Arrays that a few numbers describe: masks of today's models, ALiBi, relative position biases, and random numbers.
 
-Sources of masks: prefix LM, Raffel et al. 2020 (arXiv 1910.10683, section 3.2.1); images in text, the Gemma 3 and
-PaliGemma models of transformers (``blockwise_overlay``); chunks, Llama 4 (``chunked_overlay``); first tokens, Xiao et
-al. 2024 (arXiv 2309.17453); dilated windows, Beltagy et al. 2020 (arXiv 2004.05150); blocks, Zaheer et al. 2020 (arXiv
-2007.14062); trees, Miao et al. 2024 (arXiv 2305.09781).
-
-Sources of biases: ALiBi, Press et al. 2022 (arXiv 2108.12409) with the authors' code for heads that are no power of
-two; the relative buckets of T5, Raffel et al. 2020 (arXiv 1910.10683) with ``_relative_position_bucket`` of the
-authors' code.
+The sources of masks and biases stand in docs/cases.md, section 5. ALiBi follows the authors' code for heads that are no
+power of two, and relative buckets ``_relative_position_bucket`` of the authors' code.
 
 Random numbers are reproduced without the software that documents drew them with. A generator is a class that is made
 from a seed and has one method per distribution that it knows; drawing advances it.

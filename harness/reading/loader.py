@@ -1,13 +1,10 @@
 """Case files read into cases; every fault says file, line, case, field and what was expected.
 
-A printed number that shows fewer digits than its neighbours is probably rounded further back than it looks. NumPy
-prints ``[0.  0.30273854]``: it leaves out the zeros that end a number, so that the 0. has eight decimals too. Taken for
-what it shows, it was rounded to a whole number, and 0.3 would hold against it.
-
-R gives every column decimals of its own, others every row: so a number is suspect where it has fewer decimals than one
-in its row and than one in its column, or ends in a point, as NumPy alone writes. Numbers of as many significant digits
-as their neighbours were rounded to these. And a zero that is missing by chance at the end of many digits costs nothing:
-a number is suspect if it has at most half as many digits as others, or may be off by a thousandth of the largest.
+A printed number that shows fewer digits than its neighbours is probably rounded further back than it looks
+(docs/cases.md, section 5). R gives every column decimals of its own, others every row: so a number is suspect where it
+has fewer decimals than one in its row and than one in its column, or ends in a point, as NumPy alone writes. And a zero
+that is missing by chance at the end of many digits costs nothing: a number is suspect if it has at most half as many
+digits as others, or may be off by a thousandth of the largest.
 """
 
 from __future__ import annotations

@@ -160,7 +160,9 @@ class Problem:
         lowers_to = OPERATIONS[self.operation].lowers_to
         if lowers_to is None:
             return self
-        options, inputs = _LAID_OUT_BY[self.operation](dict(self.options), dict(self.inputs))
+        options, inputs = dict(self.options), dict(self.inputs)
+        if lay_out := _LAID_OUT_BY.get(self.operation.removesuffix("_gradients")):
+            options, inputs = lay_out(options, inputs)
         return replace(self, operation=lowers_to, options=options, inputs=inputs)
 
 
@@ -394,11 +396,6 @@ class _Sequences:
         return cls(of_query, of_key, in_query + offset, in_key, in_key < used[of_key])
 
 
-def _as_it_is(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    """Hand on what attention takes, and a gate, which a step of its own takes (``attention/output_gate.py``)."""
-    return options, inputs
-
-
 def _packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     found = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
     allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
@@ -479,13 +476,13 @@ def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
 
 
 _LAID_OUT_BY: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _LaidOut]] = {
-    "gated_attention": _as_it_is,
-    "gated_attention_gradients": _as_it_is,
     "packed_attention": _packed,
-    "packed_attention_gradients": _packed,
     "paged_attention": _paged,
     "quantized_attention": _quantized,
     "normalized_attention": _normalized,
     "latent_attention": _latent,
 }
-"""The layout of each operation that is lowered to another."""
+"""The layout of each operation that is lowered to another, and of its gradients.
+
+Of gated attention all is handed on as it is: a step of its own takes the gate (``attention/output_gate.py``).
+"""

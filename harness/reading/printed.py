@@ -1,10 +1,7 @@
 """Numbers as a document prints them: their decimal value, and the half unit that the printing rounded away.
 
 A printed array is written as the document shows it, one row a line, numbers apart by white space, or pasted as a
-library prints it:
-
-    0.08 0.03        [[0.08 0.03]        tensor([[0.08, 0.03],        <tf.Tensor: shape=(2, 2), dtype=float32, numpy=
-    0.03 0.09         [0.03 0.09]]               [0.03, 0.09]])        array([[0.08, 0.03], [0.03, 0.09]])>
+library prints it (docs/cases.md, section 8).
 
 ``.`` stands for an element that the document does not give; ``inf``, ``-inf`` and ``nan`` for themselves. In brackets a
 row may go over several lines; R's labels, ``[1,]``, are left out. What leaves numbers out (``...``) is refused, as is
@@ -325,16 +322,8 @@ class PrintedArray:
         """Return the shape in which the array is printed."""
         return self.text.shape
 
-    def swapped(self, one: int, other: int) -> PrintedArray:
-        """Swap two axes."""
-        return self._changed(lambda array: np.swapaxes(array, one, other))
-
-    def reshaped(self, shape: tuple[int, ...]) -> PrintedArray:
-        """Lay the numbers out in another shape."""
-        return self._changed(lambda array: array.reshape(shape))
-
-    def _changed(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
-        """Apply one change of shape to all parts."""
+    def laid_out(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
+        """Return the numbers, laid out in another way."""
         text, value, half_unit, given = map(change, (self.text, self.value, self.half_unit, self.given))
         return PrintedArray(text, value, half_unit, given, self.truncated)
 

@@ -99,16 +99,18 @@ def draw_rules() -> list[Schema]:
 def rounding_rules() -> list[Schema]:
     """Return what says at most once how printed numbers were rounded."""
     groups = (("exact", "decimals", "significant_digits"), ("exact", "digits"))
-    return [unless_referred(group, at_most_one(has("exact", True), *map(given, group[1:]))) for group in groups]
+    return [
+        unless_referred(group, one_of(has("exact", True), *map(given, group[1:]), required=False)) for group in groups
+    ]
 
 
 def expectation_rules() -> list[Schema]:
     """Return what an expectation is about, and where its numbers come from."""
     return [
-        unless_referred(("stage", "quantity"), exactly_one(given("stage"), given("quantity"))),
+        unless_referred(("stage", "quantity"), one_of(given("stage"), given("quantity"))),
         {"if": given("quantity"), "then": {"allOf": [given("of"), under("quantity", {"enum": list(QUANTITIES)})]}},
         unless_referred(
-            ("printed", "known", "unprinted"), exactly_one(given("printed"), given("known"), has("unprinted", True))
+            ("printed", "known", "unprinted"), one_of(given("printed"), given("known"), has("unprinted", True))
         ),
         {"if": given("known"), "then": given("because")},
         *rounding_rules(),
@@ -152,14 +154,9 @@ def unless_referred(fields: Collection[str], rule: Schema) -> Schema:
     return {"if": {"not": {"anyOf": referred}}, "then": rule}
 
 
-def exactly_one(*conditions: Schema) -> Schema:
-    """Return what holds where one of the conditions does, and no other."""
-    return {"oneOf": list(conditions)}
-
-
-def at_most_one(*conditions: Schema) -> Schema:
-    """Return what holds where no two of the conditions do."""
-    return {"oneOf": [*conditions, {"not": {"anyOf": list(conditions)}}]}
+def one_of(*conditions: Schema, required: bool = True) -> Schema:
+    """Return what holds where one of the conditions does and no other, or also where none does."""
+    return {"oneOf": [*conditions, *([] if required else [{"not": {"anyOf": list(conditions)}}])]}
 
 
 _SCORING = "scoring"
@@ -234,11 +231,10 @@ def _case_of(operation: str) -> Schema:
     specs = {name: spec for score in SCORE_INPUTS for name, spec in inputs_of(operation, score).items()}
     every_option = {option for each in OPERATIONS.values() for option in each.options}
     stage = {"enum": [*entry.stages, None]}
-    layouts = {
-        name: {"not": {"enum": longer}} if (longer := _needing_more_axes(len(spec.axes))) else {}
-        for name, spec in specs.items()
-        if not spec.for_reading
-    }
+    layouts: dict[str, Schema] = {}
+    for name in (name for name, spec in specs.items() if not spec.for_reading):
+        longer = [layout for layout, spec in MEMORY_LAYOUTS.items() if spec.axes > len(specs[name].axes)]
+        layouts[name] = {"not": {"enum": longer}} if longer else {}
     fields: dict[str, Schema] = {
         "options": absent(*sorted(every_option - entry.options)),
         "memory_layout": {"propertyNames": {"enum": list(layouts)}, "properties": layouts},
@@ -254,10 +250,6 @@ def _case_of(operation: str) -> Schema:
         for name in layouts
     ]
     return {"properties": fields, "allOf": [*rules, *_layout_rules(operation)]}
-
-
-def _needing_more_axes(axes: int) -> list[str]:
-    return [layout for layout, spec in MEMORY_LAYOUTS.items() if spec.axes > axes]
 
 
 def _layout_rules(operation: str) -> list[Schema]:

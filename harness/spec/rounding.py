@@ -14,13 +14,9 @@
     native_lse, fused_lse, eager_lse    as native, fused, eager; weights may be e^(s - L), L a log_sum_exp that was
                 stored before, in the format of the computation: they need not add up to 1
 
-The constants are allowances for what libraries do: exponentials within 4 u, logarithms within 4 u, hyperbolic tangents
-within 8 u, blocks of 16 keys or more. What gives up more for speed says so, part by part: "fused with tanh 2^-11 and
-sums float16" is a class as well (``PARTS``), and so is what stands in ``PRESETS``.
-
-The floating-point formats that attention is stored and computed in, as the few numbers that error bounds need.
-
-IEEE 754-2019, table 3.5 (binary16, binary32, binary64); bfloat16 is binary32 with its last 16 bits left out.
+The constants are allowances for what libraries do (docs/numerics.md, section 3). What gives up more for speed says so,
+part by part: "fused with tanh 2^-11 and sums float16" is a class as well (``PARTS``), and so is what stands in
+``PRESETS``. Formats are those of IEEE 754-2019, table 3.5; bfloat16 is binary32 with its last 16 bits left out.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ def _block(lines: list[str]) -> tuple[str, list[str]]:
 def texts(expected: Expected) -> list[str]:
     """The numbers of an expectation as they stand in the file, in the order of the document."""
     assert expected.numbers is not None
-    numbers = expected.numbers.swapped(-1, -2) if expected.transpose else expected.numbers
+    numbers = (
+        expected.numbers.laid_out(lambda array: array.swapaxes(-1, -2)) if expected.transpose else expected.numbers
+    )
     return [str(text) for text in numbers.text.ravel()]
 
 

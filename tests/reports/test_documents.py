@@ -81,7 +81,11 @@ def test_every_printed_number_is_there_as_it_is_printed(
                     assert len(table.headings) == 4
                     assert len(table.rows) == np.prod(expected.shape)
                     continue
-                given = expected.numbers.swapped(-1, -2) if expected.transpose else expected.numbers
+                given = (
+                    expected.numbers.laid_out(lambda array: array.swapaxes(-1, -2))
+                    if expected.transpose
+                    else expected.numbers
+                )
                 assert [plain_text(row[1]).split(" ")[0] for row in table.rows] == list(given.text[given.given])
     (inputs, rows) = {called: of for called, *of in found["masked_self_attention_notebook"][0].given}["q"]
     assert (inputs, rows[3][:2]) == (["query"], ("-0.4541441", "0.49158284"))

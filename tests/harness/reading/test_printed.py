@@ -63,7 +63,7 @@ def test_what_was_cut_off_lay_away_from_zero() -> None:
     assert parsed.open_towards(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
     assert parsed.open_towards(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
     assert parsed.radius.tolist() == [unit] * 4
-    assert parsed.reshaped((2, 2)).truncated
+    assert parsed.laid_out(lambda array: array.reshape(2, 2)).truncated
     rounded = parse_printed("0.25 -0.25", Rounding())
     assert rounded.open_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
 
