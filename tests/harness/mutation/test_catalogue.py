@@ -1,9 +1,10 @@
-"""The content of the catalogue, how subjects come into it, and that faults are named by what they are or not at all."""
+"""The content of the catalogue: what an option or an input that nobody has thought of adds to it by its row, too."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,36 @@ import pytest
 from numpy.typing import NDArray
 
 import attncheck.mutation
+from attncheck.backends import numpy_backend
+from attncheck.backends.contract import Window
 from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import Task, run_operation
 from attncheck.judging.diagnosis import Decision, Fit
 from attncheck.judging.readings import CATALOGUE
-from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS, TOPICS, variant_named
+from attncheck.mutation.catalogue import (
+    BY_HAND,
+    CONTROLS,
+    EQUIVALENT,
+    MET,
+    MUTANTS,
+    SUBJECTS,
+    TOPICS,
+    arguments_of,
+    faults_of,
+    of_input,
+    of_option,
+    variant_named,
+)
 from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
-from attncheck.mutation.kernel import Kernel
+from attncheck.mutation.kernel import Kernel, argument_read_as
 from attncheck.mutation.mutant import (
-    EVERY,
     WIDE,
     Control,
-    Equivalent,
-    Mutant,
-    Steps,
     Variant,
-    control,
-    equivalent,
-    mutant,
     subjects_of_module,
 )
-from attncheck.mutation.score import run_mutants
-from attncheck.reading.selection import select_cases
+from attncheck.spec import OPERATIONS, OptionSpec
+from attncheck.spec.inputs import optional
 
 Array = NDArray[Any]
 
@@ -108,99 +117,6 @@ def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
     assert not offenders
 
 
-# The decorators that put subjects into the catalogue
-
-SCORES = np.array([[[[0.0, 1.0]]]])
-
-
-@mutant("softcap", "_cap", at="capped", defect="no cap", diagnosis="softcap-ignored")
-def uncapped(scores: Array, softcap: float) -> Array:
-    return scores
-
-
-def _doubled(step: Any) -> Steps:
-    return {"_cap": lambda scores, softcap: step(scores, 2 * softcap)}
-
-
-mutant("softcap", _doubled, at="capped", defect="another cap", dtypes=("float64",), name="cap_of_two")(np.minimum)
-control(why="nothing is replaced", hidden=frozenset({"log_sum_exp"}), name="same")({})
-
-
-@control(Kernel, why="nothing is replaced between the ends")
-def widened(store: Any) -> Steps:
-    return {}
-
-
-equivalent(defect="none", proof="nothing is replaced", name="nothing")({})
-
-
-def test_subjects_are_those_of_a_module_in_the_order_of_its_lines() -> None:
-    found = subjects_of_module(__name__)
-    assert [each.name for each in found] == ["uncapped", "cap_of_two", "same", "widened", "nothing"]
-    assert [type(each) for each in found] == [Mutant, Mutant, Control, Control, Equivalent]
-    assert subjects_of_module("no.such.module") == ()
-
-
-def test_what_a_decorator_says_is_what_the_subject_says() -> None:
-    first, second, *_ = subjects_of_module(__name__)
-    assert isinstance(first, Mutant)
-    assert isinstance(second, Mutant)
-    assert (first.topic, first.first_wrong_stage, first.description) == ("softcap", "capped", "no cap")
-    assert (first.dtypes, first.diagnosis) == (EVERY, ("softcap-ignored",))
-    assert (second.dtypes, second.diagnosis) == (("float64",), ())
-
-
-def test_a_form_is_a_steps_name_or_makes_steps_or_a_variant_or_is_left_out() -> None:
-    first, second, same, kernel, _ = subjects_of_module(__name__)
-    one = np.full((1, 1, 1, 1), 3.0)
-    assert uncapped(SCORES, 1.0) is SCORES, "it stays what it is"
-    assert first.backend.dot_scores(one, one, softcap=2.0)["capped"] == 9
-    assert second.backend.dot_scores(one, one, softcap=2.0)["capped"] == 4
-    assert list(same.backend.softmax(SCORES)) == ["weights"]
-    assert isinstance(kernel.backend, Kernel)
-    assert not isinstance(same.backend, Kernel)
-    assert isinstance(same.backend, Variant)
-
-
-# Names of faults
-
-
-FEW = [
-    "attention/a-bias-per-head-*",
-    "attention/a-causal-row-sees-*",
-    "attention/every-dimension-is-different-*",
-    "attention/padding-of-different-length-*",
-    "windows/a-window-alone-*",
-]
-SOME = {
-    "scale_missing": "scale-one",
-    "scores_squared": "scores-squared",
-    "bias_scaled": "bias-scaled",
-    "attention_bias_of_the_first_head": "bias-of-first-head",
-    "softmax_over_queries": "softmax-over-queries",
-    "log_sum_exp_in_base_two": "log-sum-exp-mixed-base",
-    "mask_after_softmax": "weights-not-renormalised",
-    "attention_mask_of_the_first_batch_entry": "mask-of-first-batch-entry",
-    "causal_next_key": "causal-next-key",
-    "attention_window_one_wider_before": "window-too-wide-left",
-    "attention_weighted_sum_value_of_the_next_head": "value-of-next-head",
-    "one_added_to_the_sum": "denominator-plus-1",
-    "attention_weighted_sum_mean_without_the_last_feature": "last-value-column-dropped",
-}
-NOTHING = ("two_values_swapped", "causal_by_groups_of_four")
-
-
-def test_a_fault_is_named_by_what_it_is_or_not_at_all() -> None:
-    subjects = [SUBJECTS[name] for name in (*SOME, *NOTHING)]
-    frames = run_mutants(select_cases(FEW).cases, subjects=[*subjects, *CONTROLS[:3]])
-    assert frames.names_well
-    assert frames.naming() == {RIGHTLY: len(SOME), WRONGLY: 0, NOT_NAMED: len(NOTHING)}
-    names = dict(zip(frames.subjects["subject"], frames.subjects["named"], strict=True))
-    assert names == SOME | dict.fromkeys((*NOTHING, *(honest.name for honest in CONTROLS[:3])), "")
-    declared = {mutant.name: mutant.diagnosis for mutant in MUTANTS}
-    assert [name for name, diagnosis in SOME.items() if diagnosis not in declared[name]] == []
-
-
 def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
     missing, honest = SUBJECTS["scale_missing"], CONTROLS[0]
     assert how_named(missing, ()) == NOT_NAMED
@@ -215,3 +131,41 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
 def test_names_that_faults_may_get_are_those_of_readings() -> None:
     names = {reading.name for readings in CATALOGUE.values() for reading in readings}
     assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= names
+
+
+def test_a_new_option_has_its_faults_by_its_row() -> None:
+    temperature = OptionSpec("A number that divides the logits.", positive=True, type=float)
+    assert [fault.name for fault in of_option(temperature)] == ["left_out", "taken_twice"]
+    edges = [fault.change((2, None)) for fault in of_option(OptionSpec("A second window.", type=Window))]
+    assert edges == [None, (3, None), (1, None), (2, None), (2, None), (None, 2)]
+
+
+def test_a_new_input_has_its_faults_by_its_row() -> None:
+    names = {fault.name for fault in of_input(optional("B", "H", "Lq"))}
+    assert names >= {"left_out", "neutral", "taken_twice", "of_the_next_head", "with_head_and_query_exchanged"}
+    assert names.isdisjoint({"zero", "inverted", "one_more"})
+
+
+def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
+    attention = OPERATIONS["attention"]
+    scales = optional("H", neutral=1)
+    wider = replace(attention, inputs={**attention.inputs, "head_scales": scales})
+    found = {fault.name for fault in faults_of(wider, "head_scales", scales)}
+    assert found >= {"left_out", "neutral", "taken_twice", "negated", "in_bfloat16", "of_the_next_head"}
+    assert "head_scales" not in dict(arguments_of(wider)), "the NumPy backend does not take it yet"
+
+
+def test_an_argument_is_changed_where_it_is_given() -> None:
+    query = np.arange(6.0).reshape(1, 1, 2, 3)
+    variant = Variant(argument_read_as("dot_scores", "scale", lambda scale: 2 * scale))
+    for scale, factor in ((None, 1), (0.5, 2)):
+        right = numpy_backend.dot_scores(query, query, scale=scale)["scores"]
+        assert np.array_equal(variant.dot_scores(query, query, scale=scale)["scores"], factor * right)
+
+
+def test_every_operation_has_faults_and_none_has_two_of_a_name() -> None:
+    generated = [fault for fault in MUTANTS if fault.of is not None]
+    assert {fault.of[0] for fault in generated if fault.of} == set(OPERATIONS)
+    met = [fault for fault in generated if fault in BY_HAND]
+    assert {fault.name for fault in met} == MET.keys()
+    assert len({fault.name for fault in MUTANTS}) == len(MUTANTS) == len(BY_HAND) + len(generated) - len(met)

@@ -16,10 +16,12 @@ import pytest
 from processes import has_ended, wait_until
 
 from attncheck.execution.operations import Task
-from attncheck.execution.worker import Failure, evaluate_on
-from attncheck.mutation import entry_of, score
+from attncheck.execution.worker import Computed, Failure, evaluate_on
+from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages
+from attncheck.judging.truth import Truth
+from attncheck.mutation import entry_of, score, unit
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
-from attncheck.mutation.judgement import RULES, rejected_by_rules
+from attncheck.mutation.judgement import RULES, first_wrong, rejected_by_rules
 from attncheck.mutation.mutant import Mutant, Subject, Variant
 from attncheck.mutation.score import (
     BY_HAND,
@@ -28,7 +30,7 @@ from attncheck.mutation.score import (
     redrawn,
     run_mutants,
 )
-from attncheck.mutation.unit import MAX_SCORES_FOR_ALL
+from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -155,11 +157,6 @@ def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: C
     assert _subjects_of(frames) == {"scores_summed_in_16_bits"}, "no gradients: the other is not reached"
 
 
-def test_a_catch_names_the_first_flagged_stage(cases: list[Case]) -> None:
-    catches = run_mutants(cases, subjects=subjects("scale_missing")).catches
-    assert (set(catches["stage"]), set(catches["tiers"])) == ({"scores"}, {"proven"})
-
-
 def test_honest_and_equivalent_variants_are_not_flagged_and_not_counted(cases: list[Case]) -> None:
     frames = run_mutants(cases, subjects=[*subjects("keys_reversed", "reference"), *EQUIVALENT], exhaustive=True)
     assert frames.flagged.empty
@@ -172,6 +169,7 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
     """The first query is positive with the case's own seed alone."""
     firsts = [make_exact_inputs(redrawn(cases[0], seed))["query"].array.flat[0] for seed in (0, 1, 2)]
     assert (firsts[0] > 0, len(set(firsts))) == (True, 3)
+    assert (redrawn(cases[0], 0), redrawn(cases[1], 5)) == (cases[0], cases[1])
 
     def dot(query: Any, key: Any) -> Any:
         right = query @ np.swapaxes(key, -1, -2)
@@ -182,14 +180,6 @@ def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: l
     assert {each.seed for each in frames.evaluations} == {0}
     assert [*zip(frames.subjects["seeds"], frames.subjects["caught_in"], strict=True)] == [(3, 1), (3, 1)]
     assert frames.score == 0
-
-
-def test_the_same_seed_draws_the_same_and_another_one_something_else(cases: list[Case]) -> None:
-    first, again, other = (make_exact_inputs(redrawn(cases[0], seed))["query"].array for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-    assert redrawn(cases[0], 0) is cases[0]
-    assert redrawn(cases[1], 5) is cases[1]
 
 
 def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[Case]) -> None:
@@ -313,3 +303,56 @@ def test_no_process_outlives_the_one_that_asks_even_if_that_is_killed(tmp_path: 
         assert not has_ended(worker)
         asks.kill()
     wait_until(lambda: has_ended(worker))
+
+
+# Judgements that mutants share
+
+BEGINS = {"scale_missing": "scores", "attention_mask_neutral": "masked", "two_values_swapped": "output"}
+
+
+@pytest.fixture
+def masked(load_text: Callable[[str], list[Case]]) -> Case:
+    mask = "{values: [[true, false, true, true], [true, true, true, true], [true, true, false, false]]}"
+    return load_text(CASES.replace("  - name: Typed", f"      mask: {mask}\n  - name: Typed"))[0]
+
+
+def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
+    monkeypatch: pytest.MonkeyPatch, masked: Case
+) -> None:
+    judged: list[str] = []
+    judge_one = unit.judge_stage
+
+    def counted(truth: Truth, stage: str, *rest: Any) -> StageJudgement:
+        judged.append(stage)
+        return judge_one(truth, stage, *rest)
+
+    monkeypatch.setattr(unit, "judge_stage", counted)
+    scorer = UnitScorer(Unit(masked, "float64"))
+    for name, first in ({"reference": "raw_scores"} | BEGINS).items():
+        judged.clear()
+        findings = scorer.findings(SUBJECTS[name])
+        assert findings is not None
+        outcome = evaluate_on(SUBJECTS[name].backend, scorer.task)
+        assert isinstance(outcome, Computed)
+        plain = judge_stages(scorer.truth, outcome.stages, masked.stage_shapes, "native")
+        assert [each.caught for each in findings] == [bool(each.verdict.exit_code) for each in plain]
+        wrong = first_wrong(findings)
+        assert (wrong.stage if wrong else None) == BEGINS.get(name)
+        order = in_order(outcome.stages)
+        assert judged == order[order.index(first) :], "all stages before it are the reference's"
+    judged.clear()
+    again = Mutant("again", "", SUBJECTS["scale_missing"].backend)
+    assert scorer.findings(again) == scorer.findings(SUBJECTS["scale_missing"])
+    assert judged == []
+    scorer.findings(Mutant("of another class", "", again.backend, classes={"float64": "native_lse"}))
+    assert judged == order, "another rounding model has other bounds"
+
+
+def test_a_judgement_of_what_is_infinite_does_not_depend_on_who_was_judged_before(masked: Case) -> None:
+    def finite(scores: Any, **masks: Any) -> Any:
+        stages = SUBJECTS["reference"].backend.mask_scores(scores, **masks)
+        return stages | {"masked": np.maximum(stages["masked"], -1e4)}
+
+    fault, scorer = Mutant("finite", "", Variant({"mask_scores": finite})), UnitScorer(Unit(masked, "float64"))
+    scorer.findings(SUBJECTS["reference"])
+    assert scorer.findings(fault) == UnitScorer(Unit(masked, "float64")).findings(fault)
