@@ -1,7 +1,4 @@
-"""Help: it fits into 80 columns, its examples run, and the reference of the command line is made of it.
-
-``python tests/docs/test_command_line.py`` writes the reference again.
-"""
+"""Help: it fits into 80 columns, its examples run, and the reference of the command line is made of it."""
 
 from __future__ import annotations
 
@@ -29,9 +26,7 @@ from attncheck.cli.app import COMMANDS, OPTIONS
 from attncheck.errors import ExitCode
 from attncheck.mutation import score as command_of_faults
 
-PAGE = DOCS / "reference" / "command-line.md"
 GROUP: Any = typer.main.get_command(app)
-MARKED = re.compile(r"<!-- commands -->\n.*<!-- end -->\n", re.DOTALL)
 KERNEL = (DOCS.parent / "examples" / "numpy_kernel.py").read_text(encoding="utf-8")
 
 
@@ -67,11 +62,6 @@ def _help(parameter: Any) -> str:
     default = parameter.default
     is_shown = isinstance(default, str | int | float | os.PathLike) and not isinstance(default, bool)
     return f"{text} Default: `{default}`." if is_shown and "Default:" not in text else text
-
-
-def with_reference(text: str) -> str:
-    """Return the page with its commands made anew."""
-    return MARKED.sub(lambda _: f"<!-- commands -->\n{reference()}<!-- end -->\n", text)
 
 
 def _installed(release: releases.Release) -> bool:
@@ -133,10 +123,7 @@ def test_every_example_of_the_help_that_stands_on_no_page_runs(tmp_path: Path, m
             assert ended == code, f"`{command}` ended with {ended}:\n{printed}"
 
 
-def test_the_reference_is_made_of_the_help_texts_and_every_option_stands_in_one_panel() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert MARKED.search(text)
-    assert with_reference(text) == text, "python tests/docs/test_command_line.py writes it again"
+def test_every_command_and_every_option_stands_in_one_panel() -> None:
     grouped = [name for names in COMMANDS.values() for name in names]
     assert sorted(grouped) == sorted(GROUP.commands)
     listed = [name for names in OPTIONS.values() for name in names]
@@ -158,7 +145,3 @@ def test_help_fits_ends_with_examples_and_says_types_and_ranges_in_words(
         assert examples, name
         assert all(each.startswith(f"attncheck {name}".strip()) for each in examples)
         assert examples == examples_of(without_versions((GROUP.commands[name] if name else GROUP).epilog))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_reference(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
