@@ -14,6 +14,7 @@ from evaluating import own
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Problem
+from tables import tables_beside
 from traded_kernels import KERNELS, codes_with_scales, declared, product_in_float16
 
 from attncheck import check
@@ -63,25 +64,7 @@ def test_a_class_is_declared_by_its_name_or_by_its_parts() -> None:
         ({"like": "fused", "key": "int8 per 64 rows  less mean"}, f"{INT8} less mean"),
     ):
         assert class_name(given_class, "float16") == name
-    for wrong, message in (
-        ("native", "there is no rounding model native in float16"),
-        ("quick", "not quick"),
-        (7, "expected the name of a class or its parts, not 7"),
-        ({"tanh": "2^-11"}, "expected the class that it is like and its parts"),
-        ({"like": "fused"}, "expected the class that it is like and its parts"),
-        ("fused with sin 2^-11", "'sin' is no part of a class; expected exp, log, tanh, sums, "),
-        ("fused with exp 0.1 and exp 0.2", "'exp' stands twice"),
-        ("fused with exp -1", "exp: '-1' is no relative error; expected a number between 0 and 1, as 2^-11 or 8.8e-5"),
-        ("fused with exp 2^-9e9", "is no relative error"),
-        ("fused with tanh 2^-30", "tanh: 2^-30 is less than the 4.8e-07 that fused permits already; leave it out"),
-        ("eager with sums float64", "sums: float64 is finer than what eager permits already"),
-        ("fused with scores int8", "scores: 'int8' is no format of sums or stages; expected one of float32, "),
-        ("fused with weights int9", "weights: 'int9' is no narrow format; expected one of float8_e4m3fn, "),
-        ("fused with key int8", "key: int8 needs a scale; say what shares it, as int8 per 64 rows"),
-        ("fused with key int8 per 0 rows", "key: per 0 rows: expected per tensor, head, row, channel, or a number of"),
-        ("fused with key int8 per lane", "key: per lane: expected per tensor"),
-        ("fused with key int8 per head less median", "key: less median: expected less mean"),
-    ):
+    for wrong, message in tables_beside(__file__)["no_classes"]:
         with pytest.raises(ValueError, match=re.escape(message)):
             class_name(wrong, "float16")
 

@@ -35,6 +35,7 @@ MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]
 Damage = Callable[[Path], None]
 
+TABLES = tables_beside(__file__)
 THIS_FORMAT = json.dumps({"format": FORMAT}).encode()
 OTHER_PART = "rows/part-00001.parquet"
 
@@ -136,20 +137,9 @@ DAMAGED_PARTS: tuple[tuple[Damage, str], ...] = (
     (replaced(OTHER_PART, b"PAR1 and no more"), ""),
     (rewritten(lambda path: path.write_bytes(path.read_bytes()[:-20])), ""),
     (rewritten(lambda path: pq.write_table(pq.read_table(path).drop(["verdict"]), path)), "verdict"),
-    (with_columns(value="text"), "text"),
-    (with_columns(verdict="splendid"), "it has the verdict 'splendid', which this version does not know"),
-    (with_columns(dtype="int4"), "it has the dtype 'int4', which this version does not know"),
-    (with_columns(comparison="guess"), "it has the comparison 'guess'"),
-    (with_columns(index="0,x"), "it has an index that is no list of whole numbers"),
     (with_columns(index="9" * 5000), "no list of whole numbers"),
-    (with_columns(shape="2x0,0"), "it has a shape that is no list of whole numbers"),
     (with_columns(message=None), "message"),
-    (with_columns(judged_rows=1), "judged_rows without query_rows"),
-    (with_columns(elements=2**63 - 1), "elements that are no number of anything"),
-    (with_columns(query_rows=-1, judged_rows=1), "query_rows that are no number"),
-    (with_columns(half_unit=float("inf")), "a half_unit that is no size"),
-    (with_columns(half_unit=-1.0), "a half_unit that is no size"),
-    (with_columns(half_unit=1.7e308), "a half_unit that is no size"),
+    *((with_columns(**columns), message) for columns, message in TABLES["damaged_columns"]),
 )
 
 
@@ -314,7 +304,7 @@ def test_a_pipe_or_a_device_is_not_read(run_folder: Path) -> None:
 def test_a_case_record_without_what_reports_take_from_it_is_told(
     make_row: MakeRow, make_case_record: Callable[..., dict[str, Any]], write_run: WriteRun
 ) -> None:
-    for fields in tables_beside(__file__)["incomplete_records"]:
+    for fields in TABLES["incomplete_records"]:
         run = read_run(write_run([make_row()], cases=[make_case_record(**fields)]))
         assert "1 of 1 cases are not what `attncheck check` writes" in run.notes[0], fields
 
