@@ -110,17 +110,9 @@ def _looked_up(one: pd.Series[str], other: pd.Series[str], found: Mapping[tuple[
 
 
 def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    keys = [
-        _ranks(rows["case"], str),
-        _ranks(rows["dtype"], DTYPES.index),
-        _ranks(rows["environment"], str),
-        _ranks(rows["implementation"], str),
-        _ranks(rows["stage"], stage_order),
-        _ranks(rows["other_environment"], str),
-        _ranks(rows["other"], str),
-        _ranks(rows["basis"], str),
-        _ranks(rows["index"], _index_order),
-    ]
+    names = ("case", "dtype", "environment", "implementation", "stage", "other_environment", "other", "basis", "index")
+    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_order, "index": _index_order}
+    keys = [_ranks(rows[name], orders.get(name, str)) for name in names]
     return rows[list(columns)].take(np.lexsort(keys[::-1])).reset_index(drop=True)
 
 
@@ -139,24 +131,21 @@ def _index_order(index: str) -> tuple[int, ...]:
 
 
 def _environments(merged: Merged) -> pd.DataFrame:
-    records = []
-    for run in merged.runs:
-        environment = run.environment
-        records.append(
-            {
-                "environment": run.label,
-                "python": environment["python"],
-                **{f"version_{name}": version for name, version in sorted(environment["versions"].items())},
-                "platform": environment["platform"],
-                "processors": environment["processors"],
-                "threads_per_worker": environment["threads_per_worker"],
-                "cpu_features": " ".join(environment["cpu_features"]),
-                "flags": " ".join(f"{name}={value}" for name, value in sorted(environment["flags"].items())),
-                "command": environment["command"],
-                "complete": run.is_complete,
-                "exit_code": None if run.summary is None else run.summary["exit_code"],
-            }
-        )
+    records = [
+        {
+            "environment": run.label,
+            "python": environment["python"],
+            **{f"version_{name}": version for name, version in sorted(environment["versions"].items())},
+            **{name: environment[name] for name in ("platform", "processors", "threads_per_worker")},
+            "cpu_features": " ".join(environment["cpu_features"]),
+            "flags": " ".join(f"{name}={value}" for name, value in sorted(environment["flags"].items())),
+            "command": environment["command"],
+            "complete": run.is_complete,
+            "exit_code": None if run.summary is None else run.summary["exit_code"],
+        }
+        for run in merged.runs
+        for environment in [run.environment]
+    ]
     return pd.DataFrame(records).sort_values("environment", ignore_index=True)
 
 

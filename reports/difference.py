@@ -40,26 +40,9 @@ from rich.console import Console
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.compare import Tier, noise_limit
 from attncheck.merge import merge_runs
+from attncheck.reports import comparison
 from attncheck.reports.build_frames import COLUMNS, make_frames
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.comparison import (
-    BETTER,
-    HARMLESS,
-    MAX_LISTED,
-    OTHER,
-    WIDTH,
-    WORSE,
-    Evaluation,
-    Outcome,
-    Outcomes,
-    change_lines,
-    changed_entries,
-    changes,
-    level_of,
-    only_implementation,
-    summary_of,
-    with_dtypes_together,
-)
 from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
 from attncheck.reports.frames import Frames, failing, records, text_of
 from attncheck.reports.json_documents import opening
@@ -75,7 +58,7 @@ from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
-_KEYS = list(Evaluation._fields)
+_KEYS = list(comparison.Evaluation._fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +86,7 @@ class Difference:
     @property
     def exit_code(self) -> ExitCode:
         """1 where something got worse, else 0."""
-        return ExitCode.DISAGREE if self.verdicts["change"].eq(WORSE).any() else ExitCode.AGREE
+        return ExitCode.DISAGREE if self.verdicts["change"].eq(comparison.WORSE).any() else ExitCode.AGREE
 
 
 def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> Difference:
@@ -120,7 +103,7 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
         for case in before.cases.keys() & after.cases.keys()
         if (lines := _changed(before.cases[case], after.cases[case], computed=True))
     }
-    found = changes({key: first[key] for key in both}, {key: second[key] for key in both})
+    found = comparison.changes({key: first[key] for key in both}, {key: second[key] for key in both})
     rows = [{**change.row(), "case_changed": change.evaluation.case in differing} for change in found]
     verdicts = typed(pd.DataFrame(rows, columns=list(VERDICT_CHANGES)), VERDICT_CHANGES)
     errors = error_changes(*(frames.results[~frames.results["case"].isin(differing)] for frames in (before, after)))
@@ -139,12 +122,12 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
     )
 
 
-def outcomes(frames: Frames) -> dict[Evaluation, Outcome]:
+def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     """Return what came of every evaluation."""
     wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
     messages = {_key(row): row["message"] for row in records(wrong[[*_KEYS, "message"]])}
     found = {
-        (key := Evaluation(column.environment, column.implementation, case, dtype)): _outcome(
+        (key := comparison.Evaluation(column.environment, column.implementation, case, dtype)): _outcome(
             cell, messages.get(key, "")
         )
         for case, row in cell_table(frames).items()
@@ -157,28 +140,28 @@ def outcomes(frames: Frames) -> dict[Evaluation, Outcome]:
         outcome = found.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
         word = outcome.word if outcome is not None and outcome.level else row["verdict"]
-        level = HARMLESS if key in xpassed else level_of(word)
-        found[key] = Outcome(level, word, row["stage"], message=row["message"])
+        level = comparison.HARMLESS if key in xpassed else comparison.level_of(word)
+        found[key] = comparison.Outcome(level, word, row["stage"], message=row["message"])
     return found
 
 
-def _only_xpass(frames: Frames) -> set[Evaluation]:
+def _only_xpass(frames: Frames) -> set[comparison.Evaluation]:
     """Return the evaluations that fail only because an expected failure or erratum no longer happens."""
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
     xpassed = bad["verdict"].eq(Verdict.XPASS)
     return set(map(_key, records(bad[xpassed]))) - set(map(_key, records(bad[~xpassed])))
 
 
-def _key(row: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(*(row[name] for name in _KEYS))
+def _key(row: Mapping[str, Any]) -> comparison.Evaluation:
+    return comparison.Evaluation(*(row[name] for name in _KEYS))
 
 
-def _outcome(cell: Cell, message: str) -> Outcome:
-    level = level_of(cell.verdict) if cell.state in FAILS_A_RUN else HARMLESS
-    return Outcome(level, cell.word, cell.stage, message=message)
+def _outcome(cell: Cell, message: str) -> comparison.Outcome:
+    level = comparison.level_of(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS
+    return comparison.Outcome(level, cell.word, cell.stage, message=message)
 
 
-def _nothing_in_common(first: Outcomes, second: Outcomes, titles: tuple[str, str]) -> str:
+def _nothing_in_common(first: comparison.Outcomes, second: comparison.Outcomes, titles: tuple[str, str]) -> str:
     """Say which has no results, or in what the keys differ first."""
     for title, of in zip(titles, (first, second), strict=True):
         if not of:
@@ -194,7 +177,7 @@ def _nothing_in_common(first: Outcomes, second: Outcomes, titles: tuple[str, str
     return f"nothing can be compared: {titles[0]} and {titles[1]} have no evaluation in common"
 
 
-def _only_in_one(first: Outcomes, second: Outcomes) -> tuple[int, int]:
+def _only_in_one(first: comparison.Outcomes, second: comparison.Outcomes) -> tuple[int, int]:
     """Count what one has and the other lacks, though it has the same implementation, and the same case, elsewhere."""
     columns = {key[:2] for key in first} & {key[:2] for key in second}
     cases = {key[2] for key in first} & {key[2] for key in second}
@@ -216,7 +199,9 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: b
     return changed(before, after, expectations=not computed)
 
 
-def _case_changes(before: Frames, after: Frames, first: Outcomes, second: Outcomes) -> pd.DataFrame:
+def _case_changes(
+    before: Frames, after: Frames, first: comparison.Outcomes, second: comparison.Outcomes
+) -> pd.DataFrame:
     failing = [Counter(key[2] for key, outcome in of.items() if outcome.level) for of in (first, second)]
     rows = []
     for case in sorted(before.cases.keys() | after.cases.keys()):
@@ -347,7 +332,7 @@ def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return environments and implementations added or removed, and versions and processors that differ."""
     facts = [_facts(frames) for frames in (before, after)]
     rows = []
-    for (environment, what), one, other in changed_entries(*facts):
+    for (environment, what), one, other in comparison.changed_entries(*facts):
         change = "added" if one is None else "removed" if other is None else "changed"
         if what == _FEATURES and one is not None and other is not None:
             one, other = _without(one, other), _without(other, one)
@@ -378,7 +363,7 @@ def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
     first, second = ({_of(group): group for group in expected_failure_groups(frames)} for frames in (before, after))
     counts_of = ({key: len(group.cases) for key, group in groups.items()} for groups in (first, second))
     rows = []
-    for key, one, other in sorted(changed_entries(*counts_of), key=lambda entry: entry[0]):
+    for key, one, other in sorted(comparison.changed_entries(*counts_of), key=lambda entry: entry[0]):
         group = second.get(key) or first[key]
         change = "appeared" if one is None else "went" if other is None else "changed"
         rows.append((change, *key[:3], group.begins_at, one or 0, other or 0, group.reason, group.thread))
@@ -410,9 +395,8 @@ _EXPLAINED = {
 
 def sentences(difference: Difference) -> list[str]:
     """Say what changed, the worst first; one sentence where nothing did."""
-    lines = [
-        f"{summary_of(difference.verdicts['change'])}; {counted(difference.compared, 'evaluation')} compared.",
-    ]
+    changed = comparison.summary_of(difference.verdicts["change"])
+    lines = [f"{changed}; {counted(difference.compared, 'evaluation')} compared."]
     if any(difference.only):
         one, other = difference.only
         lines.append(f"{counted(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
@@ -434,7 +418,7 @@ def print_difference(difference: Difference, *, quiet: bool, verbose: bool = Fal
     """Print what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all in full."""
     console = plain_console()
     if quiet:
-        worse = difference.verdicts[difference.verdicts["change"].eq(WORSE)]
+        worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
         _print_changes(console, "verdicts", worse, verbose=verbose)
         return
     console.print(f"{difference.before} -> {difference.after}", style="bold", soft_wrap=True)
@@ -447,15 +431,15 @@ def print_difference(difference: Difference, *, quiet: bool, verbose: bool = Fal
 def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose: bool = False) -> None:
     if frame.empty:
         return
-    width = console.width if console.is_terminal else WIDTH
-    read = records(frame if verbose or name == "verdicts" else frame.head(MAX_LISTED))
-    rows = with_dtypes_together(read)
-    shown = rows if verbose else rows[:MAX_LISTED]
-    of = "" if verbose else only_implementation(shown)
+    width = console.width if console.is_terminal else comparison.WIDTH
+    read = records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
+    rows = comparison.with_dtypes_together(read)
+    shown = rows if verbose else rows[: comparison.MAX_LISTED]
+    of = "" if verbose else comparison.only_implementation(shown)
     console.print()
     console.print(f"{_TITLES[name]}, {of}" if of else _TITLES[name], style="bold")
-    for line, row in zip(change_lines(name, shown, None if verbose else width), shown, strict=True):
-        console.print(line, style="red" if row["change"] == WORSE else None, soft_wrap=True)
+    for line, row in zip(comparison.change_lines(name, shown, None if verbose else width), shown, strict=True):
+        console.print(line, style="red" if row["change"] == comparison.WORSE else None, soft_wrap=True)
     if more := len(rows) - len(shown) + len(frame) - len(read):
         console.print(f"and {more:,} more: --verbose lists all, in full", soft_wrap=True)
 
@@ -486,7 +470,7 @@ def _shown_cell(column: str, value: Any) -> Inline:
     text = number(value) if isinstance(value, float) else str(value)
     if column in ("case", "before_stage", "after_stage", "stage"):
         return Mark(text)
-    return Mark(text, "strong") if column == "change" and text == WORSE else text
+    return Mark(text, "strong") if column == "change" and text == comparison.WORSE else text
 
 
 def _shown(frame: pd.DataFrame) -> Sequence[str]:
@@ -518,6 +502,9 @@ def read_frames(folder: Path) -> Frames:
     return make_frames(merge_runs(read_runs(find_runs([folder])), across=False))
 
 
+_CHANGES = (comparison.WORSE, comparison.BETTER, comparison.OTHER)
+
+
 @dataclass
 class Bisection:
     """Releases of a distribution, oldest first, and the differences from each to the next that ran."""
@@ -542,27 +529,27 @@ class Bisection:
     @property
     def made_worse(self) -> bool:
         """Whether any release failed where the one before did not."""
-        return any((step.verdicts["change"] == WORSE).any() for step in self.steps)
+        return any((step.verdicts["change"] == comparison.WORSE).any() for step in self.steps)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each release: what came of its evaluations, and how that differs from the one before."""
-        changes = {step.after: step.verdicts["change"].value_counts() for step in self.steps}
+        kinds = {step.after: step.verdicts["change"].value_counts() for step in self.steps}
         for version, frames in self.releases.items():
             found = [outcome for outcome in outcomes(frames).values() if outcome.word]
-            counts = changes.get(version)
+            counts = kinds.get(version)
             yield {
                 "release": version,
                 "right": sum(not outcome.level and outcome.word == "agree" for outcome in found),
                 "failing": sum(bool(outcome.level) for outcome in found),
                 "unsupported": sum(outcome.word == "unsupported" for outcome in found),
-                **{each: None if counts is None else int(counts.get(each, 0)) for each in (WORSE, BETTER, OTHER)},
+                **{each: None if counts is None else int(counts.get(each, 0)) for each in _CHANGES},
             }
 
 
 def print_bisection(found: Bisection, console: Console | None = None) -> None:
     """Print a line for each release, and below it every verdict that one of them changed."""
     console = console or plain_console()
-    headings = ("release", "right", "failing", "unsupported", WORSE, BETTER, OTHER)
+    headings = ("release", "right", "failing", "unsupported", *_CHANGES)
     rows = [
         (f"{found.distribution} {release}", *("-" if value is None else str(value) for value in counts))
         for release, *counts in (row.values() for row in found.rows())
@@ -580,9 +567,11 @@ def print_bisection(found: Bisection, console: Console | None = None) -> None:
 
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
     """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
-    worse = difference.verdicts[difference.verdicts["change"].eq(WORSE)]
+    worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
     wrong = what_is_wrong(after)
-    keys = [pd.MultiIndex.from_frame(frame[list(Evaluation._fields)].astype(object)) for frame in (wrong, worse)]
+    keys = [
+        pd.MultiIndex.from_frame(frame[list(comparison.Evaluation._fields)].astype(object)) for frame in (wrong, worse)
+    ]
     failures = failures_of(after, wrong[keys[0].isin(keys[1])])
     return DifferenceDocument.derive(
         difference,

@@ -219,7 +219,7 @@ def _those(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFrame:
 
 
 def goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Say of each row whether its verdict fails a run, were it not expected."""
+    """Return which rows have a verdict that fails a run, were it not expected."""
     harmless = [verdict.value for verdict in Verdict if not verdict.exit_code]
     return ~frame["verdict"].isin(harmless)
 

@@ -14,21 +14,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from attncheck.reports import defects
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
-from attncheck.reports.defects import (
-    EMPTY_ROWS_NOTE,
-    EMPTY_ROWS_WORDS,
-    EXPECTED_FAILURES_NOTE,
-    Defect,
-    address_of,
-    commands_again,
-    count_following,
-    declaration_lines,
-    defects,
-    empty_rows,
-    expected_failure_groups,
-)
 from attncheck.reports.failure_patterns import described, in_common_lines
 from attncheck.reports.frames import (
     Column,
@@ -319,7 +307,7 @@ def wrong(
 
     ``pictures`` are those of some cells, ``maps`` stand behind the list.
     """
-    found = defects(frames)
+    found = defects.defects(frames)
     if not found:
         return None
     from attncheck.reports.outcome import failures_of
@@ -335,13 +323,13 @@ def wrong(
     more = len(found) - len(shown)
     files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
     rest = [Text((f"And {counted(more, 'more defect')}, in ", *files, "."))] if more else []
-    lines = (*declaration_lines(frames), *(f"{_cut(line, most_letters)}." for line in in_common_lines(frames)))
+    lines = (*defects.declaration_lines(frames), *(f"{_cut(line, most_letters)}." for line in in_common_lines(frames)))
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
 
 
 def _entry(
-    frames: Frames, defect: Defect, message: str, pictures: Sequence[Block], most_cases: int
+    frames: Frames, defect: defects.Defect, message: str, pictures: Sequence[Block], most_cases: int
 ) -> tuple[str, list[Block]]:
     row, cases = defect.row, defect.cases
     state = row["verdict"] if row["verdict"] in _OF_RECORDS else State.FAILING.value
@@ -360,7 +348,7 @@ def _entry(
     blocks += [Text(shape, "muted")] if shape else []
     blocks += [Text(message, "message")] if message else []
     blocks += pictures
-    again = commands_again(frames, row) if defect.is_shown_by_calls else ()
+    again = defects.commands_again(frames, row) if defect.is_shown_by_calls else ()
     blocks += [Code(again)] if again else []
     blocks += [_folded_cases(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
     return state, blocks
@@ -376,7 +364,7 @@ def _folded_cases(summary: str, cases: Sequence[str], most: int, column: tuple[s
 
 def expected_to_fail(frames: Frames) -> Section | None:
     """Return a row for each implementation and reason; None where no failure was expected."""
-    found = expected_failure_groups(frames)
+    found = defects.expected_failure_groups(frames)
     if not found:
         return None
     headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
@@ -388,7 +376,7 @@ def expected_to_fail(frames: Frames) -> Section | None:
             ", ".join(group.dtypes),
             Mark(group.begins_at),
             group.reason,
-            Mark(group.thread, "link", address_of(group.thread)),
+            Mark(group.thread, "link", defects.address_of(group.thread)),
         )
         for group in found
     ]
@@ -398,10 +386,12 @@ def expected_to_fail(frames: Frames) -> Section | None:
         if len(group.cases) > _MAX_CASES
     ]
     table = Table("Expected failures by implementation and reason", headings, rows)
-    what = counted(count_following(frames), "comparison")
+    what = counted(defects.count_following(frames), "comparison")
     why = Text(f"In {what} with other implementations or numbers, these are the reason for the difference.")
-    last = [why] if count_following(frames) else []
-    return Section("Expected failures", "expected-failures", [Text(EXPECTED_FAILURES_NOTE), table, *folded, *last])
+    last = [why] if defects.count_following(frames) else []
+    return Section(
+        "Expected failures", "expected-failures", [Text(defects.EXPECTED_FAILURES_NOTE), table, *folded, *last]
+    )
 
 
 def _first_cases(cases: Sequence[str]) -> Inline:
@@ -412,14 +402,14 @@ def _first_cases(cases: Sequence[str]) -> Inline:
 
 def queries_without_key(frames: Frames) -> Section | None:
     """Return what each implementation gives for a query without a key; None where all give the same."""
-    found = empty_rows(frames)
+    found = defects.empty_rows(frames)
     if found is None:
         return None
-    words = [word for word in EMPTY_ROWS_WORDS if any(word in counts for counts in found.values())]
+    words = [word for word in defects.EMPTY_ROWS_WORDS if any(word in counts for counts in found.values())]
     rows = [(frames.title(column), *(str(counts[word] or "-") for word in words)) for column, counts in found.items()]
     caption, headings = "Cases by what a query without a key gives", ["implementation", *words]
     table = Table(caption, headings, rows, "l" + "r" * len(words))
-    return Section("Queries without a key", "empty-rows", [Text(EMPTY_ROWS_NOTE), table])
+    return Section("Queries without a key", "empty-rows", [Text(defects.EMPTY_ROWS_NOTE), table])
 
 
 _NUMBERS_EXPLAINED = (

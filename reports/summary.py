@@ -15,19 +15,8 @@ import pandas as pd
 
 from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.errors import ExitCode
+from attncheck.reports import coverage
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.coverage import (
-    OF_DOCUMENTS,
-    Coverage,
-    NumberCounts,
-    coverage,
-    judged_rows,
-    misprints,
-    narrowings,
-    number_counts,
-    padded_sentences,
-    unjudged,
-)
 from attncheck.reports.failure_patterns import simplest_first
 from attncheck.reports.frames import (
     Column,
@@ -73,8 +62,8 @@ class Summary:
 @once_for_frames
 def make_summary(frames: Frames) -> Summary:
     """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
-    short = tuple(f"Too little was judged: {line}." for line in unjudged(frames))
-    rest = (*_in_part(frames), *padded_sentences(frames), *narrowings(frames))
+    short = tuple(f"Too little was judged: {line}." for line in coverage.unjudged(frames))
+    rest = (*_in_part(frames), *coverage.padded_sentences(frames), *coverage.narrowings(frames))
     return Summary(headline(frames), extent(frames), (*short, *facts(frames), *_properties(frames), *rest), short)
 
 
@@ -85,7 +74,7 @@ def _properties(frames: Frames) -> list[str]:
 
 def _in_part(frames: Frames) -> list[str]:
     """Say of each implementation what it lacks, where the first line has no room for that."""
-    part = [each for each in coverage(frames) if not each.is_whole]
+    part = [each for each in coverage.coverage(frames) if not each.is_whole]
     if len(part) <= MAX_SPELT_OUT or frames.results.empty:
         return []
     names = [frames.title(each.column, with_version=False) for each in part[:_MAX_IN_PART]]
@@ -104,7 +93,7 @@ def exit_code_of(frames: Frames) -> ExitCode:
         return ExitCode.BAD_INPUT
     if ExitCode.DISAGREE in codes:
         return ExitCode.DISAGREE
-    return ExitCode.NOT_RUN if codes or frames.is_incomplete or unjudged(frames) else ExitCode.AGREE
+    return ExitCode.NOT_RUN if codes or frames.is_incomplete or coverage.unjudged(frames) else ExitCode.AGREE
 
 
 @once_for_frames
@@ -140,7 +129,7 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     results, numbers = failing(frames.results), failing(frames.numbers)
     if not with_records:
         results = results[results["verdict"].ne(Verdict.XPASS)]
-        numbers = numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]
+        numbers = numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)]
     results = results[[*columns, "begins_at"]].assign(is_number=False)
     bad = pd.concat([results, numbers[columns].assign(is_number=True)])
     pairs = failing(frames.pairs)
@@ -180,7 +169,7 @@ def findings(frames: Frames) -> pd.DataFrame:
     found = [
         dict.fromkeys(wrong.columns, "")
         | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}
-        for each in misprints(frames)
+        for each in coverage.misprints(frames)
     ]
     xpassed = failing(frames.results)
     xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].drop_duplicates("message")
@@ -215,7 +204,7 @@ def _evaluations_sentence(frames: Frames) -> str:
     columns = frames.columns
     keys = ["environment", "implementation", "case", "dtype"]
     evaluations = len(results[keys].drop_duplicates())
-    judged = len(judged_rows(frames).drop_duplicates())
+    judged = len(coverage.judged_rows(frames).drop_duplicates())
     environments = results["environment"].nunique()
     where = f" in {environments} environments" if environments > 1 else ""
     part = "all" if judged == evaluations else f"{judged:,}" if judged else "none"
@@ -301,7 +290,7 @@ def _pairs_sentence(frames: Frames) -> str:
 
 def _numbers_sentence(frames: Frames) -> str:
     """Say which of the printed numbers hold; those under a recorded erratum are counted apart."""
-    found = number_counts(frames)
+    found = coverage.number_counts(frames)
     sentences = [_printed_sentence(found)] if found.printed else []
     if found.errata:
         sentences.append(
@@ -328,7 +317,7 @@ def _without_documents(frames: Frames) -> str:
     return f"The cases give {counted(count_numbers(own), 'number')} to compare with: {held}."
 
 
-def _printed_sentence(found: NumberCounts) -> str:
+def _printed_sentence(found: coverage.NumberCounts) -> str:
     """Count every printed number once."""
     if found.hold == found.printed:
         return f"The documents print {counted(found.printed, 'number')}: every one holds."
@@ -367,7 +356,7 @@ _KEYS = ["environment", "implementation"]
 @once_for_frames
 def headline(frames: Frames) -> str:
     """Return who and what, without the last full stop."""
-    found = coverage(frames)
+    found = coverage.coverage(frames)
     if frames.results.empty:
         return "Nothing was run"
     if not any(each.judged for each in found):
@@ -378,7 +367,7 @@ def headline(frames: Frames) -> str:
 
 def extent(frames: Frames) -> str:
     """Return what was judged of what was asked, and what the rest lacks, without the last full stop."""
-    found = coverage(frames)
+    found = coverage.coverage(frames)
     if frames.results.empty:
         return ""
     if len(found) == 1:
@@ -408,7 +397,9 @@ def extent(frames: Frames) -> str:
     return ". ".join(sentences)
 
 
-def _of_standard_cases(frames: Frames, whole: Sequence[Coverage], standard: Sequence[Coverage]) -> str:
+def _of_standard_cases(
+    frames: Frames, whole: Sequence[coverage.Coverage], standard: Sequence[coverage.Coverage]
+) -> str:
     """Say who was judged in all cases, and who in the standard ones."""
     parts = [f"{_listed(frames, whole)}: {whole[0].judged:,} of {counted(whole[0].asked, 'case')}"] if whole else []
     for count in dict.fromkeys(each.judged for each in standard):
@@ -417,12 +408,12 @@ def _of_standard_cases(frames: Frames, whole: Sequence[Coverage], standard: Sequ
     return "; ".join(parts)
 
 
-def _listed(frames: Frames, found: Sequence[Coverage]) -> str:
+def _listed(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
     names = [_name(frames, each.column) for each in found]
     return ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} implementations"
 
 
-def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
+def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
     wrong = _cases_of(_blamed(frames))
     bad = failing(frames.results)
     stopped = _cases_of(bad[bad["verdict"].isin(_STOPPED)])
@@ -454,12 +445,12 @@ def _of_implementations(frames: Frames, found: Sequence[Coverage]) -> str:
     return f"All{text[3:]}" if text.startswith("all ") else text
 
 
-def _is_hardly_judged(frames: Frames, each: Coverage) -> bool:
+def _is_hardly_judged(frames: Frames, each: coverage.Coverage) -> bool:
     asked = frames.asked[each.column.environment]
     return asked.is_hardly_judged(each.column.implementation, each.judged, each.lacks.not_offered)
 
 
-def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
+def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
     blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[each.column.key]))
     clauses = [
         f"{_name(frames, each.column)} is wrong in {_part(len(wrong[each.column.key]), each)}{_read_as(frames, [each])}"
@@ -470,13 +461,13 @@ def _wrong(frames: Frames, judged: Sequence[Coverage], wrong: dict[tuple[str, st
     return clauses
 
 
-def _part(wrong: int, of: Coverage) -> str:
+def _part(wrong: int, of: coverage.Coverage) -> str:
     if of.judged == 1:
         return "the only case that it was judged in"
     return f"{'all' if wrong == of.judged else f'{wrong:,} of the'} {of.judged:,} cases that it was judged in"
 
 
-def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
+def _read_as(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
     """Say by which conventions of their own, and by what they trade, implementations are judged; empty for none."""
     parts = []
     for each in found:
@@ -492,7 +483,7 @@ def _read_as(frames: Frames, found: Sequence[Coverage]) -> str:
     return "".join(parts)
 
 
-def _right(frames: Frames, right: Sequence[Coverage], *, alone: bool) -> str:
+def _right(frames: Frames, right: Sequence[coverage.Coverage], *, alone: bool) -> str:
     """Say who agrees: with each other where several do, and with the exact answer in any case."""
     aside = _except_for_cases(frames, {each.column.key for each in right})
     verb = "agrees" if len(right) == 1 else "agree"
@@ -522,7 +513,7 @@ def _blamed(frames: Frames) -> pd.DataFrame:
     """Return the rows for which an implementation is to blame: numbers that it computes."""
     stages, numbers = failing(frames.results), failing(frames.numbers)
     stages = stages[~stages["verdict"].isin([*_STOPPED, Verdict.XPASS])]
-    return pd.concat([stages, numbers[~numbers["verdict"].isin(OF_DOCUMENTS)]])
+    return pd.concat([stages, numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)]])
 
 
 def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
@@ -543,7 +534,7 @@ def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
 
 def _of_documents(frames: Frames) -> list[str]:
     """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
-    numbers = number_counts(frames)
+    numbers = coverage.number_counts(frames)
     sentences = []
     if numbers.misprints:
         verb = "does" if numbers.misprints == 1 else "do"
@@ -561,11 +552,11 @@ def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
     return {key: set(part["case"]) for key, part in groups(rows, _KEYS).items()}
 
 
-def _with(found: Sequence[Coverage], keys: object) -> list[Coverage]:
+def _with(found: Sequence[coverage.Coverage], keys: object) -> list[coverage.Coverage]:
     return [each for each in found if each.column.key in keys]  # type: ignore[operator]
 
 
-def _names(frames: Frames, found: Sequence[Coverage]) -> str:
+def _names(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
     """Name a few implementations, count many."""
     if len(found) > MAX_NAMED:
         return f"{'all ' if len(found) == len(frames.columns) else ''}{len(found)} implementations"

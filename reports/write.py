@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from csv import writer
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from io import StringIO
 from itertools import chain, starmap
@@ -319,9 +319,8 @@ def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
 
 def _properties(column: Column, environment: Mapping[str, Any], found: Coverage) -> Element:
     properties = Element("properties")
-    of_column = {"environment": column.environment, "implementation": column.implementation, "version": column.version}
     of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": found.words}
-    for name, value in (of_column | of_run).items():
+    for name, value in (asdict(column) | of_run).items():
         SubElement(properties, "property", {"name": name, "value": xml_text(value)})
     return properties
 

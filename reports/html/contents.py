@@ -213,7 +213,8 @@ def make_anchors(cases: Iterable[str], columns: Iterable[Column]) -> Anchors:
     many = len({column.environment for column in columns}) > 1
     slugs = [[slug(c.implementation), *([slug(c.environment)] if many else [])] for c in columns]
     names = _numbered("--".join(parts) for parts in slugs)
-    return Anchors(_by_text(cases), dict(zip(columns, names, strict=True)))
+    cases = list(cases)
+    return Anchors(dict(zip(cases, unique_slugs(cases), strict=True)), dict(zip(columns, names, strict=True)))
 
 
 def slug(text: str) -> str:
@@ -238,11 +239,6 @@ def _numbered(starts: Iterable[str]) -> list[str]:
         taken.add(name)
         names.append(name)
     return names
-
-
-def _by_text(texts: Iterable[str]) -> dict[str, str]:
-    texts = list(texts)
-    return dict(zip(texts, unique_slugs(texts), strict=True))
 
 
 _SHOWN = [

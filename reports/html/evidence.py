@@ -524,7 +524,7 @@ def _fails(drawn: Sequence[Folded]) -> bool:
 
 
 def _failing_words(drawn: Sequence[Folded]) -> Mark:
-    """Say how many computations fail, which are the open ones."""
+    """Count the computations that fail, which are the open ones, in words."""
     failing, every = sum(each.is_open for each in drawn), counted(len(drawn), "computation")
     return Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
 
