@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.config import expected_failures_of
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.call import Limits

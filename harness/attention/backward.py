@@ -72,14 +72,12 @@ class BackwardWeights:
         own = own * (1.0 if rounding.recomputes else 1 - 2 * p) + sum_of_row(p * p * own)
         shared = 2 * (self.shared + sum_of_row(p * self.shared))
         relative = np.maximum(own, 0) + shared + self.of_sum + self.of_weight
-        variance: Real = p * p * relative + self.attended * (2 * rounding.weight_underflow) ** 2
-        return variance
+        return p * p * relative + self.attended * (2 * rounding.weight_underflow) ** 2
 
     def deviation(self) -> Real:
         """Return the deviation of each weight by errors that queries share."""
         p = self.rows.weights
-        deviation: Real = p * np.sqrt(self.of_columns + sum_of_row(p * p * self.of_columns))
-        return deviation
+        return p * np.sqrt(self.of_columns + sum_of_row(p * p * self.of_columns))
 
 
 def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, scores: Logits) -> BackwardWeights:
@@ -136,14 +134,12 @@ BACKWARD_WEIGHTS = Step(
 def _at_most(own: Rows) -> Real:
     p = own.weights
     most = (p + own.grown) / own.least_sum
-    certain: Real = np.where(p > 0, np.where(np.isnan(most), np.inf, most), 0.0)
-    return certain
+    return np.where(p > 0, np.where(np.isnan(most), np.inf, most), 0.0)
 
 
 def _stored(rows: Rows, largest: Real, moved: Real, rounding: RoundingModel) -> Real:
     relative = normalisation_error(rows, rounding) + rounding.weight_unit
-    stored: Real = relative * (1 + 2 * relative) * (largest + moved)
-    return stored
+    return relative * (1 + 2 * relative) * (largest + moved)
 
 
 def _recomputed(rows: Rows, rounding: RoundingModel) -> Real:
@@ -151,8 +147,7 @@ def _recomputed(rows: Rows, rounding: RoundingModel) -> Real:
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     # p e^(E + F) - p, written so that nothing cancels: in float64, E + F is but some dozens of units.
     moved = rows.grown * np.exp(shift) + rows.weights * np.expm1(shift)
-    error: Real = moved + (rounding.weight_unit + rounding.compute_unit) * (rows.weights + moved)
-    return error
+    return moved + (rounding.weight_unit + rounding.compute_unit) * (rows.weights + moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +164,7 @@ class GradWeights:
 
 
 def _value_of_grad_weights(_: Computation, grad_output: Real, value: Real) -> Real:
-    gradient: Real = grad_output @ transposed(every_head(value, grad_output.shape[1]))
-    return gradient
+    return grad_output @ transposed(every_head(value, grad_output.shape[1]))
 
 
 def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> GradWeights:
@@ -332,8 +326,7 @@ def _rounded(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
     rounded = 2 * unit**2 * own + (storing**2 + unit**2) * value * value
     # What underflows is rounded like anything else, by at most eta.
     lost = (2 * rounding.weight_underflow * centred.value) ** 2 + STORAGE_COUNT * underflow**2
-    variance: Real = rounded + centred.weights.attended * lost
-    return variance
+    return rounded + centred.weights.attended * lost
 
 
 def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
@@ -384,23 +377,20 @@ def of_own_exponents(centred: Centred, own: Real, rounding: RoundingModel) -> Re
     p, y = centred.weights.rows.weights, centred.value
     weighted = p * p * own
     total, first, second = (sum_of_row(weighted * factor) for factor in (1.0, y, y * y))
-    variance: Real = y * y * total + 2 * y * first + second + own * y * y * (1.0 if rounding.recomputes else 1 - 4 * p)
-    return variance
+    return y * y * total + 2 * y * first + second + own * y * y * (1.0 if rounding.recomputes else 1 - 4 * p)
 
 
 def of_cuts(centred: Centred, rounding: RoundingModel) -> Real:
     """Return what factors that are cut off have in common, in dp and in Delta, which need not be the same."""
     size = np.abs(centred.gradient.value) + np.abs(centred.delta)
-    variance: Real = rounding.product_common * size**2
-    return variance
+    return rounding.product_common * size**2
 
 
 def constant_moves(logits: GradLogits) -> Real:
     """Return how a relative change of all scores moves the gradients of the logits."""
     rows, y = logits.weights.rows, logits.centred.value
     p, x = rows.weights, rows.shifted
-    moves: Real = p * (y * (x - rows.mean_shifted) - sum_of_row(p * x * y))
-    return moves
+    return p * (y * (x - rows.mean_shifted) - sum_of_row(p * x * y))
 
 
 _ONE = np.ones((1, 1))
@@ -456,8 +446,7 @@ class GradScores:
         assert self.slope.softcap is not None
         unit, underflow = storage_of(rounding)
         lost = underflow**2 * (1 + 1 / self.slope.softcap**2)
-        variance: Real = STORAGE_COUNT * (unit**2 * self.value**2 + self.logits.weights.attended * lost)
-        return variance
+        return STORAGE_COUNT * (unit**2 * self.value**2 + self.logits.weights.attended * lost)
 
 
 def _value_of_slope(problem: Computation, scores: Real) -> Real:
@@ -486,8 +475,7 @@ def _worst_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: floa
     height = np.abs(np.tanh(argument))
     rise = rise_of_tanh(argument, scores.max_error / abs(cap), rounding)
     risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
-    error: Real = risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)
-    return error
+    return risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)
 
 
 def _variance_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
@@ -497,8 +485,7 @@ def _variance_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: f
     of_argument = of_score + (2 * unit**2 + rounding.score_unit**2) * argument**2
     steep = np.minimum(1, slope + 0.77 * np.sqrt(of_argument))
     of_height = steep**2 * of_argument + (rounding.tanh_error**2 + 3 * rounding.score_unit**2) * height
-    variance: Real = 4 * height * of_height + of_height**2 + unit**2 * 4 * (height + slope**2)
-    return variance
+    return 4 * height * of_height + of_height**2 + unit**2 * 4 * (height + slope**2)
 
 
 def _error_of_grad_scores(at: At, logits: GradLogits, slope: Slope) -> GradScores:
@@ -516,8 +503,7 @@ def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) 
     through = error * (slope.value + steep) + size * steep
     rounded = STORAGE_COUNT * storing * (size + error) * (slope.value + steep)
     floor = STORAGE_COUNT * underflow * (1 + 1 / abs(slope.softcap))
-    scores: Real = logits.weights.attended * ((through + rounded) * (1 + 8 * rounding.coarsest_unit) + floor)
-    return scores
+    return logits.weights.attended * ((through + rounded) * (1 + 8 * rounding.coarsest_unit) + floor)
 
 
 # A slope is that of a score, which the weights of its row follow from: it reaches nothing more.

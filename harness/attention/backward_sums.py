@@ -202,8 +202,7 @@ def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) ->
 def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
     """Return, (B, H, Lq, Lk), where a row's weights are no longer linear in the errors of its exponents."""
     linear = is_linear(weights.rows, _MAX_LINEAR)
-    bent: NDArray[np.bool_] = weights.rows.attended & ~linear.all(axis=-1, keepdims=True)
-    return bent
+    return weights.rows.attended & ~linear.all(axis=-1, keepdims=True)
 
 
 def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -382,8 +381,7 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
 
 
 def _value_of_query(_: Computation, products: Real, key: Real) -> Real:
-    gradient: Real = products @ every_head(key, products.shape[1])
-    return gradient
+    return products @ every_head(key, products.shape[1])
 
 
 def _value_of_key(_: Computation, products: Real, query: Real, key: Real) -> Real:
@@ -486,5 +484,4 @@ def _of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, round
         return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes else together
 
     rows = weights.rows
-    exponents: Real = expand(rows.own) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)
-    return exponents
+    return expand(rows.own) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)

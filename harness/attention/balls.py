@@ -1,7 +1,9 @@
-"""Arrays of balls (FLINT's arb) for what 106 bits do not settle.
+"""Arithmetics of numbers that one array holds: balls (FLINT's arb) for what 106 bits do not settle, and scales.
 
-Everything runs at the precision that is current in FLINT (``flint.ctx``), which is state of the whole process: the
-caller sets it with ``flint.ctx.workprec``, and two threads may not share the oracle.
+Balls run at the precision that is current in FLINT (``flint.ctx``), which is state of the whole process: the caller
+sets it with ``flint.ctx.workprec``, and two threads may not share the oracle. Scales are float64 numbers beside which a
+radius is small or not: sums of absolute terms. No term is negative, so that no sum cancels: they are right to some 40
+bits, and only their size matters.
 """
 
 from __future__ import annotations
@@ -15,10 +17,75 @@ import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import NDArray
 
-from attncheck.attention.double_words import OneArray
-from attncheck.attention.exact_array import ExactArray, Flags, Real
+from attncheck.attention.exact_array import ExactArray, Flags, Real, both
 
 Objects = NDArray[np.object_]
+
+
+@dataclass(frozen=True, eq=False)
+class OneArray(ExactArray):
+    """Numbers that one array holds; of objects, NumPy calls the functions that they have by the same names."""
+
+    @property
+    def numbers(self) -> Any:
+        """The numbers."""
+        return self.parts[0]
+
+    def _made(self, numbers: NDArray[Any]) -> Self:
+        return type(self)((numbers,), self.attended)
+
+    def __neg__(self) -> Self:
+        return self._made(-self.numbers)
+
+    def __abs__(self) -> Self:
+        return self._made(np.abs(self.numbers))
+
+    def _plus(self, other: Self) -> Self:
+        return type(self)((self.numbers + other.numbers,), both(self.attended, other.attended))
+
+    def _times(self, other: Self) -> Self:
+        return self._made(self.numbers * other.numbers)
+
+    def _by(self, other: Self) -> Self:
+        return self._made(self.numbers / other.numbers)
+
+    def exp(self) -> Self:
+        return self._made(np.exp(self.numbers))
+
+    def log(self) -> Self:
+        return self._made(np.log(self.numbers))
+
+    def sqrt(self) -> Self:
+        return self._made(np.sqrt(self.numbers))
+
+    def tanh(self) -> Self:
+        return self._made(np.tanh(self.numbers))
+
+
+@dataclass(frozen=True, eq=False)
+class Scales(OneArray):
+    """The numbers are those of float64, without a radius."""
+
+    @classmethod
+    def of_numbers(cls, numbers: Real) -> Self:
+        return cls((numbers,))
+
+    def split(self) -> tuple[Real, Real, Real]:
+        zero = np.zeros(self.shape)
+        return self.numbers, zero, zero
+
+    def is_zero(self) -> Flags:
+        zero: Flags = self.numbers == 0
+        return zero
+
+    def __matmul__(self, other: Self) -> Self:
+        return type(self)((self.numbers @ other.numbers,))
+
+    def _row_sums(self) -> Self:
+        return type(self)((self.numbers.sum(axis=-1, keepdims=True),))
+
+    def _maximum(self, other: Self) -> Self:
+        return self._made(np.maximum(self.numbers, other.numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +148,7 @@ def _each(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]
 
 
 def _numbers(balls: Objects) -> Real:
-    numbers: Real = balls.astype(np.float64)
-    return numbers
+    return balls.astype(np.float64)
 
 
 def _flags(function: Callable[..., Any], *operands: Objects) -> Flags:

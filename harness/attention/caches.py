@@ -94,8 +94,7 @@ def made_of_latents(name: str) -> Step:
         return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
 
     def value(problem: Computation, latents: Real) -> Real:
-        made: Real = latents @ _with_identity(_projection(problem, name), latents.shape[-1])
-        return made
+        return latents @ _with_identity(_projection(problem, name), latents.shape[-1])
 
     def error(at: At, latents: Operand) -> Operand:
         weight = _projection(at.problem, name)
@@ -122,8 +121,7 @@ def made_of_latents(name: str) -> Step:
 
 def size_of_made(latents: Real, weight: Real) -> Real:
     """Return what keys or values made of latent vectors are sums of the absolute terms of: (B, H, T, D + Dr)."""
-    size: Real = np.abs(latents) @ _with_identity(np.abs(weight), latents.shape[-1])
-    return size
+    return np.abs(latents) @ _with_identity(np.abs(weight), latents.shape[-1])
 
 
 def _projection(problem: Computation, name: str) -> Real:

@@ -1,12 +1,8 @@
-"""The arithmetics of float64: double words, each with a proven radius, and plain numbers without one.
+"""Double words: unevaluated sums of two float64 numbers, high = fl(high + low), each with a proven radius.
 
-A double word is an unevaluated sum of two float64 numbers, high = fl(high + low). ``docs/numerics.md``, section 2, has
-the algorithms, which use no fused operations, which NumPy has not, and proves every error and radius below. Where a
-number is not finite, or so small that nothing is proven, the radius is not finite either, and stays so: what is asked
-then goes to ``balls``.
-
-Plain numbers are the scales beside which a radius is small or not: sums of absolute terms. No term is negative, so that
-no sum cancels: they are right to some 40 bits, and only their size matters.
+``docs/numerics.md``, section 2, has the algorithms, which use no fused operations, which NumPy has not, and proves
+every error and radius below. Where a number is not finite, or so small that nothing is proven, the radius is not finite
+either, and stays so: what is asked then goes to ``balls``.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from flint import arb, ctx
@@ -82,8 +78,7 @@ class DoubleWords(ExactArray):
     @property
     def radius(self) -> Real:
         """The farthest that it may be from the truth; not finite where nothing is known."""
-        radius: Real = self.parts[2]
-        return radius
+        return self.parts[2]
 
     def split(self) -> Parts:
         high, low, radius = self.parts
@@ -525,69 +520,3 @@ def _root(x: Pair) -> Pair:
     high = np.sqrt(x[0])
     product, rest = _two_product(high, high)
     return _fast_two_sum(high, (((x[0] - product) - rest) + x[1]) / (2 * high))
-
-
-@dataclass(frozen=True, eq=False)
-class OneArray(ExactArray):
-    """Numbers that one array holds; of objects, NumPy calls the functions that they have by the same names."""
-
-    @property
-    def numbers(self) -> Any:
-        """The numbers."""
-        return self.parts[0]
-
-    def _made(self, numbers: NDArray[Any]) -> Self:
-        return type(self)((numbers,), self.attended)
-
-    def __neg__(self) -> Self:
-        return self._made(-self.numbers)
-
-    def __abs__(self) -> Self:
-        return self._made(np.abs(self.numbers))
-
-    def _plus(self, other: Self) -> Self:
-        return type(self)((self.numbers + other.numbers,), both(self.attended, other.attended))
-
-    def _times(self, other: Self) -> Self:
-        return self._made(self.numbers * other.numbers)
-
-    def _by(self, other: Self) -> Self:
-        return self._made(self.numbers / other.numbers)
-
-    def exp(self) -> Self:
-        return self._made(np.exp(self.numbers))
-
-    def log(self) -> Self:
-        return self._made(np.log(self.numbers))
-
-    def sqrt(self) -> Self:
-        return self._made(np.sqrt(self.numbers))
-
-    def tanh(self) -> Self:
-        return self._made(np.tanh(self.numbers))
-
-
-@dataclass(frozen=True, eq=False)
-class Scales(OneArray):
-    """The numbers are those of float64, without a radius."""
-
-    @classmethod
-    def of_numbers(cls, numbers: Real) -> Self:
-        return cls((numbers,))
-
-    def split(self) -> tuple[Real, Real, Real]:
-        zero = np.zeros(self.shape)
-        return self.numbers, zero, zero
-
-    def is_zero(self) -> Flags:
-        zero: Flags = self.numbers == 0
-        return zero
-
-    def __matmul__(self, other: Self) -> Self:
-        return type(self)((self.numbers @ other.numbers,))
-
-    def _row_sums(self) -> Self:
-        return type(self)((self.numbers.sum(axis=-1, keepdims=True),))
-
-    def _maximum(self, other: Self) -> Self:
-        return self._made(np.maximum(self.numbers, other.numbers))

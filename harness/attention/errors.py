@@ -3,19 +3,24 @@
 Every bound is two numbers per element. ``max_error`` (B) holds for any order of summation, blocking and fusing that the
 rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent noise
 (``docs/numerics.md``, section 5): variances are propagated instead of sums.
+
+A kernel may store an operand in codes with scales (section 3.1), perhaps among fewer elements than it declares, which
+makes the scales smaller, and the error with them. What is no number shares nothing: a kernel whose scale follows from a
+NaN that nobody attends to is held to the others. Less the mean, codes are those of k - m, m the mean of a head's keys.
+Variances of codes are squares of largest errors: a rounding is noise of which nothing else is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec.rounding import RoundingModel
+from attncheck.spec.rounding import FORMATS, Quantization, RoundingModel
 
 Real = NDArray[np.float64]
 
@@ -38,7 +43,7 @@ so the roundings of a sum have the variance u^2 times that; twice as much is all
 
 @dataclass(frozen=True, eq=False)
 class Elementwise:
-    """What several arrays say together of the same elements."""
+    """Arrays that say together something of the same elements."""
 
     def mapped(self, function: Callable[[Any], Any]) -> Self:
         """Rearrange the elements, repeat or leave some out, in all of the arrays."""
@@ -186,8 +191,7 @@ def added(first: Real, second: Real) -> Real:
 
 def summation_variance(unit: float, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of an inner product of ``length`` terms: of its partial sums, and of its products."""
-    variance: Real = ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
-    return variance
+    return ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
 
 
 def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:
@@ -208,8 +212,7 @@ def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, 
 def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of an inner product in a product of matrices."""
     of_total, of_squares = product_factors(rounding, length)
-    variance: Real = of_total * total_square + of_squares * squares
-    return variance
+    return of_total * total_square + of_squares * squares
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +224,7 @@ class Ball(Elementwise):
 
     def radius_of_product(self, value: Real, radius: Real) -> Real:
         """Return how far a product of matrices with another ball moves: |x'y' - xy| <= |x| r_y + r_x (|y| + r_y)."""
-        moved: Real = np.abs(self.value) @ radius + self.radius @ (np.abs(value) + radius)
-        return moved
+        return np.abs(self.value) @ radius + self.radius @ (np.abs(value) + radius)
 
 
 def for_query_heads(array: Real, heads: int) -> Real:
@@ -268,3 +270,49 @@ def finite(array: Real) -> Real:
     """Set what is not finite to 0; a matrix product would spread it to rows that never attend to it."""
     inside = np.isfinite(array)
     return array if inside.all() else np.where(inside, array, 0.0)
+
+
+_SINGLE = FORMATS["float32"].unit_roundoff
+
+
+def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> Operand:
+    """Return the operand of a product, (..., L, D), as the class stores it: with the error of its codes."""
+    quantization = rounding.quantization_of(name)
+    if quantization is None or not operand.value.size:
+        return operand
+    value = finite(operand.value)
+    size, of_mean = np.where(np.isfinite(operand.value), operand.magnitude, 0.0), np.zeros(())
+    if quantization.is_centred:
+        mean = value.mean(axis=-2, keepdims=True)
+        of_mean = (sum(value.shape[-2:]) + 4) * _SINGLE * (size + np.abs(mean))
+        size = np.abs(value - mean) + (size - np.abs(value)) + of_mean
+    error = _error_of_codes(size, quantization) + of_mean
+    variance = error * error
+    return replace(
+        operand,
+        max_error=error if operand.max_error is None else operand.max_error + error,
+        variance=variance if operand.variance is None else operand.variance + variance,
+    )
+
+
+_TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,), "head": (-2, -1), "tensor": None}
+
+
+def _error_of_codes(size: Real, quantization: Quantization) -> Real:
+    grid = quantization.grid
+    scale = 1.0 if quantization.per == "none" else _largest_of_block(size, quantization) / grid.largest
+    error: Real = np.maximum(grid.unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size
+    return error + np.maximum(size - scale * grid.largest, 0.0)
+
+
+def _largest_of_block(size: Real, quantization: Quantization) -> Real:
+    """Return the largest magnitude of those that share a scale, for each element."""
+    largest: Real
+    if quantization.per in _TOGETHER:
+        largest = size.max(axis=_TOGETHER[quantization.per], keepdims=True)
+        return largest
+    axis = -2 if quantization.per == "rows" else -1
+    shared = size.max(axis=-1, keepdims=True) if axis == -2 else size
+    starts = np.arange(0, size.shape[axis], quantization.count)
+    largest = np.repeat(np.maximum.reduceat(shared, starts, axis=axis), quantization.count, axis=axis)
+    return largest.take(np.arange(size.shape[axis]), axis=axis)

@@ -217,8 +217,7 @@ def _capped(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> 
 def rise_of_tanh(argument: Real, moved: Real, rounding: RoundingModel) -> Real:
     """Return dh: how far tanh can move where its argument s / c does, ``moved`` being what the error of s moves it."""
     moved = moved + (2 * rounding.compute_unit + rounding.score_unit) * (np.abs(argument) + moved)
-    rise: Real = np.minimum(1, slope_of_tanh(argument) + 0.77 * moved) * moved
-    return rise
+    return np.minimum(1, slope_of_tanh(argument) + 0.77 * moved) * moved
 
 
 def slope_of_tanh(argument: Real) -> Real:

@@ -146,8 +146,7 @@ def weight_of(problem: Computation, name: str) -> Real:
 def _directions(array: Real, norm: _Norm) -> Real:
     """Return x / N; 0 / 0, of a key that is added where epsilon is taken for 0, is 0."""
     divisor = norm.divisor(array)
-    divided: Real = array / np.where(divisor > 0, divisor, 1)
-    return divided
+    return array / np.where(divisor > 0, divisor, 1)
 
 
 def _exact(problem: Computation, array: ExactArray, weight: ExactArray) -> ExactArray:

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
-from attncheck.attention.enclosure import SETTLED, Enclosure, enclose, join
 from attncheck.attention.errors import Real
-from attncheck.attention.exact_array import ExactArray, Exponentials, Flags, log_sum
+from attncheck.attention.exact_array import SETTLED, Enclosure, ExactArray, Exponentials, Flags, enclose, join, log_sum
 from attncheck.attention.graph import graph_of, nearest
 from attncheck.attention.problem import LOGITS, Computation, OutsideDomain, check_domain
 from attncheck.attention.sampling import ADDS_QUERIES_UP
@@ -342,8 +341,7 @@ def _mean_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
     weights, value = inner["weights"], np.abs(problem.array("value").astype(np.float64))
     batch, heads, rows, length = weights.shape
     grouped = weights.reshape(batch, value.shape[1], -1, length)  # query heads that share a head of values, together
-    means: Real = (grouped @ value).reshape(batch, heads, rows, -1)
-    return means
+    return (grouped @ value).reshape(batch, heads, rows, -1)
 
 
 def _sums_suffice(enclosure: Enclosure, scale: Real, tolerance: float) -> bool:

@@ -117,8 +117,7 @@ def _stored(at: At, max_error: Real, variance: Real, floor: Real | float) -> Fin
 
 
 def _radius_of_output(_: Around, __: Real, context: Ball, sigmoid: Ball) -> Real:
-    radius: Real = np.abs(context.value) * sigmoid.radius + context.radius * (sigmoid.value + sigmoid.radius)
-    return radius
+    return np.abs(context.value) * sigmoid.radius + context.radius * (sigmoid.value + sigmoid.radius)
 
 
 def _reach_of_product(_: Reach, *flags: Flags) -> Flags:

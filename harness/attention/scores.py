@@ -29,13 +29,13 @@ from attncheck.attention.errors import (
     added,
     for_query_heads,
     heads_of,
+    stored_operand_of,
     summation_variance,
     transposed,
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, handed_on, reach_of_scores
 from attncheck.attention.problem import Computation, per_head
-from attncheck.attention.quantization import stored_operand_of
 from attncheck.attention.step import Around, At, Step, stored_logits
 from attncheck.reading.lowering import Factor
 from attncheck.spec.rounding import RoundingModel
@@ -148,8 +148,7 @@ def _may_fit(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingMo
 
 
 def _grid(query: Operand, key: Operand) -> Real:
-    grid: Real = np.minimum(_lowest_bit(query.value) * _lowest_bit(key.value), _LARGEST_GRID)
-    return grid
+    return np.minimum(_lowest_bit(query.value) * _lowest_bit(key.value), _LARGEST_GRID)
 
 
 def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:

@@ -452,8 +452,7 @@ def moved_weights(rows: Rows) -> Real:
     p = rows.weights
     # R - p W cancels where one key has nearly all of the weight.
     others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _HALF_BIT * rows.grown_sum
-    moved: Real = np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
-    return moved
+    return np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
 
 
 def normalisation_error(rows: Rows, rounding: RoundingModel) -> Real:
@@ -471,8 +470,7 @@ def total_error(rows: Rows, rounding: RoundingModel) -> Real:
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), LARGEST_EXPONENT))
     below = -np.expm1(-rows.fall - shift)
-    total: Real = np.maximum(above, below)
-    return total
+    return np.maximum(above, below)
 
 
 def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
@@ -481,8 +479,7 @@ def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
     kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
     excess = np.where(rows.count[..., 0] > 0, exact - rows.maximum[..., 0], 0.0)
     counts = rounding.difference_count + rounding.maximum_count
-    shift: Real = log_sum_exp_bound(rows, exact, kept).max_error + counts * unit * np.maximum(excess, 0)
-    return shift
+    return log_sum_exp_bound(rows, exact, kept).max_error + counts * unit * np.maximum(excess, 0)
 
 
 def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.double_words import DoubleWords, Scales
+from attncheck.attention.balls import Scales
+from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach

@@ -23,12 +23,12 @@ from attncheck.attention.errors import (
     for_query_heads,
     heads_of,
     product_factors,
+    stored_operand_of,
     sum_of_row,
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Computation
-from attncheck.attention.quantization import stored_operand_of
 from attncheck.attention.softmax import Rows, Weights, second_order, stored_log_sum_exp_variance, total_error
 from attncheck.attention.step import Around, At, NotFiniteError, Step
 from attncheck.spec.rounding import RoundingModel
@@ -67,8 +67,7 @@ def _exact(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray
 
 
 def _value(_: Computation, weights: Real, value: Real) -> Real:
-    mean: Real = weights @ for_query_heads(value, heads_of(weights))
-    return mean
+    return weights @ for_query_heads(value, heads_of(weights))
 
 
 def _radius(_: Around, __: Real, weights: Ball, value: Ball) -> Real:
@@ -260,8 +259,7 @@ def _attended_sum(rows: Rows, size: Real) -> Real:
     if rows.all_attended:
         total: Real = size.sum(axis=-2, keepdims=True)
         return total
-    attended: Real = rows.attended.astype(np.float64) @ size
-    return attended
+    return rows.attended.astype(np.float64) @ size
 
 
 def _largest_move(rows: Rows, scaled: _Scaled) -> Real:

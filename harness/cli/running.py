@@ -85,7 +85,7 @@ def _load(names: Iterable[str]) -> None:
 def _run(
     request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
 ) -> RunSummary:
-    from attncheck.attention.enclosure import SETTLED
+    from attncheck.attention.exact_array import SETTLED
     from attncheck.commands import joined
     from attncheck.config import selected
     from attncheck.execution.implementation_selection import select_implementations

@@ -31,7 +31,7 @@ from time import perf_counter, sleep
 from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
-from attncheck.attention.enclosure import SETTLED
+from attncheck.attention.exact_array import SETTLED
 from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attncheck.attention.bounds import Bound
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.sampling import index_in_all, rows_of_stage
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
@@ -184,8 +184,7 @@ def failing_elements(truth: Truth, stage: str, array: Array, rounding_model: str
     """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
     exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
     judged = is_measured(exact, bound, str(array.dtype))
-    wrong: Flags = _beyond(exact, bound, array) | _odd_elements(exact, judged, array)
-    return wrong
+    return _beyond(exact, bound, array) | _odd_elements(exact, judged, array)
 
 
 def _beyond(exact: Enclosure, bound: Bound, array: Array) -> Flags:

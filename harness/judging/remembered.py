@@ -29,7 +29,7 @@ from attncheck.store import Key, UnreadableEntry, digest_of, digest_of_code
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from attncheck.attention.enclosure import Enclosure
+    from attncheck.attention.exact_array import Enclosure
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -83,7 +83,7 @@ def rows_from_bytes(data: bytes) -> tuple[Row, ...]:
 
 def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
     """Write exact stages down, and the float64 stages between; low and radius in units of the last place of high."""
-    from attncheck.attention.enclosure import last_place
+    from attncheck.attention.exact_array import last_place
 
     parts = {f"high {stage}": each.high for stage, each in exact.items()}
     for stage, each in exact.items():
@@ -94,7 +94,7 @@ def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
 
 def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, NDArray[Any]]]:
     """Read what ``enclosures_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    from attncheck.attention.enclosure import Enclosure
+    from attncheck.attention.exact_array import Enclosure
 
     parts = _by_part(arrays_from_bytes(data), ("high", "low", "radius", "inner"))
     try:
@@ -115,7 +115,7 @@ def _in_units(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
 
 
 def _of_units(scaled: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
-    from attncheck.attention.enclosure import last_place
+    from attncheck.attention.exact_array import last_place
 
     return scaled if scaled.dtype == np.float64 else scaled * last_place(high)
 

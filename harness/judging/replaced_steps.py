@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import for_bounds
-from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Elementwise, Finished, Operand, Real, as_float64, exact_logits
+from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.walk import Walk, error_walk, value_walk

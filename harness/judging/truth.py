@@ -24,7 +24,7 @@ from attncheck.attention.bounds import (
     for_bounds,
     introduced_bounds,
 )
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import (
     PrecisionExhausted,
     are_blocked,
@@ -458,8 +458,7 @@ def within_range(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
 
 def is_measured(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
     """Return where an error can be measured: the exact value is a number of the dtype, and its bound is finite."""
-    measured: NDArray[np.bool_] = _is_within(exact, dtype) & np.isfinite(bound.max_error)
-    return measured
+    return _is_within(exact, dtype) & np.isfinite(bound.max_error)
 
 
 def is_prescribed(exact: Enclosure) -> NDArray[np.bool_]:
@@ -474,8 +473,7 @@ def is_open(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
 
 
 def _is_within(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
-    within: NDArray[np.bool_] = np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
-    return within
+    return np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
 
 
 def _where_finite(bound: Bound, exact: Array) -> Bound:

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound
+from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags, any_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
 from attncheck.attention.sampling import queries_of

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.caches import size_of_made
-from attncheck.attention.enclosure import Enclosure
 from attncheck.attention.errors import Bound, Real
+from attncheck.attention.exact_array import Enclosure
 from attncheck.dtypes import rounded_once
 from attncheck.judging.alternatives import (
     Alternative,

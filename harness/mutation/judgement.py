@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
 from attncheck.dtypes import numpy_dtype
 from attncheck.judging.compare import Tier

@@ -169,8 +169,7 @@ def judge_arrays(
 
 
 def _is_nan(array: Array) -> Flags:
-    nan: Flags = np.isnan(array.astype(np.float64))
-    return nan
+    return np.isnan(array.astype(np.float64))
 
 
 def _judged(

@@ -18,7 +18,7 @@ from problems import Array, Problem, draw
 from attncheck.attention import oracle
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
-from attncheck.attention.enclosure import Enclosure, enclose
+from attncheck.attention.exact_array import Enclosure, enclose
 from attncheck.attention.oracle import OutsideDomain, PrecisionExhausted, exact_from, exact_stages
 from attncheck.attention.problem import Computation
 

@@ -19,8 +19,7 @@ from traded_kernels import KERNELS, codes_with_scales, declared, product_in_floa
 
 from attncheck import check
 from attncheck.accuracy import lines_of, measure_accuracy, small_cases
-from attncheck.attention.errors import Operand
-from attncheck.attention.quantization import stored_operand_of
+from attncheck.attention.errors import Operand, stored_operand_of
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.reports.summary import headline

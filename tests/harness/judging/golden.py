@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.dtypes import rounded_once
 from attncheck.execution.call import end_with_parent
 from attncheck.judging import truth as judging_truth

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of

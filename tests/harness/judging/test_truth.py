@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from problems import Array, Arrays, Problem
 
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
 from attncheck.dtypes import numpy_dtype
 from attncheck.judging import truth as module

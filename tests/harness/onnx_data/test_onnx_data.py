@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck import cli
-from attncheck.attention.enclosure import Enclosure
+from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import LIBRARIES
 from attncheck.errors import OnnxDataError, OutputError, UsageError
 from attncheck.execution.worker import Computed
