@@ -241,7 +241,7 @@ def _odd_elements(exact: Enclosure, judged: Flags, array: Array) -> Flags:
 
 
 def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJudgement:
-    index = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(odd)), odd.shape))
+    index = index_of_largest(odd)
     value, truth = float(array[index]), float(exact.high[index])
     swallowed = "NaN swallowed: " if np.isnan(truth) else ""
     message = f"{swallowed}{value:g} where the exact value is {truth:.9g}, at {int(odd.sum())} of {odd.size} elements"

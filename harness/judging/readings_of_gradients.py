@@ -21,13 +21,13 @@ from attncheck.attention.scores import scale_of as factor_of
 from attncheck.attention.walk import Walk
 from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
 from attncheck.judging.replaced_steps import (
-    Errors,
     Estimates,
+    Follow,
+    Followed,
     in_operations,
     multiplied_stages,
     powers,
     replacement_by,
-    walk_from,
     width_to,
 )
 from attncheck.judging.truth import Truth
@@ -187,14 +187,14 @@ STEPS: Mapping[str, Step] = {
 """What each step of a backward pass makes of those before it."""
 
 
-def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -> Callable[..., Estimates]:
+def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -> Follow:
     """Take other steps, where they are other ones."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+    def follow(at: Followed) -> Estimates:
+        truth, rounding = at.truth, at.rounding
         known = truth._readings.setdefault("backward", {})
         if rounding not in known:
-            problem = for_bounds(Computation.of(truth.canonical))
-            known[rounding] = Backward(truth, problem, walk_from(truth, rounding, {}), rounding, {})
+            known[rounding] = Backward(truth, for_bounds(at.problem), at.walk({}), rounding, {})
         problem, step = known[rounding].problem, replace(known[rounding], changed=changed, made={})
         if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
             return {}

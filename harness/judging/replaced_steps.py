@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.attention.bounds import for_bounds
 from attncheck.attention.errors import Bound, Elementwise, Finished, Operand, Real, as_float64, exact_logits
 from attncheck.attention.exact_array import Enclosure
+from attncheck.attention.flags import Flags
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.projection import merge_heads
 from attncheck.attention.walk import Walk, error_walk, value_walk
@@ -41,40 +41,107 @@ from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
 from attncheck.spec.rounding import RoundingModel, rounding_model_named
 
-Errors = Mapping[str, Real]
 Estimates = dict[str, tuple[Real, Real]]
 """Stage -> values in float64, and per element the largest error that they may have."""
-Follow = Callable[[Truth, RoundingModel, Errors], Estimates]
 
 _LN2 = math.log(2)
 _HALF_PLACES = 8
 """Roundings of a few operations on a finished result."""
 
 
-def walk_from(truth: Truth, rounding: RoundingModel, states: Mapping[str, Any]) -> Walk:
-    """Follow values and errors from other states of some nodes, and from the inputs."""
-    problem = for_bounds(_problem(truth))
-    states = {name: _with_added(problem, name, state) for name, state in states.items()}
-    values = value_walk(problem, {name: state.value for name, state in states.items()})
-    return error_walk(problem, rounding, values, states=states)
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """The exact answer from which another step is followed, a rounding model, and the largest errors of its stages."""
+
+    truth: Truth
+    rounding: RoundingModel
+    errors: Mapping[str, Real]
+
+    @cached_property
+    def problem(self) -> Computation:
+        """The computation of the exact answer."""
+        return Computation.of(self.truth.canonical)
+
+    @property
+    def few_roundings(self) -> float:
+        """The relative error of a few operations on a finished result."""
+        return _HALF_PLACES * self.rounding.coarsest_unit
+
+    def value(self, stage: str) -> Real:
+        """Return a stage of the exact answer in float64."""
+        return self.truth.exact[stage].high
+
+    def walk(self, states: Mapping[str, Any]) -> Walk:
+        """Follow values and errors from other states of some nodes, and from the inputs."""
+        problem = for_bounds(self.problem)
+        states = {name: _with_added(problem, name, state) for name, state in states.items()}
+        values = value_walk(problem, {name: state.value for name, state in states.items()})
+        return error_walk(problem, self.rounding, values, states=states)
+
+    def estimates(self, walk: Walk, stages: Iterable[str]) -> Estimates:
+        """Return what a walk finds for stages as they are returned."""
+        without_added, states = self.problem.without_added, {stage: walk.node(stage) for stage in stages}
+        return {
+            stage: (without_added(stage, state.value), without_added(stage, state.bound(self.rounding).max_error))
+            for stage, state in states.items()
+        }
+
+    def times(self, stage: str, factor: float) -> tuple[Real, Real]:
+        """Multiply a stage by a number."""
+        value = self.value(stage) * factor
+        error = np.abs(factor) * self.errors[stage] + self.few_roundings * np.abs(value)
+        return value, error + self.rounding.output_underflow
+
+    def last_logits(self) -> tuple[Real, Real]:
+        """Return what the softmax sees, and its largest errors."""
+        order = [stage for stage in LOGITS if stage in self.truth.exact]
+        if not order:
+            scores = as_float64(self.truth.inputs["scores"])
+            return scores, np.zeros_like(scores)
+        return self.value(order[-1]), self.errors[order[-1]]
+
+    def before_mask(self) -> tuple[tuple[Real, Real], Flags | None]:
+        """Return the logits that meet the mask, with their errors, and where it allows; None where nothing masks."""
+        last = [stage for stage in LOGITS[:-1] if stage in self.truth.exact][-1]
+        logits = self.value(last)
+        return (logits, self.errors[last]), Computation.as_given(self.truth.canonical).kept(logits.shape)
+
+    def softmax_of(self, logits: Real, error: Real) -> Estimates:
+        """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
+        return self.estimates(self.walk({"masked": exact_logits(logits, error)}), ("weights", "log_sum_exp"))
+
+    def behind_weights(self, weights: Real, max_error: Real) -> Estimates:
+        """Follow other weights through the average of the values, and through the output projection."""
+        if self.truth.operation == "softmax":
+            return {}
+        states = {"weights": Operand(weights, max_error)}
+        if "value" in self.truth.exact:
+            errors = self.errors["value"]
+            states["value"] = Operand(self.value("value"), errors, errors**2)
+        walk = self.walk(states)
+        return self.estimates(walk, [stage for stage in ("context", "output") if stage in walk.graph])
+
+    def from_logits(self, stage: str, value: Real, moved: Real) -> Estimates:
+        """Follow other logits of a stage, and the largest errors that they may have, through all that follows."""
+        walk, found = self.walk({stage: exact_logits(value, moved)}), {}
+        for each in LOGITS[LOGITS.index(stage) :]:
+            if each in self.truth.exact:
+                state = walk.node(each)
+                both = state.value, state.max_error + np.zeros_like(state.value)
+                shown, error = (self.problem.without_added(each, array) for array in both)
+                found[each] = shown, error
+        if self.truth.operation == "scoring":
+            return found
+        found |= self.estimates(walk, ("weights", "log_sum_exp"))
+        return found | self.behind_weights(*found["weights"])
 
 
-def _problem(truth: Truth) -> Computation:
-    return Computation.of(truth.canonical)
+Follow = Callable[[Followed], Estimates]
 
 
 def _with_added(problem: Computation, name: str, state: Any) -> Any:
     is_added = problem.added_keys and isinstance(state, Elementwise)
     return state.mapped(partial(problem.with_added, name)) if is_added else state
-
-
-def _estimates(truth: Truth, walk: Walk, stages: Iterable[str], rounding: RoundingModel) -> Estimates:
-    """Return what a walk finds for stages as they are returned."""
-    without_added, states = _problem(truth).without_added, {stage: walk.node(stage) for stage in stages}
-    return {
-        stage: (without_added(stage, state.value), without_added(stage, state.bound(rounding).max_error))
-        for stage, state in states.items()
-    }
 
 
 # What projections are joined with.
@@ -83,15 +150,15 @@ def _estimates(truth: Truth, walk: Walk, stages: Iterable[str], rounding: Roundi
 def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepReplacement:
     """Change past and new keys or values, one behind the other, given the length of the past."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        walk, states = walk_from(truth, rounding, {}), dict[str, Any]()
-        past = truth.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
+    def follow(at: Followed) -> Estimates:
+        walk, states = at.walk({}), dict[str, Any]()
+        past = at.truth.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
         if not past:
             return {}
         for name in names:
             states[f"joined_{name}"] = walk.node(f"joined_{name}").mapped(lambda part: change(part, past))
-        behind = [stage for stage in truth.exact if stage_position(stage) >= stage_position("raw_scores")]
-        return _estimates(truth, walk_from(truth, rounding, states), behind, rounding)
+        behind = [stage for stage in at.truth.exact if stage_position(stage) >= stage_position("raw_scores")]
+        return at.estimates(at.walk(states), behind)
 
     return replacement_by(follow)
 
@@ -101,211 +168,126 @@ def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepRepla
 
 def multiplied(stages: tuple[str, ...], factor: float) -> Follow:
     """Multiply stages by a number."""
-
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        return {stage: _times(truth, stage, factor, rounding, errors) for stage in stages if stage in truth.exact}
-
-    return follow
-
-
-def _times(truth: Truth, stage: str, factor: float, rounding: RoundingModel, errors: Errors) -> tuple[Real, Real]:
-    value = truth.exact[stage].high * factor
-    return value, np.abs(factor) * errors[stage] + _few_roundings(rounding) * np.abs(value) + rounding.output_underflow
-
-
-def _few_roundings(rounding: RoundingModel) -> float:
-    return _HALF_PLACES * rounding.coarsest_unit
+    return lambda at: {stage: at.times(stage, factor) for stage in stages if stage in at.truth.exact}
 
 
 def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None = False) -> Follow:
     """Take a m + b (L - m) for log_sum_exp: maximum and logarithm of the sum, each with a factor, in a base or any."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        if base_two not in (None, truth.options.get("lse_base") == "2"):
+    def follow(at: Followed) -> Estimates:
+        if base_two not in (None, at.truth.options.get("lse_base") == "2"):
             return {}
         if of_maximum == of_rest:
-            return {"log_sum_exp": _times(truth, "log_sum_exp", of_rest, rounding, errors)}
-        return _split_log_sum_exp(truth, rounding, errors, of_maximum, of_rest)
+            return {"log_sum_exp": at.times("log_sum_exp", of_rest)}
+        logits, error = at.last_logits()
+        highest, total = logits.max(axis=-1, initial=-np.inf), at.value("log_sum_exp")
+        maximum = np.where(np.isfinite(highest), highest, 0.0)
+        rest = np.where(np.isfinite(total), total - maximum, 0.0)
+        value = np.where(np.isfinite(total), of_maximum * maximum + of_rest * rest, total)
+        moved = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
+        rounding_error = at.few_roundings * (np.abs(maximum) + np.abs(rest))
+        max_error = (of_maximum + of_rest) * (at.errors["log_sum_exp"] + 2 * moved) + rounding_error
+        return {"log_sum_exp": (value, np.where(np.isfinite(total), max_error + at.rounding.output_underflow, 0.0))}
 
     return follow
-
-
-def _split_log_sum_exp(
-    truth: Truth, rounding: RoundingModel, errors: Errors, of_maximum: float, of_rest: float
-) -> Estimates:
-    """Return a m + b (L - m): maximum and logarithm of the sum, each with a factor."""
-    logits, error = _last_logits(truth, errors)
-    highest, total = logits.max(axis=-1, initial=-np.inf), truth.exact["log_sum_exp"].high
-    maximum = np.where(np.isfinite(highest), highest, 0.0)
-    rest = np.where(np.isfinite(total), total - maximum, 0.0)
-    value = np.where(np.isfinite(total), of_maximum * maximum + of_rest * rest, total)
-    moved = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
-    rounding_error = _few_roundings(rounding) * (np.abs(maximum) + np.abs(rest))
-    max_error = (
-        (of_maximum + of_rest) * (errors["log_sum_exp"] + 2 * moved) + rounding_error + rounding.output_underflow
-    )
-    return {"log_sum_exp": (value, np.where(np.isfinite(total), max_error, 0.0))}
 
 
 # Another softmax.
 
 
-def _last_logits(truth: Truth, errors: Errors) -> tuple[Real, Real]:
-    """Return what the softmax sees, and its largest errors."""
-    order = [stage for stage in LOGITS if stage in truth.exact]
-    if not order:
-        scores = as_float64(truth.inputs["scores"])
-        return scores, np.zeros_like(scores)
-    return truth.exact[order[-1]].high, errors[order[-1]]
-
-
 def softmax_over(axis: int) -> Follow:
     """Normalise along another axis than that of the keys."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        logits, error = _last_logits(truth, errors)
-        if logits.ndim < -axis or _problem(truth).added_keys:  # what is added belongs to the axis of the keys
+    def follow(at: Followed) -> Estimates:
+        logits, error = at.last_logits()
+        if logits.ndim < -axis or at.problem.added_keys:  # what is added belongs to the axis of the keys
             return {}
         turned, moved = (np.moveaxis(np.broadcast_to(each, logits.shape), axis, -1) for each in (logits, error))
-        weights, max_error = (
-            np.moveaxis(each, -1, axis) for each in _softmax_of(truth, turned, moved, rounding)["weights"]
-        )
-        return {"weights": (weights, max_error)} | _behind_weights(truth, weights, max_error, rounding, errors)
+        weights, max_error = (np.moveaxis(each, -1, axis) for each in at.softmax_of(turned, moved)["weights"])
+        return {"weights": (weights, max_error)} | at.behind_weights(weights, max_error)
 
     return follow
 
 
-def _softmax_of(truth: Truth, logits: Real, error: Real, rounding: RoundingModel) -> Estimates:
-    """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
-    walk = walk_from(truth, rounding, {"masked": exact_logits(logits, error)})
-    return _estimates(truth, walk, ("weights", "log_sum_exp"), rounding)
-
-
-def not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+def not_renormalised(at: Followed) -> Estimates:
     """Take the softmax of what nothing masks, and leave masked weights out afterwards."""
-    return _masked_behind(truth, rounding, errors, None)
+    return _masked_behind(at, None)
 
 
-def mask_not_renormalised(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+def mask_not_renormalised(at: Followed) -> Estimates:
     """Do the same with the mask alone: causality, windows and lengths are there before the softmax."""
-    asked = truth.problem.called() if truth.problem is not None else None
+    asked = at.truth.problem.called() if at.truth.problem is not None else None
     if asked is None or "mask" not in asked.inputs:
         return {}
     plain = asked.without_input("mask").canonical()
-    logits, _ = _last_logits(truth, errors)
-    before = Computation.as_given(plain).kept(logits.shape)
-    return _masked_behind(truth, rounding, errors, before)
+    return _masked_behind(at, Computation.as_given(plain).kept(at.last_logits()[0].shape))
 
 
-def _masked_behind(
-    truth: Truth, rounding: RoundingModel, errors: Errors, before: NDArray[np.bool_] | None
-) -> Estimates:
-    (logits, error), allowed = _before_mask(truth, errors)
+def _masked_behind(at: Followed, before: Flags | None) -> Estimates:
+    (logits, error), allowed = at.before_mask()
     if allowed is None:
         return {}
     if before is not None:
         logits, error = np.where(before, logits, -np.inf), np.where(before, error, 0.0)
-    found = _softmax_of(truth, logits, error, rounding)
+    found = at.softmax_of(logits, error)
     weights, max_error = (np.where(allowed, each, 0.0) for each in found["weights"])
     found |= {"masked": (logits, error), "weights": (weights, max_error)}
-    return found | _behind_weights(truth, weights, max_error, rounding, errors)
+    return found | at.behind_weights(weights, max_error)
 
 
-def _before_mask(truth: Truth, errors: Errors) -> tuple[tuple[Real, Real], NDArray[np.bool_] | None]:
-    """Return the logits that meet the mask with their largest errors, and where it allows; None where nothing masks."""
-    last = [stage for stage in LOGITS[:-1] if stage in truth.exact][-1]
-    logits = truth.exact[last].high
-    allowed = Computation.as_given(truth.canonical).kept(logits.shape)
-    return (logits, errors[last]), allowed
-
-
-def masked_at_minus_cap(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+def masked_at_minus_cap(at: Followed) -> Estimates:
     """Give a masked key the logit -softcap: that is what the softcap makes of -inf."""
-    (logits, error), allowed = _before_mask(truth, errors)
-    softcap = truth.options.get("softcap")
+    (logits, error), allowed = at.before_mask()
+    softcap = at.truth.options.get("softcap")
     if allowed is None or softcap is None:
         return {}
     logits = np.where(allowed, logits, -softcap)
-    error = np.where(allowed, error, _few_roundings(rounding) * softcap)
-    found = _softmax_of(truth, logits, error, rounding) | {"masked": (logits, error)}
-    return found | _behind_weights(truth, *found["weights"], rounding, errors)
-
-
-def _behind_weights(truth: Truth, weights: Real, max_error: Real, rounding: RoundingModel, errors: Errors) -> Estimates:
-    """Follow other weights through the average of the values, and through the output projection."""
-    if truth.operation == "softmax":
-        return {}
-    states = {"weights": Operand(weights, max_error)}
-    if "value" in truth.exact:
-        states["value"] = _projected(truth, errors, "value")
-    walk = walk_from(truth, rounding, states)
-    return _estimates(truth, walk, [stage for stage in ("context", "output") if stage in walk.graph], rounding)
-
-
-def _projected(truth: Truth, errors: Errors, name: str) -> Operand:
-    return Operand(truth.exact[name].high, errors[name], errors[name] ** 2)
+    error = np.where(allowed, error, at.few_roundings * softcap)
+    found = at.softmax_of(logits, error) | {"masked": (logits, error)}
+    return found | at.behind_weights(*found["weights"])
 
 
 # Other scores.
 
 
-def squared(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+def squared(at: Followed) -> Estimates:
     """Square the scores."""
-    scores, error = truth.exact["scores"].high, errors["scores"]
+    scores, error = at.value("scores"), at.errors["scores"]
     squares = scores * scores
-    moved = 2 * np.abs(scores) * error + error * error + _few_roundings(rounding) * squares + rounding.score_underflow
-    return _from_logits(truth, rounding, errors, "scores", squares, moved)
+    moved = 2 * np.abs(scores) * error + error * error + at.few_roundings * squares + at.rounding.score_underflow
+    return at.from_logits("scores", squares, moved)
 
 
 def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[float, float], float]) -> Follow:
     """Bound scores otherwise than c tanh(s / c): ``change(scores, c, scale)``, of at most ``slope(c, scale)``."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        cap = truth.options.get("softcap")
-        if cap is None or "scores" not in truth.exact or OPERATIONS[truth.operation].has_gradients:
+    def follow(at: Followed) -> Estimates:
+        cap, problem = at.truth.options.get("softcap"), at.truth.problem
+        if cap is None or "scores" not in at.truth.exact or OPERATIONS[at.truth.operation].has_gradients:
             return {}
-        scores, error = truth.exact["scores"].high, errors["scores"]
-        problem = truth.problem
+        scores, error = at.value("scores"), at.errors["scores"]
         numbers = float(cap), scale_of(problem) if problem is not None and has_scale(problem) else 1.0
         value = change(scores, *numbers)
-        moved = slope(*numbers) * (error + _few_roundings(rounding) * np.abs(scores))
-        moved = moved + _few_roundings(rounding) * np.abs(value) + rounding.score_underflow
-        return _from_logits(truth, rounding, errors, "capped", value, moved)
+        moved = slope(*numbers) * (error + at.few_roundings * np.abs(scores))
+        moved = moved + at.few_roundings * np.abs(value) + at.rounding.score_underflow
+        return at.from_logits("capped", value, moved)
 
     return follow
-
-
-def _from_logits(
-    truth: Truth, rounding: RoundingModel, errors: Errors, stage: str, value: Real, moved: Real
-) -> Estimates:
-    """Follow other logits of a stage, and the largest errors that they may have, through all that follows."""
-    problem = _problem(truth)
-    walk = walk_from(truth, rounding, {stage: exact_logits(value, moved)})
-    found = {}
-    for each in LOGITS[LOGITS.index(stage) :]:
-        if each in truth.exact:
-            state = walk.node(each)
-            shown, error = state.value, state.max_error + np.zeros_like(state.value)
-            found[each] = problem.without_added(each, shown), problem.without_added(each, error)
-    if truth.operation == "scoring":
-        return found
-    found |= _estimates(truth, walk, ("weights", "log_sum_exp"), rounding)
-    return found | _behind_weights(truth, *found["weights"], rounding, errors)
 
 
 def scores_times(name: str, power: float) -> Follow:
     """Multiply scores by a power of the lengths of queries or keys, or of both."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
-        query, key = (np.linalg.norm(as_float64(truth.inputs[each]), axis=-1) for each in ("query", "key"))
+    def follow(at: Followed) -> Estimates:
+        query, key = (np.linalg.norm(as_float64(at.truth.inputs[each]), axis=-1) for each in ("query", "key"))
         lengths = {"query": query[..., np.newaxis], "key": key[..., np.newaxis, :]}
         factor = lengths[name] if name in lengths else lengths["query"] * lengths["key"]
-        if factor.shape[-3] != truth.exact["scores"].high.shape[-3] or not (factor > 0).all():
+        if factor.shape[-3] != at.value("scores").shape[-3] or not (factor > 0).all():
             return {}
         factor = factor**power
-        value = truth.exact["scores"].high * factor
-        moved = errors["scores"] * factor + _few_roundings(rounding) * np.abs(value) + rounding.score_underflow
-        return _from_logits(truth, rounding, errors, "scores", value, moved)
+        value = at.value("scores") * factor
+        moved = at.errors["scores"] * factor + at.few_roundings * np.abs(value) + at.rounding.score_underflow
+        return at.from_logits("scores", value, moved)
 
     return follow
 
@@ -313,27 +295,25 @@ def scores_times(name: str, power: float) -> Follow:
 def denominator_plus(number: float) -> Follow:
     """Add a number to the sum of exponentials, of which the largest is 1."""
 
-    def follow(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+    def follow(at: Followed) -> Estimates:
+        truth, errors = at.truth, at.errors
         if "log_sum_exp" not in truth.exact or truth.options.get("lse_base") == "2" or "weights" not in truth.exact:
             return {}
-        logits, moved = _last_logits(truth, errors)
-        highest, total = logits.max(axis=-1, initial=-np.inf), truth.exact["log_sum_exp"].high
+        logits, moved = at.last_logits()
+        highest, total = logits.max(axis=-1, initial=-np.inf), at.value("log_sum_exp")
         if not np.isfinite(highest).all() or "sinks" in truth.inputs:
             return {}
         shift = errors["log_sum_exp"] + np.where(np.isfinite(logits), moved, 0.0).max(axis=-1, initial=0.0)
         parts = np.exp(total - highest)[..., np.newaxis]
         factor = parts / (parts + number)
-        weights = truth.exact["weights"].high * factor
-        max_error = errors["weights"] * factor + np.abs(weights) * (
-            np.expm1(shift)[..., np.newaxis] * number / (parts + number) + _few_roundings(rounding)
-        )
-        max_error = max_error + rounding.weight_underflow
+        weights = at.value("weights") * factor
+        of_shift = np.expm1(shift)[..., np.newaxis] * number / (parts + number)
+        max_error = errors["weights"] * factor + np.abs(weights) * (of_shift + at.few_roundings)
+        max_error = max_error + at.rounding.weight_underflow
         total = np.log(parts[..., 0] + number) + highest
-        of_total = (errors["log_sum_exp"] + 2 * shift) + _few_roundings(rounding) * (
-            np.abs(total) + np.abs(highest) + 1
-        )
-        found = {"weights": (weights, max_error), "log_sum_exp": (total, of_total)}
-        return found | _behind_weights(truth, weights, max_error, rounding, errors)
+        rounded = at.few_roundings * (np.abs(total) + np.abs(highest) + 1)
+        found = {"weights": (weights, max_error), "log_sum_exp": (total, (errors["log_sum_exp"] + 2 * shift) + rounded)}
+        return found | at.behind_weights(weights, max_error)
 
     return follow
 
@@ -341,29 +321,28 @@ def denominator_plus(number: float) -> Follow:
 # Other heads.
 
 
-def merged_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+def merged_by_view(at: Followed) -> Estimates:
     """Merge heads without bringing positions before them."""
-    context, error = truth.exact["context"].high, errors["context"]
+    context = at.value("context")
     batch, heads, length, width = context.shape
     seen, moved = (
-        each.reshape(batch, length, heads, width).swapaxes(1, 2)
-        for each in (np.ascontiguousarray(context), np.ascontiguousarray(error))
+        np.ascontiguousarray(each).reshape(batch, length, heads, width).swapaxes(1, 2)
+        for each in (context, at.errors["context"])
     )
-    walk = walk_from(truth, rounding, {"context": Finished(seen, Bound(moved, moved))})
-    return _estimates(truth, walk, ("output",), rounding)
+    return at.estimates(at.walk({"context": Finished(seen, Bound(moved, moved))}), ("output",))
 
 
-def split_by_view(truth: Truth, rounding: RoundingModel, errors: Errors) -> Estimates:
+def split_by_view(at: Followed) -> Estimates:
     """Split the projected width without bringing heads before positions, and attend with what that gives."""
     operands = {}
     for name in QUERY_KEY_VALUE:
-        shape = truth.exact[name].high.shape
-        value, error = (merge_heads(each).reshape(shape) for each in (truth.exact[name].high, errors[name]))
+        shape = at.value(name).shape
+        value, error = (merge_heads(each).reshape(shape) for each in (at.value(name), at.errors[name]))
         operands[name] = Operand(value, error, error**2)
-    found: Estimates = {name: (each.value, np.asarray(each.max_error)) for name, each in operands.items()}
-    walk = walk_from(truth, rounding, operands)
-    behind = [stage for stage in truth.exact if stage in walk.graph and stage not in operands]
-    return found | _estimates(truth, walk, behind, rounding)
+    found: Estimates = {name: (each.value, each.errors[0]) for name, each in operands.items()}
+    walk = at.walk(operands)
+    behind = [stage for stage in at.truth.exact if stage in walk.graph and stage not in operands]
+    return found | at.estimates(walk, behind)
 
 
 _ATTENTION = ("attention", "multi_head_attention")
@@ -390,8 +369,8 @@ def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str
         own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
         known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
         with np.errstate(all="ignore"):
-            found = follow(truth, truth.rounding(rounding_model), own)
-            radii = follow(truth, rounding_model_named("native", "float64"), known)
+            found = follow(Followed(truth, truth.rounding(rounding_model), own))
+            radii = follow(Followed(truth, rounding_model_named("native", "float64"), known))
         if not found:
             return None
         changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]

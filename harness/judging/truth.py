@@ -451,14 +451,9 @@ def truth_of_case(
     )
 
 
-def within_range(exact: Enclosure, array: Array) -> NDArray[np.bool_]:
-    """Return where the exact value is a number that an array's dtype has: enclosed, and no larger than its largest."""
-    return _is_within(exact, str(array.dtype))
-
-
 def is_measured(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
     """Return where an error can be measured: the exact value is a number of the dtype, and its bound is finite."""
-    return _is_within(exact, dtype) & np.isfinite(bound.max_error)
+    return within_range(exact, dtype) & np.isfinite(bound.max_error)
 
 
 def is_prescribed(exact: Enclosure) -> NDArray[np.bool_]:
@@ -472,7 +467,8 @@ def is_open(exact: Enclosure, bound: Bound, dtype: str) -> NDArray[np.bool_]:
     return ~(is_measured(exact, bound, dtype) | is_prescribed(exact))
 
 
-def _is_within(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
+def within_range(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
+    """Return where the exact value is a number that a dtype has: enclosed, and no larger than its largest."""
     return np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
 
 

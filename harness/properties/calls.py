@@ -34,6 +34,7 @@ from attncheck.properties.problem import (
     require,
     require_operation,
     taken,
+    times,
 )
 from attncheck.reading.lowering import Problem, poisoned
 from attncheck.reading.shapes import optional_gradients
@@ -333,18 +334,13 @@ def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
     found = []
     for exponent in _EXPONENTS:
         factor = 2.0**exponent
-        scaled = {name: _times(problem.inputs[name], factor) for name in names}
-        if not all(np.array_equal(_times(each, 1 / factor), problem.inputs[name]) for name, each in scaled.items()):
+        scaled = {name: times(problem.inputs[name], factor) for name in names}
+        if not all(np.array_equal(times(each, 1 / factor), problem.inputs[name]) for name, each in scaled.items()):
             continue  # a value would be beyond the range of the dtype, or tiny
         found.append(_one_call(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
     if not found:
         raise SaysNothing(f"no power of two leaves all values in the range of {problem.dtype}")
     return found
-
-
-def _times(array: Array, factor: float) -> Array:
-    with np.errstate(over="ignore"):
-        return (array.astype(np.float64) * factor).astype(array.dtype)
 
 
 def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
@@ -494,7 +490,7 @@ def inputs_unchanged(problem: StoredProblem) -> Sequence[AnyVariant]:
 def outputs_independent(problem: StoredProblem) -> Sequence[AnyVariant]:
     """Look at what a call returned after the next calls, and whether it is memory of an input."""
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
-    other = problem.but(**{name: _times(array, 0.5) for name, array in numbers.items()}).task()
+    other = problem.but(**{name: times(array, 0.5) for name, array in numbers.items()}).task()
     steps = (SessionStep(problem.task(), stays=True), SessionStep(other, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 

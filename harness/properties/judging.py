@@ -15,10 +15,10 @@ import numpy as np
 from attncheck.attention.errors import Elementwise, Real
 from attncheck.attention.flags import Flags
 from attncheck.execution.sessions import bits
-from attncheck.judging.compare import quotient
+from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import Array, PropertyVariant, StoredProblem
+from attncheck.properties.problem import Array, PropertyVariant, StoredProblem, times
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
@@ -110,7 +110,7 @@ def judge_variant(
     found = []
     for stage in variant.stages or problem.results:
         arrays = [each[stage] for each in others]
-        combined = _scaled(variant.combine(stage, arrays), variant.factor)
+        combined = times(variant.combine(stage, arrays), variant.factor)
 
         def sides(stage: str = stage, arrays: list[Array] = arrays) -> tuple[Side, Side]:
             one = side_of("the first call", truths.of(problem), stage, first[stage], rounding_model)
@@ -133,15 +133,7 @@ def _combined_side(
     names = ("given", "exact", "allowed", "wrong", "is_open")
     given, exact, allowed, *flags = (variant.combine(stage, [getattr(side, name) for side in own]) for name in names)
     factor = variant.factor
-    return Side(variant.what, _scaled(given, factor), exact * factor, allowed * factor, *flags)
-
-
-def _scaled(array: Array, factor: float) -> Array:
-    """Multiply by a power of two, which moves no number that is neither tiny nor huge."""
-    if factor == 1:
-        return array
-    with np.errstate(over="ignore"):
-        return (array.astype(np.float64) * factor).astype(array.dtype)
+    return Side(variant.what, times(given, factor), exact * factor, allowed * factor, *flags)
 
 
 def judge_arrays(
@@ -178,7 +170,9 @@ def _judged(
     """Judge two sides some bits of which differ; where ``nan_may_spread``, NaN on the other alone is a convention."""
     apart = chosen & _are_apart(one, other)
     if apart.any():
-        return replace(_named(stage, one, other, _first(apart), PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER)
+        return replace(
+            _named(stage, one, other, index_of_largest(apart), PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER
+        )
     spread = chosen & ~one.wrong & ~_is_nan(one.given) & _is_nan(other.given) & nan_may_spread
     wrong = chosen & (one.wrong | other.wrong) & ~spread
     if wrong.any():
@@ -189,7 +183,7 @@ def _judged(
         (differs & (one.is_open | other.is_open), PropertyOutcome.NOT_JUDGED),
     ):
         if elements.any():
-            return _named(stage, one, other, _first(elements), outcome)
+            return _named(stage, one, other, index_of_largest(elements), outcome)
     return _named(stage, one, other, _worst(one, other, differs), PropertyOutcome.WITHIN_BOUNDS)
 
 
@@ -209,14 +203,10 @@ _SAME = 2.0**-40
 _LEAST = 1e-300
 
 
-def _first(largest: Array) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(largest)), largest.shape))
-
-
 def _worst(one: Side, other: Side, among: Flags) -> tuple[int, ...]:
     """Return the element with the largest error over its bound, of either side."""
     ratios = np.maximum(quotient(one.error, one.allowed), quotient(other.error, other.allowed))
-    return _first(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
+    return index_of_largest(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
 
 
 def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: PropertyOutcome) -> VariantResult:

@@ -125,6 +125,14 @@ def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
     return lambda array, axis: array.take(np.asarray(indices, np.intp), axis=axis)
 
 
+def times(array: Array, factor: float) -> Array:
+    """Multiply by a power of two, which rounds no number that is neither tiny nor huge."""
+    if factor == 1:
+        return array
+    with np.errstate(over="ignore"):
+        return (array.astype(np.float64) * factor).astype(array.dtype)
+
+
 def per_head(problem: StoredProblem) -> bool:
     """Tell if the operation has an axis of heads and no projections."""
     own = OPERATIONS[problem.operation]

@@ -18,9 +18,9 @@ from typing import Any, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.dtypes import rounded_once
 from attncheck.searching.concrete import Array, ConcreteCase, axes_of
-from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec, statistics_dtype
+from attncheck.searching.problems import stored
+from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec
 from attncheck.store import digest_of
 
 MAX_TRIES = 1500
@@ -64,10 +64,9 @@ def reduce_problem(
 def _pass(attempts: Attempts) -> bool:
     """Try everything once; whether anything helped."""
     before = attempts.failing
-    for simplify in (_drop, _cut_sequences, _cut_alike, _cut_axes, simplify_options, simplify_masks):
+    cuts = (_drop, _cut_sequences, _cut_alike, _cut_axes)
+    for simplify in (*cuts, simplify_options, simplify_masks, simplify_counts, simplify_numbers):
         simplify(attempts)
-    simplify_counts(attempts)
-    simplify_numbers(attempts)
     return attempts.failing is not before
 
 
@@ -78,8 +77,7 @@ def _drop(attempts: Attempts) -> None:
     attempts.take(lambda each: replace(each, memory_layout={}))
     attempts.take(lambda each: replace(each, stages=None))
     groups = list(_optional_groups(problem))
-    attempts.take(partial(_without, names={name for group in groups for name in group}))
-    for group in groups:
+    for group in (set[str]().union(*groups), *groups):
         attempts.take(partial(_without, names=group))
     for name in problem.memory_layout:
         attempts.take(partial(_as_it_comes, name=name))
@@ -102,7 +100,8 @@ def _without(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
     if "past_key" in problem.inputs and "past_key" not in kept:  # what goes along all keys loses those of the past
         past = problem.inputs["past_key"].shape[-2]
         keys = np.arange(past, problem.lengths["T"])
-        whole = cut(replace(problem, inputs=kept | _past(problem)), {"T": keys})
+        both = {name: problem.inputs[name] for name in ("past_key", "past_value")}
+        whole = cut(replace(problem, inputs=kept | both), {"T": keys})
         kept = {name: array for name, array in whole.inputs.items() if name not in names}
     return replace(
         problem,
@@ -110,10 +109,6 @@ def _without(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
         options={name: value for name, value in problem.options.items() if name not in names},
         memory_layout={name: each for name, each in problem.memory_layout.items() if name in kept},
     )
-
-
-def _past(problem: ConcreteCase) -> dict[str, np.ndarray]:
-    return {name: problem.inputs[name] for name in ("past_key", "past_value")}
 
 
 def _as_it_comes(problem: ConcreteCase, name: str) -> ConcreteCase:
@@ -155,9 +150,7 @@ def _cut_axis(attempts: Attempts, letter: str) -> None:
     length = extent(attempts.failing, letter)
     if length < 2:
         return
-    if attempts.take(partial(_kept, {letter: np.array([0])})):
-        return
-    if attempts.take(partial(_kept, {letter: np.array([length - 1])})):
+    if any(attempts.take(partial(_kept, {letter: np.array([position])})) for position in (0, length - 1)):
         return
     _find_shortest(attempts, (letter,))
     size = extent(attempts.failing, letter) // 2
@@ -437,10 +430,8 @@ def _with(problem: ConcreteCase, name: str, array: Array) -> ConcreteCase:
     """Put another array in the place of an input, in the format in which that is stored; no more statistics of it."""
     spec = problem.specs[name]
     if spec.is_number:
-        format_ = str(problem.options.get("stored_as", "float8_e4m3fn")) if spec.eight_bits else problem.dtype
-        dtype = statistics_dtype(problem.dtype) if spec.statistics else format_
-        with np.errstate(over="ignore"):
-            array = rounded_once(np.asarray(array, np.float64), dtype).astype(np.float64)
+        numbers = {name: np.asarray(array, np.float64)}
+        array = stored(numbers, problem.specs, problem.options, problem.dtype)[name].astype(np.float64)
     layout = {each: kind for each, kind in problem.memory_layout.items() if each != name or kind != "broadcast"}
     return replace(
         problem,

@@ -141,7 +141,9 @@ class Search:
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
         if symptom_of(self.judge.afresh(problem)) != symptom:
-            finding = self._after_others(problem, symptom, explanation, number)
+            # It is of the calls before it, or of chance.
+            finding = self._written(problem, symptom, explanation, number, None)
+            finding = replace(finding, needs_calls=max(1, self.judge.asked - 1))
         else:
             reduced = reduce_problem(problem, lambda each: self.judge.symptom(each) == symptom)
             simplest, found = simplest_afresh(reduced, self.judge, symptom)
@@ -158,11 +160,6 @@ class Search:
                 self.folder.findings[position] = replace(each, times=each.times + 1)
                 return True
         return False
-
-    def _after_others(self, problem: ConcreteCase, symptom: Symptom, explanation: Explanation, number: int) -> Finding:
-        """Write a failure down that a fresh process does not show: it is of the calls before it, or of chance."""
-        finding = self._written(problem, symptom, explanation, number, None)
-        return replace(finding, needs_calls=max(1, self.judge.asked - 1))
 
     def _written(
         self,

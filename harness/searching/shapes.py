@@ -74,16 +74,6 @@ class Dimensions:
         """The number of scores."""
         return math.prod(self.scores)
 
-    @property
-    def ungrouped(self) -> Dimensions:
-        """The same, where every query head has a key and value head of its own."""
-        return replace(self, Hkv=self.H)
-
-    @property
-    def is_module(self) -> bool:
-        """True where all projections have one width, of which every head has an equal part."""
-        return {self.E, self.Ek, self.Ev, self.Eo, self.H * self.Dv} == {self.H * self.D}
-
 
 _DECODING = Dimensions(B=1, H=2, Lq=1, Lk=37, D=12, Dv=20, E=96, Ek=53, Ev=64, Eo=80, Hkv=2)
 """One query at a time, as a decoder asks: libraries take another way through their products for so few rows."""
@@ -114,7 +104,7 @@ def some_as_modules(random: Random, dims: Dimensions) -> Dimensions:
     width = min(dims.D, max(1, _MODULE_WIDTH // dims.H))
     model = dims.H * width
     keys = dims.Lq if random.rand() < _ALIKE_SHARE else dims.Lk
-    return replace(dims.ungrouped, D=width, Dv=width, E=model, Ek=model, Ev=model, Eo=model, Lk=keys)
+    return replace(dims, Hkv=dims.H, D=width, Dv=width, E=model, Ek=model, Ev=model, Eo=model, Lk=keys)
 
 
 def max_entries(own: Operation, axes: frozenset[str], most: int) -> int:

@@ -80,12 +80,12 @@ def test_the_largest_number_of_the_dtype_is_judged_and_nothing_larger(dtype: str
     largest, zero = float(np.finfo(dtype).max), np.zeros(6)
     with np.errstate(over="ignore"):
         high = np.array([largest, -largest, np.nextafter(largest, np.inf), 0.0, -np.inf, np.inf])
-    judged = within_range(Enclosure(high, zero, np.where(high == np.inf, np.inf, 0.0)), np.zeros(6, dtype))
+    judged = within_range(Enclosure(high, zero, np.where(high == np.inf, np.inf, 0.0)), dtype)
     assert judged.tolist() == [True, True, False, True, False, False]
     if dtype != "float16":  # a score of the square of it leaves the rest to be judged
         arrays = {"query": np.array([[[[largest, 1]]]], dtype), "key": np.array([[[[-largest, 0], [0, 1]]]], dtype)}
         exact = Problem("scoring", {"scale": 1.0}, arrays).truth(dtype, supports_statistics=False).exact["scores"]
-        assert within_range(exact, np.zeros((1, 1, 1, 2), dtype)).ravel().tolist() == [False, True]
+        assert within_range(exact, dtype).ravel().tolist() == [False, True]
 
 
 # Scores that float16 cannot hold before they are scaled: a matter of the rounding model.
