@@ -25,6 +25,7 @@ from attncheck.backends.contract import (
     Scored,
     Stages,
     Tensor,
+    Window,
     takes,
 )
 
@@ -65,6 +66,14 @@ def output_alone(function: Callable[..., Stages]) -> Callable[..., Stages]:
         return {"output": function(*inputs, **options)["output"]}
 
     return without_stages
+
+
+def seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
+    """Return the window for queries that are counted from 0, though they stand behind a past."""
+    if window is None:
+        return None
+    left, right = window
+    return (None if left is None else left - past, None if right is None else right + past)
 
 
 def make_attend(mask_scores: Callable[..., Stages], softmax: Callable[..., Stages]) -> Callable[..., Stages]:

@@ -202,7 +202,7 @@ def attention(
         query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        window = window if query_offsets is not None else _seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else composed.seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     group = query.shape[1] // key.shape[1]
@@ -332,14 +332,6 @@ def _near(queries: Tensor, keys: Tensor, is_causal: bool, window: Window | None)
     if right is not None:
         allowed &= behind <= right
     return allowed
-
-
-def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
-    """Return the window for queries that are counted from 0, though they stand behind a past."""
-    if window is None:
-        return None
-    left, right = window
-    return (None if left is None else left - past, None if right is None else right + past)
 
 
 def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:

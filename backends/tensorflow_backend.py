@@ -194,7 +194,7 @@ def attention(
         query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = tf.concat([past_key, key], axis=2), tf.concat([past_value, value], axis=2)
-        window = window if query_offsets is not None else _seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else composed.seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     groups = query.shape[1] // key.shape[1]
@@ -346,14 +346,6 @@ def _band(queries: int, keys: int, window: Window, offsets: Tensor | None = None
     if offsets is not None:
         positions = positions + tf.cast(offsets, tf.int32)[:, tf.newaxis, tf.newaxis, tf.newaxis]
     return _near(positions, tf.range(keys), is_causal=False, window=window)
-
-
-def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
-    """Return the window for queries that are counted from 0, though they stand behind a past."""
-    if window is None:
-        return None
-    left, right = window
-    return (None if left is None else left - past, None if right is None else right + past)
 
 
 def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:

@@ -132,15 +132,9 @@ def mask_scores(
     stages: Stages = {}
     if bias is not None:
         scores = stages["biased"] = scores + bias
-    allowed = may_attend(
-        scores.shape,
-        mask=mask,
-        is_causal=is_causal,
-        window=window,
-        key_lengths=key_lengths,
-        query_offsets=query_offsets,
-        device=scores.device,
-    )
+    rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    rules |= {"query_offsets": query_offsets, "device": scores.device}
+    allowed = may_attend(scores.shape, mask=mask, **rules)
     if allowed is not None:
         stages["masked"] = scores.masked_fill(~allowed, -math.inf if mask_fill is None else mask_fill)
     return stages
@@ -211,16 +205,9 @@ def attention(
     factor = scale if head_scale is None else head_scale[:, None, None]
     stages |= dot_scores(query, key, scale=factor, softcap=softcap)
     *_, scores = stages.values()  # capped or not
-    allowed = may_attend(
-        scores.shape,
-        mask=mask,
-        is_causal=is_causal,
-        window=window,
-        key_lengths=key_lengths,
-        past=past,
-        query_offsets=query_offsets,
-        device=scores.device,
-    )
+    rules: dict[str, Any] = {"is_causal": is_causal, "window": window, "key_lengths": key_lengths}
+    rules |= {"query_offsets": query_offsets, "device": scores.device, "past": past}
+    allowed = may_attend(scores.shape, mask=mask, **rules)
     stages |= mask_scores(scores, mask=allowed, bias=bias, mask_fill=mask_fill)
     *_, logits = stages.values()  # the last stage that was asked for
     if sinks is None:

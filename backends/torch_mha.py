@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import CallOptions, Stages, takes_only
 from attncheck.backends.torch_common import may_attend
 
 
@@ -29,6 +29,7 @@ class MultiHead:
     from_numpy = staticmethod(torch_backend.from_numpy)
     to_numpy = staticmethod(torch_backend.to_numpy)
 
+    @takes_only("mask", "bias", "is_causal", "window", "key_lengths")
     def multi_head_attention(
         self,
         query: Tensor,
@@ -44,19 +45,15 @@ class MultiHead:
         key_bias: Tensor | None = None,
         value_bias: Tensor | None = None,
         output_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
+        options: CallOptions,
     ) -> Stages:
         """Project, attend in every head, merge the heads and project once more, in one call."""
         weights = {"query": query_weight, "key": key_weight, "value": value_weight, "output": output_weight}
         biases = {"query": query_bias, "key": key_bias, "value": value_bias, "output": output_bias}
         layer = _layer(heads, _whole(weights), biases)
         if self.fast:
-            key = value = _self_attention(layer, query, key, value, bias)
-        masks = _masks((query.size(0), heads, query.size(1), key.size(1)), mask, bias, is_causal, window, key_lengths)
+            key = value = _self_attention(layer, query, key, value, options.bias)
+        masks = _masks((query.size(0), heads, query.size(1), key.size(1)), options)
         with torch.no_grad():
             output, found = layer(
                 query, key, value, need_weights=self.need_weights, average_attn_weights=False, **masks
@@ -113,18 +110,13 @@ def _self_attention(
     return query
 
 
-def _masks(
-    scores: tuple[int, int, int, int],
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    window: Window | None,
-    key_lengths: Tensor | None,
-) -> dict[str, Tensor | bool | None]:
+def _masks(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str, Tensor | bool | None]:
     """Return attn_mask, key_padding_mask and the hint is_causal. Boolean, True = drop; with a bias both are added."""
+    mask, bias, is_causal, window = options.mask, options.bias, options.is_causal, options.window
     allowed = may_attend(scores, mask=mask, is_causal=is_causal, window=window)
     attn_mask = None if allowed is None else ~allowed
-    padding = None if key_lengths is None else torch.arange(scores[-1]) >= key_lengths.unsqueeze(-1)
+    lengths = options.key_lengths
+    padding = None if lengths is None else torch.arange(scores[-1]) >= lengths.unsqueeze(-1)
     if bias is not None:  # both masks should be of one type
         attn_mask = bias if attn_mask is None else torch.where(attn_mask, float("-inf"), bias)
         padding = None if padding is None else bias.new_zeros(()).masked_fill(padding, float("-inf"))

@@ -13,7 +13,7 @@ https://huggingface.co/docs/transformers/attention_interface, and the docstrings
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +36,7 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eag
 
 from attncheck.backends import torch_backend
 from attncheck.backends.composed import make_gradients, with_functions
-from attncheck.backends.contract import Stages, Window
+from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.torch_common import differentiate
 
 _LAYERS = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
@@ -213,26 +213,14 @@ class Interface:
         of_torch = torch_backend.describe()
         return {**of_torch, "version": transformers.__version__, "torch": of_torch["version"]}
 
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-    ) -> Stages:
+    @takes_only(
+        *("mask", "bias", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
+    )
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Make the mask, and attend in one call."""
+        mask, bias, past_key, past_value = options.mask, options.bias, options.past_key, options.past_value
         past = 0 if past_key is None else past_key.size(2)
-        pattern = pattern_of(is_causal, window)
+        pattern = pattern_of(options.is_causal, options.window)
         shape = (query.size(0), query.size(1), query.size(2), past + key.size(2))
         if mask is not None:
             mask = mask.expand(shape[0], mask.size(1), *shape[2:])
@@ -241,8 +229,8 @@ class Interface:
         layer = Layer(pattern, self.implementation, query, key, value)
         if past_key is not None and past_value is not None:
             layer.past = past_key, past_value
-        if key_lengths is not None:
-            layer.padding = torch.arange(shape[3], device=query.device) < key_lengths.unsqueeze(-1)
+        if options.key_lengths is not None:
+            layer.padding = torch.arange(shape[3], device=query.device) < options.key_lengths.unsqueeze(-1)
         if mask is not None and mask.size(1) == 1:
             layer.own = mask
         made = layer.made()
@@ -250,8 +238,9 @@ class Interface:
             made = self._of_each_head(mask, made, query.dtype)
         if bias is not None:
             bias = bias.expand(shape)[..., shape[3] - layer.key.size(2) :]
-        return self._attend(layer, made, shape[3], scale=scale, softcap=softcap, sinks=sinks, position_bias=bias)
+        return self._attend(layer, made, shape[3], replace(options, bias=bias))
 
+    @takes_only("sinks", "is_causal", "scale", "softcap", "window")
     def packed_attention(
         self,
         query: Tensor,
@@ -259,40 +248,25 @@ class Interface:
         value: Tensor,
         cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor,
-        *,
-        sinks: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: Window | None = None,
+        options: CallOptions,
     ) -> Stages:
         """Attend in one call; position_ids, which begin anew with each sequence, keep sequences apart."""
         if not torch.equal(cu_seqlens_q, cu_seqlens_k):
             raise NotImplementedError("position_ids are those of queries and keys alike")
-        pattern = pattern_of(is_causal, window)
+        pattern = pattern_of(options.is_causal, options.window)
         if not pattern.is_causal:
             raise NotImplementedError("create_bidirectional_mask takes position_ids and does not read them")
         layer = Layer(pattern, self.implementation, query, key, value)
         lengths = cu_seqlens_q.diff()
         starts = torch.repeat_interleave(cu_seqlens_q[:-1], lengths)
         layer.position_ids = (torch.arange(query.size(2), device=query.device) - starts).unsqueeze(0)
-        return self._attend(layer, layer.made(), key.size(2), scale=scale, softcap=softcap, sinks=sinks)
+        return self._attend(layer, layer.made(), key.size(2), options)
 
-    def _attend(
-        self,
-        layer: Layer,
-        mask: Any,
-        keys: int,
-        *,
-        scale: float | None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        position_bias: Tensor | None = None,
-    ) -> Stages:
-        query = layer.query
+    def _attend(self, layer: Layer, mask: Any, keys: int, options: CallOptions) -> Stages:
+        query, sinks, scale = layer.query, options.sinks, options.scale
         module = _Module(query, layer.key, layer.pattern.is_causal, sinks)
-        options = {"softcap": softcap, "s_aux": sinks, "position_bias": position_bias}
-        asked = {name: value for name, value in options.items() if value is not None}
+        words = {"softcap": options.softcap, "s_aux": sinks, "position_bias": options.bias}
+        asked = {name: value for name, value in words.items() if value is not None}
         scaling = query.size(-1) ** -0.5 if scale is None else scale
         call = self._function(query, layer.key, frozenset(asked))
         output, weights = call(module, query, layer.key, layer.value, mask, scaling=scaling, dropout=0.0, **asked)

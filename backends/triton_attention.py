@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attncheck.backends import torch_backend
-from attncheck.backends.contract import Stages
+from attncheck.backends.contract import CallOptions, Stages, takes_only
 from attncheck.backends.torch_backend import from_numpy, prepare, to_numpy
 
 __all__ = ["attention", "describe", "from_numpy", "prepare", "to_numpy"]
@@ -107,20 +107,10 @@ def _kernel(  # type: ignore[no-untyped-def] # Triton's compiler gives every par
     tl.store(log_sum_exp + start, logarithm, mask=rows < queries)
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    key_lengths: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-) -> Stages:
+@takes_only("mask", "bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
+def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend in one kernel."""
+    past_key, past_value, key_lengths = options.past_key, options.past_value, options.key_lengths
     if past_key is not None and past_value is not None:
         key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
     batch, heads, queries, width = query.shape
@@ -129,10 +119,10 @@ def attention(
         raise NotImplementedError(f"its blocks fit into a GPU's shared memory up to a width of {_MOST_WIDTH_ON_A_GPU}")
     output = query.new_empty((batch, heads, queries, value_width))
     log_sum_exp = query.new_empty((batch, heads, queries), dtype=torch.float32)
-    scale = 1 / math.sqrt(width) if scale is None else scale
+    scale = 1 / math.sqrt(width) if options.scale is None else options.scale
     spread = (batch, heads, queries, keys)
-    mask = None if mask is None else mask.to(torch.int8).expand(spread)
-    bias = None if bias is None else bias.expand(spread)
+    mask = None if options.mask is None else options.mask.to(torch.int8).expand(spread)
+    bias = None if options.bias is None else options.bias.expand(spread)
     blank = query  # stands where nothing is read
     if not output.numel():
         return {"log_sum_exp": log_sum_exp, "output": output}
@@ -144,7 +134,7 @@ def attention(
         heads, heads // key.size(1), queries, keys, width, value_width,
         scale * math.log2(math.e) if bias is None else scale,
         HAS_MASK=mask is not None, HAS_BIAS=bias is not None, HAS_LENGTHS=key_lengths is not None,
-        IS_CAUSAL=is_causal, BASE_TWO=bias is None,
+        IS_CAUSAL=options.is_causal, BASE_TWO=bias is None,
         QUERIES=_QUERIES, KEYS=_KEYS,
         WIDTH=max(_LEAST_WIDTH, triton.next_power_of_2(width)),
         VALUE_WIDTH=max(_LEAST_WIDTH, triton.next_power_of_2(value_width)),

@@ -6,19 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import ReportPlace, frames_of, print_document, show_answer, split, write_frames
+from attncheck.cli.output import ReportPlace, frames_of, print_outcome, show_answer, split, write_frames
 from attncheck.cli.parameters import AsJson
 from attncheck.errors import ExitCode, OnnxDataError, UsageError
 from attncheck.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
-
-if TYPE_CHECKING:
-    from attncheck.reports.json_schema import ExportDocument, TestDataDocument
-    from attncheck.vectors import Exported
 
 
 class ExchangeFormat(StrEnum):
@@ -109,22 +105,15 @@ class _Result:
 
     def show(self, *, as_json: bool, quiet: bool) -> None:
         if as_json:
-            print_document(self.document())
+            from attncheck.reports.json_schema import TestDataDocument
+
+            fields = {"notes": list(self.lines[1:]), "folder": str(self.folder), "written": self.written}
+            print_outcome(
+                TestDataDocument, self.command, ExitCode.AGREE, self.lines[0], **fields, left_out=self.left_out
+            )
         elif not quiet:
             for line in self.lines:
                 typer.echo(line)
-
-    def document(self) -> TestDataDocument:
-        from attncheck.reports.json_documents import opening
-        from attncheck.reports.json_schema import TestDataDocument
-
-        return TestDataDocument(
-            **opening(self.command, ExitCode.AGREE, self.lines[0]),
-            notes=list(self.lines[1:]),
-            folder=str(self.folder),
-            written=self.written,
-            left_out=self.left_out,
-        )
 
 
 class Action(StrEnum):
@@ -189,24 +178,14 @@ def vectors(
     models = split(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
     if as_json:
-        print_document(_exported_document(exported, folder))
+        from attncheck.reports.json_schema import ExportDocument
+
+        fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
+        print_outcome(ExportDocument, "vectors export", ExitCode.AGREE, "; ".join(lines_of(exported)), **fields)
     elif not quiet:
         for line in lines_of(exported):
             typer.echo(line)
         typer.echo(f"Vectors: {folder}")
-
-
-def _exported_document(exported: Exported, folder: Path) -> ExportDocument:
-    from attncheck.reports.json_documents import opening
-    from attncheck.reports.json_schema import ExportDocument
-    from attncheck.vectors import lines_of
-
-    return ExportDocument(
-        **opening("vectors export", ExitCode.AGREE, "; ".join(lines_of(exported))),
-        folder=str(folder),
-        written=exported.written,
-        left_out=dict(exported.left_out),
-    )
 
 
 def _models_by_dtype(given: list[str]) -> dict[str, str]:

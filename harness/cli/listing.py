@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, dtype_of, print_document, print_faults, select_one, split
+from attncheck.cli.output import checked_in, dtype_of, print_document, print_faults, print_outcome, select_one, split
 from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose, dtype_option
 from attncheck.errors import ExitCode, UsageError
 from attncheck.options import (
@@ -29,8 +29,6 @@ from attncheck.options import (
 
 if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
-    from attncheck.reports.json_schema import ListDocument
-
 Record = dict[str, str | list[str]]
 
 _MUTATION = "attncheck.mutation.score"
@@ -138,7 +136,10 @@ def list_(
         faults = list(map(str, selection.faults))
     code = ExitCode.BAD_INPUT if faults else ExitCode.AGREE
     if as_json:
-        print_document(_list_document(what, records, code, faults))
+        from attncheck.reports.json_schema import ListDocument
+
+        answer = f"{len(records):,} {what.value}"
+        print_outcome(ListDocument, "list", code, answer, notes=faults, listed=what.value, items=records)
     elif what is Listed.CASES:
         for line in case_lines(records):
             typer.echo(line)
@@ -146,18 +147,6 @@ def list_(
         for record in records:
             typer.echo("  ".join(str(value) for value in record.values()))
     raise typer.Exit(code)
-
-
-def _list_document(what: Listed, records: Sequence[Record], code: ExitCode, faults: Sequence[str]) -> ListDocument:
-    from attncheck.reports.json_documents import opening
-    from attncheck.reports.json_schema import ListDocument
-
-    return ListDocument(
-        **opening("list", code, f"{len(records):,} {what.value}"),
-        notes=faults,
-        listed=what.value,
-        items=records,
-    )
 
 
 def list_cases(selection: Selection) -> list[Record]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -32,6 +32,13 @@ def print_document(document: Document) -> None:
     from attncheck.reports.json_documents import document_text
 
     typer.echo(document_text(document), nl=False)
+
+
+def print_outcome(kind: Callable[..., Document], command: str, code: int, answer: str, **fields: Any) -> None:
+    """Print a document of a kind, with the fields that every one begins with and its own."""
+    from attncheck.reports.json_documents import opening
+
+    print_document(kind(**opening(command, code, answer), **fields))
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import dtype_of, print_document, print_faults, select_one, split
+from attncheck.cli.output import dtype_of, print_document, print_faults, print_outcome, select_one, split
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.execution.programs import Rule
     from attncheck.properties.run import PropertyQuestion
-    from attncheck.reports.json_schema import AccuracyDocument, ProtocolDocument
+    from attncheck.reports.json_schema import AccuracyDocument
     from attncheck.results.format import Row
     from attncheck.searching.search import Search
 
@@ -208,18 +208,10 @@ def design(
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
     check = joined(["attncheck", "check", str(path), "-i", *request.entry.given])
     if as_json:
-        from attncheck.reports.json_documents import opening
         from attncheck.reports.json_schema import DesignDocument
 
-        document = DesignDocument(
-            **opening("design", ExitCode.AGREE, answer),
-            next=[check],
-            file=str(path),
-            cases=cases,
-            factors=factors,
-            strength=strength,
-        )
-        print_document(document)
+        fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
+        print_outcome(DesignDocument, "design", ExitCode.AGREE, answer, **fields)
     else:
         typer.echo(f"{answer}\nCheck them: {check}")
 
@@ -533,7 +525,7 @@ def protocol(
     broken = [rule for rule in rules if rule.wrong]
     code = ExitCode.DISAGREE if broken else ExitCode.AGREE
     if as_json:
-        print_document(_protocol_document(program, rules, code))
+        _print_protocol(program, rules, code)
     elif not broken:
         typer.echo(f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}")
     raise typer.Exit(code)
@@ -543,16 +535,12 @@ def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
     return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
 
 
-def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> ProtocolDocument:
+def _print_protocol(program: str, rules: Sequence[Rule], code: ExitCode) -> None:
     from attncheck.commands import joined
-    from attncheck.reports.json_documents import opening
     from attncheck.reports.json_schema import ProtocolDocument, RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
-    said = f"{broken:,} of {len(rules):,} rules are broken"
-    return ProtocolDocument(
-        **opening("protocol", code, said if broken else "it speaks the protocol"),
-        next=[] if broken else [joined(["attncheck", "check", "-i", program])],
-        program=program,
-        rules=[RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules],
-    )
+    said = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
+    again = [] if broken else [joined(["attncheck", "check", "-i", program])]
+    records = [RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules]
+    print_outcome(ProtocolDocument, "protocol", code, said, next=again, program=program, rules=records)

@@ -23,7 +23,16 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS
 from attncheck.dtypes import numpy_dtype, rounded_once
 from attncheck.judging.truth import truth_of_case
-from attncheck.onnx_data.files import BackendTest, NotACase, padded, shape_in_file, softmax_test, write_test
+from attncheck.onnx_data.files import (
+    BackendTest,
+    NotACase,
+    counted_names,
+    padded,
+    shape_in_file,
+    side_by_side,
+    softmax_test,
+    write_test,
+)
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
@@ -34,7 +43,6 @@ from attncheck.vectors import lacks
 
 Array = NDArray[Any]
 _PREFIX = "test_"
-_MAX_NAMED = 3
 
 
 @dataclass
@@ -170,8 +178,7 @@ def lines_of(exported: Exported) -> Iterator[str]:
         apart = f"{len(exported.others):,} differ from it by at most {max(exported.others):.3g} units in the last place"
         yield f"outputs that cases take from files: {apart}; {written}"
     for reason, names in exported.left_out.items():
-        listed = ", ".join(names[:_MAX_NAMED])
-        yield f"left out: {len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMED else ''}): {reason}"
+        yield f"left out: {counted_names(names)}: {reason}"
 
 
 _SAID = frozenset({"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"})
@@ -229,8 +236,8 @@ def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: M
     attributes |= {each: float(case.options[each]) for each in ("scale", "softcap") if each in case.options}
     if case.merged:
         attributes |= {"q_num_heads": inputs["Q"].shape[1], "kv_num_heads": inputs["K"].shape[1]}
-        inputs = {each: _side_by_side(array) for each, array in inputs.items()}
-        outputs["Y"] = _side_by_side(outputs["Y"])
+        inputs = {each: side_by_side(array) for each, array in inputs.items()}
+        outputs["Y"] = side_by_side(outputs["Y"])
     inputs |= _named("attn_mask", _attn_mask(case, arrays, rules))
     inputs |= {each: arrays[each] for each in ("past_key", "past_value") if each in arrays}
     inputs |= _named("nonpad_kv_seqlen", rules.lengths)
@@ -248,12 +255,6 @@ def _opset(rules: _Rules) -> int:
     if rules.attributes.keys() & {"left_window_size", "right_window_size"}:
         return WITH_WINDOWS
     return _OPSET if rules.lengths is None else _WITH_LENGTHS
-
-
-def _side_by_side(heads: Array) -> Array:
-    """Lay heads side by side: (B, H, L, D) -> (B, L, H D)."""
-    batch, number, length, width = heads.shape
-    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, number * width)
 
 
 def _rules(case: Case, arrays: Mapping[str, Array]) -> _Rules:

@@ -37,6 +37,7 @@ OPERATORS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """The operators that cases know, and what the standard calls their inputs and outputs."""
 _MAX_MODEL = 2**24
 """Bytes of a model of one node, which has no numbers in it."""
+_MAX_NAMED = 3
 _DOMAINS = ("", "ai.onnx")
 _DTYPES = {number: name for name, number in TYPES.items()}
 
@@ -295,6 +296,18 @@ def begin(test: BackendTest, operation: str, numbers: tuple[str, ...], known: fr
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         raise NotACase(f"inputs of {' and '.join(sorted(dtypes))}")
     return Entry(operation, dtypes.pop())
+
+
+def side_by_side(heads: Array) -> Array:
+    """Lay heads side by side: (B, H, L, D) -> (B, L, H D)."""
+    batch, number, length, width = heads.shape
+    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, number * width)
+
+
+def counted_names(names: Sequence[str]) -> str:
+    """Return how many there are, and the first of them."""
+    listed = ", ".join(names[:_MAX_NAMED])
+    return f"{len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMED else ''})"
 
 
 def shape_in_file(case: Case, name: str) -> Shape | None:

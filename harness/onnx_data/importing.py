@@ -21,7 +21,18 @@ from onnx import TensorProto
 from attncheck.backends.onnx_attention import STAGE_OF_MODE
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import CaseError, OutputError
-from attncheck.onnx_data.files import BackendTest, Entry, NotACase, Source, begin, folders_of, read_tests, softmax_entry
+from attncheck.onnx_data.files import (
+    BackendTest,
+    Entry,
+    NotACase,
+    Source,
+    begin,
+    counted_names,
+    folders_of,
+    read_tests,
+    side_by_side,
+    softmax_entry,
+)
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import within_window
 from attncheck.wording import slug
@@ -66,7 +77,7 @@ def attention_entry(test: BackendTest) -> Entry:
     for name in ("past_key", "past_value"):
         if name in test.inputs:
             past = test.inputs[name]
-            entry.inputs[name] = entry.stored(name, _side_by_side(past) if sizes.is_merged else past)
+            entry.inputs[name] = entry.stored(name, side_by_side(past) if sizes.is_merged else past)
     _take_options(entry, test)
     _take_mask(entry, test, sizes)
     _take_lengths(entry, test, sizes)
@@ -94,12 +105,6 @@ def _sizes(test: BackendTest) -> _Sizes:
             raise NotACase("Q, K and V of 3 axes without q_num_heads and kv_num_heads")
     before = 0 if past is None else past.shape[2]
     return _Sizes(heads, kv_heads, query.shape[-2], before + key.shape[-2], before, is_merged)
-
-
-def _side_by_side(heads: Array) -> Array:
-    """Lay heads side by side: (B, H, L, D) -> (B, L, H D)."""
-    batch, number, length, width = heads.shape
-    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, number * width)
 
 
 def _by_head(array: Array, heads: int) -> Array:
@@ -216,7 +221,6 @@ def _stage_of(entry: Entry, test: BackendTest) -> str:
 
 
 _ENTRIES: Mapping[str, Callable[[BackendTest], Entry]] = {"Attention": attention_entry, "Softmax": softmax_entry}
-_MAX_NAMED = 3
 
 
 @dataclass
@@ -334,11 +338,6 @@ def lines_of(imported: Imported) -> Iterator[str]:
     for path, count in imported.files.items():
         yield f"{count:,} cases: {path}"
     for note, names in imported.notes.items():
-        yield f"noted in {_counted(names)}: {note}"
+        yield f"noted in {counted_names(names)}: {note}"
     for reason, names in imported.left_out.items():
-        yield f"left out: {_counted(names)}: {reason}"
-
-
-def _counted(names: list[str]) -> str:
-    listed = ", ".join(names[:_MAX_NAMED])
-    return f"{len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMED else ''})"
+        yield f"left out: {counted_names(names)}: {reason}"

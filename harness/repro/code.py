@@ -267,20 +267,22 @@ _WIDTH = 100
 def written(array: NDArray[Any], margin: int = 0, lead: int = 0) -> str:
     """Write an array as an expression that stands behind a margin and ``lead`` more characters in its first line."""
     if not array.size:
-        return f"np.zeros({array.shape}, {_dtype(array)})"
+        return f"np.zeros({array.shape}, {dtype_code(array)})"
     return (_spelled(array, margin + lead) if array.size <= _SPELLED_OUT else "") or _packed(array, margin)
 
 
 def spelled(array: NDArray[Any]) -> str:
     """Write every number of an array on one line; its bytes where digits do not give it back."""
     text = " ".join(_spelled(array, 0).split()).replace("[ ", "[")
-    return text or f"np.frombuffer(bytes.fromhex({array.tobytes().hex()!r}), {_dtype(array)}).reshape({array.shape})"
+    return (
+        text or f"np.frombuffer(bytes.fromhex({array.tobytes().hex()!r}), {dtype_code(array)}).reshape({array.shape})"
+    )
 
 
 def _spelled(array: NDArray[Any], start: int) -> str:
     """Write every number in as few digits as tell it from its neighbours; empty where these do not give it back."""
     plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-    behind = f", {_dtype(array)})"
+    behind = f", {dtype_code(array)})"
     text = np.array2string(
         plain,
         max_line_width=_WIDTH,
@@ -306,7 +308,8 @@ def _packed(array: NDArray[Any], margin: int) -> str:
     return f'unpack("{array.dtype.name}", {array.shape}, """\n{"".join(lines)}{inner}""")'
 
 
-def _dtype(array: NDArray[Any]) -> str:
+def dtype_code(array: NDArray[Any]) -> str:
+    """Return an array's dtype as code."""
     name = array.dtype.name
     return {"bool": "bool", "bfloat16": "ml_dtypes.bfloat16"}.get(name, f"np.{name}")
 

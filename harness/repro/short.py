@@ -39,7 +39,7 @@ from attncheck.execution.worker import THREAD_VARIABLES, redirect_output
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
-from attncheck.repro.code import Expected, quoted, spelled
+from attncheck.repro.code import Expected, dtype_code, quoted, spelled
 from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.verdicts import Verdict
 
@@ -384,9 +384,9 @@ def _number(expected: Expected, index: Sequence[int]) -> tuple[float, float, flo
 def _written(array: Array) -> str:
     """Write an array as an expression that gives exactly it, as short as it can be."""
     if array.size > 4 and _is_constant(array):
-        return f"np.full({array.shape}, {array.ravel()[0].item()!r}, {_dtype(array)})"
+        return f"np.full({array.shape}, {array.ravel()[0].item()!r}, {dtype_code(array)})"
     if not array.size:
-        return f"np.zeros({array.shape}, {_dtype(array)})"
+        return f"np.zeros({array.shape}, {dtype_code(array)})"
     fill, bits = array.ravel()[-1:], f"u{array.itemsize}"
     lengths = [int(each) + 1 for each in np.argwhere(array.view(bits) != fill.view(bits)).max(axis=0, initial=0)]
     block = array[tuple(slice(each) for each in lengths)]
@@ -397,7 +397,8 @@ def _written(array: Array) -> str:
         return _spelled(array)
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode("ascii")
     packed = "\n".join(text[start : start + _WIDTH] for start in range(0, len(text), _WIDTH))
-    return f'np.frombuffer(zlib.decompress(base64.b64decode("""\n{packed}""")), {_dtype(array)}).reshape({array.shape})'
+    unpacked = f'zlib.decompress(base64.b64decode("""\n{packed}"""))'
+    return f"np.frombuffer({unpacked}, {dtype_code(array)}).reshape({array.shape})"
 
 
 def _spelled(array: Array) -> str:
@@ -406,11 +407,6 @@ def _spelled(array: Array) -> str:
 
 def _is_constant(array: Array) -> bool:
     return bool(array.size) and array.tobytes() == np.full_like(array, array.ravel()[0]).tobytes()
-
-
-def _dtype(array: Array) -> str:
-    name = array.dtype.name
-    return {"bool": "bool", "bfloat16": "ml_dtypes.bfloat16"}.get(name, f"np.{name}")
 
 
 def _folded(line: str) -> list[str]:

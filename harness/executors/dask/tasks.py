@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock, Thread
 from time import perf_counter
 
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits, with_memory_per_worker
+from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Outcome
@@ -239,7 +239,7 @@ def asked_of(groups: Iterable[Group]) -> RequiredSources:
 def found_here(asked: RequiredSources) -> dict[str, str]:
     """Return the versions of what is asked for as they are in this process."""
     found = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
-    found |= {name: _version(name) for name in asked.packages}
+    found |= {name: package_version(name) or ABSENT for name in asked.packages}
     return found | {path: _digest(Path(path)) if Path(path).is_file() else ABSENT for path in asked.files}
 
 
@@ -250,13 +250,6 @@ def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[s
         for name, wanted in expected.items()
         if found.get(name, ABSENT) != wanted
     ]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ABSENT
 
 
 @cache
