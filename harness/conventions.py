@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -236,7 +236,7 @@ def _options() -> list[ConventionQuestion]:
 
 def _statistics() -> list[ConventionQuestion]:
     plain, empty = _call(3, 4), _call(3, 4).but(mask=_mask("1011 0000 0110"))
-    own = slice(1, 2)
+    constants = (("-inf", -np.inf), ("0", 0.0), ("+inf", np.inf), ("NaN", np.nan))
     return [
         ConventionQuestion(
             "log_sum_exp",
@@ -254,10 +254,7 @@ def _statistics() -> list[ConventionQuestion]:
             "what it is",
             empty,
             (
-                Meaning("-inf", constant=-np.inf, rows=own),
-                Meaning("0", constant=0.0, rows=own),
-                Meaning("+inf", constant=np.inf, rows=own),
-                Meaning("NaN", constant=np.nan, rows=own),
+                *(Meaning(words, constant=constant, rows=slice(1, 2)) for words, constant in constants),
                 Meaning("as if nothing were masked", empty.but(mask=_mask("1011 1111 0110"))),
             ),
             stage="log_sum_exp",
@@ -265,24 +262,17 @@ def _statistics() -> list[ConventionQuestion]:
     ]
 
 
-def _hidden_numbers() -> list[ConventionQuestion]:
+def _hidden_numbers() -> Iterable[ConventionQuestion]:
     """Ask what a number does that nobody may attend to: at key 2, which is masked for every query."""
     masked = _call(3, 4).but(mask=_mask("1101 1001 0101"))
-    found = []
+    meanings = (Meaning("nothing", masked), Meaning("it makes the output NaN", constant=np.nan))
     for name in ("key", "value"):
         for words, number in (("NaN", np.nan), ("infinity", np.inf)):
             array = masked.inputs[name].copy()
             array[..., 2, :] = number
-            found.append(
-                ConventionQuestion(
-                    f"{words} in a masked {name}",
-                    "what it does",
-                    masked.but(None, **{name: array}),
-                    (Meaning("nothing", masked), Meaning("it makes the output NaN", constant=np.nan)),
-                    is_in_cases=False,  # what it does is open
-                )
-            )
-    return found
+            call = masked.but(None, **{name: array})
+            # What it does is open.
+            yield ConventionQuestion(f"{words} in a masked {name}", "what it does", call, meanings, is_in_cases=False)
 
 
 def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:

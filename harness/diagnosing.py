@@ -20,19 +20,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
-from attncheck.judging.diagnosis import (
-    ACCURACY,
-    NAMELESS,
-    OR,
-    Decision,
-    Evidence,
-    Fit,
-    Plain,
-    decide,
-    fit_of,
-    reworded,
-    unpack,
-)
+from attncheck.judging import diagnosis
+from attncheck.judging.diagnosis import Decision, Evidence, Fit, Plain, decide, unpack
 from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
@@ -163,7 +152,8 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
             searches.search([each for each in failing if each.key[0] == name])
         decisions = _decided(searches.evidence)
         decisions |= searches.composed([each for each in failing if decisions[each.key].fit is None], decisions)
-        by_itself = {key: _by_itself(each) for key, each in evidence.items() if decisions[key] == NAMELESS}
+        nameless = (key for key in evidence if decisions[key] == diagnosis.NAMELESS)
+        by_itself = {key: fit.description for key in nameless if (fit := decide({"": evidence[key]})[""].fit)}
         final = [_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
         return follow([_with_hint(row, by_itself.get(_evaluation(row), "")) for row in final])
 
@@ -272,9 +262,9 @@ class _Searches:
             if fit := decisions[each.key].fit:
                 named.setdefault(fit.name, {}).setdefault(each.case.id, []).append(fit)
         for name, by_case in named.items():
-            if len(by_case) >= SETTLED and not settled.keys() >= set(name.split(OR)):
+            if len(by_case) >= SETTLED and not settled.keys() >= set(name.split(diagnosis.OR)):
                 factor = _common_factor([fit.factor for fits in by_case.values() for fit in fits])
-                return dict.fromkeys(name.split(OR), factor)
+                return dict.fromkeys(name.split(diagnosis.OR), factor)
         return {}
 
     def _without_explained(
@@ -302,7 +292,7 @@ class _Searches:
             self.judge.rounding_model(each.key[0], dtype),
         )
         stage = each.rows[0].stage
-        fits = tuple(fit_of(found, stage) for found in case.explained_by(names))
+        fits = tuple(diagnosis.fit_of(found, stage) for found in case.explained_by(names))
         if fits:
             self.evidence[each.key] = Evidence(fits, frozenset(), stage, each.case.operation)
         return bool(fits)
@@ -314,7 +304,7 @@ class _Searches:
         known: dict[str, Counter[str]] = {}
         for key, decision in decisions.items():
             fit = decision.fit
-            if fit is not None and not fit.name.startswith(ACCURACY):
+            if fit is not None and not fit.name.startswith(diagnosis.ACCURACY):
                 known.setdefault(key[0], Counter())[fit.name] += 1
         found: dict[Evaluation, Decision] = {}
         for name in dict.fromkeys(each.key[0] for each in unnamed):
@@ -394,7 +384,7 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
         own = examined.get(_evaluation(row), {}).get(row.stage, row) if carried is None else row
         return replace(own, seconds=row.seconds, evidence=None)
     plain = carried[1] if carried else Plain(row.verdict, row.message, row.begins_at or "", row.message)
-    changed = reworded(decision, plain, row.message, follows=not is_stage)
+    changed = diagnosis.reworded(decision, plain, row.message, follows=not is_stage)
     if changed is None:
         return row
     convention = (changed.diagnosis or "").removeprefix("empty-rows-")
@@ -407,12 +397,6 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
         empty_rows=convention if convention in EMPTY_ROWS else row.empty_rows,
         evidence=None,
     )
-
-
-def _by_itself(evidence: Evidence) -> str:
-    """Return what one case names, as `explain` decides it; empty where that is nothing."""
-    fit = decide({"": evidence})[""].fit
-    return "" if fit is None else fit.description
 
 
 def _with_hint(row: Row, hint: str) -> Row:

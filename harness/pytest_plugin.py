@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pytest
 
+from attncheck import pytest_items
 from attncheck.errors import AttncheckError
 from attncheck.options import ConformanceKeywords, RunOptions, options_of, read_options, with_keywords
-from attncheck.pytest_items import (
-    NODE,
-    ImplementationJudge,
-    JudgedSummary,
-    cases_in_dtypes,
-    close_workers,
-    items_of,
-    select_cases,
-)
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
@@ -66,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Raises ``UsageError`` for such an id without ``--attncheck``.
     """
     config.addinivalue_line("markers", "attncheck(implementation): one case of attncheck on an implementation")
-    pasted = tuple(word for word in config.args if word.startswith(f"{NODE}::"))
+    pasted = tuple(word for word in config.args if word.startswith(f"{pytest_items.NODE}::"))
     config.stash[_PASTED] = pasted
     config.args[:] = [word for word in config.args if word not in pasted]
     if pasted and not config.getoption("--attncheck"):
@@ -75,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"pytest --attncheck FILE.py:function {shlex.quote(pasted[0])}"
         )
     config.stash[_OPTIONS] = _options(config)
-    config.pluginmanager.register(JudgedSummary(_minimum(config)), "attncheck-judged")
+    config.pluginmanager.register(pytest_items.JudgedSummary(_minimum(config)), "attncheck-judged")
 
 
 def _options(config: pytest.Config) -> RunOptions:
@@ -116,10 +108,10 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if not targets or config.option.collectonly is None:
         return
     ids, options = config.stash[_PASTED], config.stash[_OPTIONS]
-    items += items_of(session, _judges(options, targets, ids), options.dtypes, ids)
+    items += pytest_items.items_of(session, _judges(options, targets, ids), options.dtypes, ids)
 
 
-def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> list[ImplementationJudge]:
+def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> list[pytest_items.ImplementationJudge]:
     """Return the implementations of the options, and their cases: with the tiles of those that ``ids`` name.
 
     Raises ``UsageError`` where an implementation or a case cannot be used.
@@ -128,9 +120,9 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
     from attncheck.reading.selection import tiles_named
 
     with _without_traceback():
-        selection = select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))
+        selection = pytest_items.select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))
         chosen = select_implementations(None, targets, **options.called)
-        judges = [ImplementationJudge.of(implementation, selection) for implementation in chosen.implementations]
+        judges = [pytest_items.ImplementationJudge.of(each, selection) for each in chosen.implementations]
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
     return judges
@@ -138,7 +130,7 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
 
 def pytest_sessionfinish() -> None:
     """End the workers."""
-    close_workers()
+    pytest_items.close_workers()
 
 
 @with_keywords(ConformanceKeywords)
@@ -165,16 +157,16 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
 
     try:
         options = read_options(keywords)
-        selection = select_cases(options)
+        selection = pytest_items.select_cases(options)
         if isinstance(function, str):
             (implementation,) = select_implementations(None, [function], **options.called).implementations
         else:
             implementation = select_callable(function, **options.called)
-        judge = ImplementationJudge.of(implementation, selection)
+        judge = pytest_items.ImplementationJudge.of(implementation, selection)
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.
         raise pytest.Collector.CollectError(f"attncheck: {error}") from None
-    units = cases_in_dtypes(selection, options.dtypes)
+    units = pytest_items.cases_in_dtypes(selection, options.dtypes)
     pairs = [pytest.param(case, dtype, id=f"{case.id}-{dtype}") for case, dtype in units]
 
     @pytest.mark.attncheck(implementation=implementation.name)

@@ -13,17 +13,10 @@ import numpy as np
 
 from attncheck.dtypes import largest_number
 from attncheck.reading import array_kinds as kinds
+from attncheck.reading import generated_arrays as generated
 from attncheck.reading import model
 from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, PrintedRows, RoundingFields, StoredArray
 from attncheck.reading.diagnostics import CaseFileError, each_of, faults_at, short
-from attncheck.reading.generated_arrays import (
-    alibi_shape,
-    blocks_shape,
-    bucket_shape,
-    check_draw,
-    largest_of_alibi,
-    mask_shape,
-)
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.reading.printed import MAX_AXES, PrintedArray, count_numbers, parse_printed
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
@@ -198,7 +191,7 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
         case StoredArray():
             yield from (((*path, "file"), number) for number in (source.contents.numbers if source.contents else ()))
         case Alibi():
-            yield (*path, "alibi"), -largest_of_alibi(source)
+            yield (*path, "alibi"), -generated.largest_of_alibi(source)
         case kinds.Constant():
             yield (*path, "constant"), source.constant
         case kinds.Ascending() | kinds.Geometric():
@@ -421,12 +414,12 @@ def _made_shape(source: kinds.Array, parts: list[Shape]) -> Shape:
         case kinds.Concat():
             return joined_shape(parts, source.axis)
         case kinds.Blocks():
-            return blocks_shape(parts[0], source.block_size, source.shape)
+            return generated.blocks_shape(parts[0], source.block_size, source.shape)
         case kinds.RelativeBuckets():
-            return bucket_shape(source, parts[0])
+            return generated.bucket_shape(source, parts[0])
         case Alibi():
-            return alibi_shape(source)
-    return mask_shape(source) if isinstance(source, MASK_PATTERNS) else spread_shape(parts)
+            return generated.alibi_shape(source)
+    return generated.mask_shape(source) if isinstance(source, MASK_PATTERNS) else spread_shape(parts)
 
 
 def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, path: FieldPath) -> None:
@@ -441,7 +434,7 @@ def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, 
     if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
         raise CaseFileError((*path, "high"), "high - low is beyond the range of float64")
     with faults_at(path, "draw"):
-        check_draw(random.generator, source.draw, parameters, shape)
+        generated.check_draw(random.generator, source.draw, parameters, shape)
 
 
 def is_too_large(shape: Shape) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading import model
+from attncheck.reading import model, shapes
 from attncheck.reading.array_kinds import Alibi
 from attncheck.reading.arrays import (
     MAX_ELEMENTS,
@@ -44,15 +44,7 @@ from attncheck.reading.diagnostics import CaseFileError, faults_at
 from attncheck.reading.expectations import read_expectations
 from attncheck.reading.inputs import DEFAULT_EIGHT_BITS, make_exact_inputs
 from attncheck.reading.lowering import check_lowered
-from attncheck.reading.shapes import (
-    ShapeFault,
-    bind_axes,
-    layout_fault,
-    optional_gradients,
-    repeated_axes,
-    show,
-    stage_shapes,
-)
+from attncheck.reading.shapes import ShapeFault, show
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import (
     ASKED_BY,
@@ -333,7 +325,7 @@ class CaseMaker:
     def _lengths(self) -> dict[str, int]:
         options = self.options
         try:
-            return bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
+            return shapes.bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
         except ShapeFault as fault:
             name = str(*fault.field)
             given = self.inputs.given.get(name, ())
@@ -401,17 +393,17 @@ class CaseMaker:
 
     def _stage_shapes(self, lengths: Mapping[str, int]) -> dict[str, Shape]:
         """Return every stage's shape; a judged one is refused where it is too large, others nobody has to hold."""
-        shapes, own, judged = stage_shapes(self.operation, lengths), self.inputs.shapes, self.entry.stages
-        optional = optional_gradients(self.operation)
-        shapes |= {stage: own[name] for stage, name in optional.items() if name in own}
-        for stage, shape in shapes.items():
+        found, own, judged = shapes.stage_shapes(self.operation, lengths), self.inputs.shapes, self.entry.stages
+        optional = shapes.optional_gradients(self.operation)
+        found |= {stage: own[name] for stage, name in optional.items() if name in own}
+        for stage, shape in found.items():
             if is_too_large(shape) and (judged is None or stage in judged):
                 message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"
-                last = list(shapes)[-1]
-                if judged is None and not is_too_large(shapes[last]):
+                last = list(found)[-1]
+                if judged is None and not is_too_large(found[last]):
                     message += f", or `stages: [{last}]` to judge that alone"
                 raise self._fault(message, "inputs")
-        return shapes
+        return found
 
     def _supports_statistics(self) -> bool:
         """Return what a case says of itself, or else whether what it draws has rounding errors as statistics expect."""
@@ -448,7 +440,7 @@ class CaseMaker:
             if name not in handed_over:
                 message = f"expected an input that the case hands over: {', '.join(handed_over)}"
                 raise self._fault(message, "memory_layout", name)
-            if message := layout_fault(kind, case.input_shapes[name]):
+            if message := shapes.layout_fault(kind, case.input_shapes[name]):
                 raise self._fault(message, "memory_layout", name)
             if kind == "fused":
                 self._check_fused(case, name)
@@ -457,7 +449,7 @@ class CaseMaker:
         self.budget.spend(self.inputs.numbers, (*self.location.path, "memory_layout"))
         made = make_exact_inputs(case)
         for name, kind in case.memory_layout.items():
-            if kind == "broadcast" and not repeated_axes(made[name].array):
+            if kind == "broadcast" and not shapes.repeated_axes(made[name].array):
                 message = (
                     "broadcast needs an axis, other than the last, along which all slices are alike; "
                     f"{name} of shape {show(case.input_shapes[name])} has none"

@@ -61,9 +61,12 @@ def make_pattern(source: kinds.Array) -> NDArray[np.float64]:
 
 def spread_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
     """Look up the entry of a table for every query and key: that of its block, or of its distance's bucket."""
-    if isinstance(source, RelativeBuckets):
-        return make_bucket_bias(source, table)
-    return make_blocks(table, source.block_size, source.shape)
+    if isinstance(source, RelativeBuckets):  # (buckets, H) -> (H, Lq, T)
+        distance, is_both_ways = _distance(source), source.bidirectional
+        buckets = relative_buckets(distance, len(table), source.max_distance, bidirectional=is_both_ways)
+        return np.moveaxis(table[buckets], -1, 0)
+    rows, columns = (np.arange(length) // size for length, size in zip(source.shape, source.block_size, strict=True))
+    return table[..., rows[:, np.newaxis], columns]
 
 
 def make_mask(source: kinds.AnyMaskPattern) -> Mask:
@@ -74,13 +77,6 @@ def make_mask(source: kinds.AnyMaskPattern) -> Mask:
     queries, keys = source.shape
     query = source.offset + np.arange(queries)[:, np.newaxis]
     return np.broadcast_to(_rule(source, query, np.arange(keys)), shape).copy()
-
-
-def make_blocks(table: NDArray[Any], block_size: Sequence[int], shape: Sequence[int]) -> NDArray[Any]:
-    """Repeat every entry of a table, (..., blocks of queries, blocks of keys), over its block; cut at the lengths."""
-    (of_queries, of_keys), (queries, keys) = block_size, shape
-    rows, columns = np.arange(queries) // of_queries, np.arange(keys) // of_keys
-    return table[..., rows[:, np.newaxis], columns]
 
 
 def blocks_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) -> Shape:
@@ -316,12 +312,6 @@ def bucket_shape(source: RelativeBuckets, table: Shape) -> Shape:
             "max_distance", f"expected more than {exact}, as distances below that have a bucket of their own"
         )
     return (table[1], *source.shape)
-
-
-def make_bucket_bias(source: RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
-    """Look up the number of each distance's bucket: (buckets, H) -> (H, Lq, T)."""
-    buckets = relative_buckets(_distance(source), len(table), source.max_distance, bidirectional=source.bidirectional)
-    return np.moveaxis(table[buckets], -1, 0)
 
 
 def relative_buckets(

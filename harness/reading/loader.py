@@ -21,19 +21,12 @@ from pydantic import ValidationError
 
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading import model
+from attncheck.reading import diagnostics, model
 from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
 from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_of
-from attncheck.reading.diagnostics import (
-    CaseFileError,
-    diagnostic_at,
-    diagnostics_of,
-    each_of,
-    told_once,
-    yaml_diagnostics,
-)
+from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, each_of
 from attncheck.reading.for_each import FOR_EACH, write_out
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
@@ -155,7 +148,7 @@ def load_case_file(
         except CaseFileError as fault:
             faults += (fault, *fault.others)
     if faults or misread:
-        raise CaseError([*misread, *told_once(faults, display_name, document)])
+        raise CaseError([*misread, *diagnostics.told_once(faults, display_name, document)])
     return cases
 
 
@@ -172,7 +165,7 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
         [entry] = file.cases
         return reader.read(entry.model_copy(update={"id": own}), ("cases", 0))
     except ValidationError as error:
-        raise CaseError(diagnostics_of(error, identity, document)) from None
+        raise CaseError(diagnostics.diagnostics_of(error, identity, document)) from None
     except CaseFileError as fault:
         every = (fault, *fault.others)
         raise CaseError([diagnostic_at(each.path, str(each), identity, document) for each in every]) from None
@@ -198,7 +191,8 @@ def _read_file(
         file = model.CaseFile.model_validate(document.data, context=context)
         return document, file, range(len(file.cases)), []
     except ValidationError as error:
-        misread, numbers = diagnostics_of(error, display_name, document), _cases_without(error, document.data)
+        misread = diagnostics.diagnostics_of(error, display_name, document)
+        numbers = _cases_without(error, document.data)
     try:
         others = numbers and {**document.data, "cases": [document.data["cases"][number] for number in numbers]}
         return document, model.CaseFile.model_validate(others, context=context), numbers, misread
@@ -222,14 +216,14 @@ def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
     try:
         return dict(model.TagFile.model_validate(document.data).tags)
     except ValidationError as error:
-        raise CaseError(diagnostics_of(error, display_name, document)) from None
+        raise CaseError(diagnostics.diagnostics_of(error, display_name, document)) from None
 
 
 def _read(path: Path, display_name: str) -> YamlDocument:
     try:
         return read_yaml(path)
     except YamlFault as fault:
-        raise CaseError(yaml_diagnostics(fault, display_name)) from None
+        raise CaseError(diagnostics.yaml_diagnostics(fault, display_name)) from None
 
 
 def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -> None:

@@ -20,7 +20,7 @@ from which a step makes those of every head (``attention/caches.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Self
@@ -249,7 +249,8 @@ def _folded(problem: Problem, names: set[str], rows: Rows | None = None) -> tupl
     if "query_mask" in names and (is_query := kept_inputs.pop("query_mask", None)) is not None:
         allowed.append(is_query[:, np.newaxis, :, np.newaxis])
     if allowed:
-        kept_inputs["mask"] = _all_of([*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
+        mask: Array = reduce(np.logical_and, [*allowed, *([kept_inputs["mask"]] if "mask" in inputs else [])])
+        kept_inputs["mask"] = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     return kept_options, kept_inputs
 
 
@@ -276,11 +277,6 @@ def within_window(window: tuple[int | None, int | None], positions: Array, keys:
     left, right = window
     before = [] if left is None else [keys >= positions - left]
     return before if right is None else [*before, keys <= positions + right]
-
-
-def _all_of(masks: Iterable[Array]) -> Array:
-    together: Array = reduce(np.logical_and, masks)
-    return together.reshape((1,) * (4 - together.ndim) + together.shape)
 
 
 def _past_length(inputs: Inputs) -> int:
