@@ -13,9 +13,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from problems import draw
 
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, composed, numpy_backend
 from attncheck.backends.contract import Backend
+from attncheck.execution.operations import run_operation
+from attncheck.reading.shapes import axis_lengths, stage_shapes
+from attncheck.spec import computed_stages
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 SERVICES = {"prepare", "describe", "from_numpy", "to_numpy"}
@@ -28,72 +32,19 @@ def normal(*shape: int) -> NDArray[Any]:
 
 # B 2, H 3, Lq 4, Lk 5, D 6, Dv 7; models 11, 9 and 10 wide, projected to 13.
 QUERY, KEY, VALUE = normal(2, 3, 4, 6), normal(2, 3, 5, 6), normal(2, 3, 5, 7)
-ATTENTION = {"query": QUERY, "key": KEY, "value": VALUE}
-SHARED = {"query": QUERY, "key": KEY[:, :1], "value": VALUE[:, :1]}
 MASK, BIAS = RNG.random(size=(2, 1, 1, 5)) < 0.7, normal(1, 3, 4, 1)
 PROJECTED = {
     **{"query": normal(2, 4, 11), "key": normal(2, 5, 9), "value": normal(2, 5, 10)},
     **{"query_weight": normal(11, 18), "key_weight": normal(9, 18), "value_weight": normal(10, 21)},
     **{"query_bias": normal(18), "key_bias": normal(18), "value_bias": normal(21)},
 }
-PROJECTED_OUTPUT = {"output_weight": normal(21, 13), "output_bias": normal(13)}
-SCORES, ROWS, CONTEXT = (2, 3, 4, 5), (2, 3, 4), (2, 3, 4, 7)
-RAW = {"raw_scores": SCORES, "scores": SCORES}
-MASKED = {"biased": SCORES, "masked": SCORES}
-WEIGHTS = {"weights": SCORES, "log_sum_exp": ROWS}
-GRADIENTS = {f"grad_{name}": array.shape for name, array in SHARED.items()}
-
-CALLS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
-    "attention": ("attention", ATTENTION, {**RAW, **WEIGHTS, "output": CONTEXT}),
-    "attention with a mask and a bias": (
-        "attention",
-        {**ATTENTION, "mask": MASK, "bias": BIAS, "is_causal": True, "scale": 0.3},
-        {**RAW, **MASKED, **WEIGHTS, "output": CONTEXT},
-    ),
-    "attention with a softcap in shared heads": (
-        "attention",
-        {**SHARED, "bias": BIAS, "softcap": 2.0, "window": (1, None), "key_lengths": np.array([5, 3])},
-        {**RAW, "capped": SCORES, **MASKED, **WEIGHTS, "output": CONTEXT},
-    ),
-    "projected attention": (
-        "multi_head_attention",
-        {**PROJECTED, **PROJECTED_OUTPUT, "heads": 3, "mask": MASK, "bias": BIAS, "is_causal": True},
-        {
-            **{"query": QUERY.shape, "key": KEY.shape, "value": VALUE.shape, **RAW, **MASKED, **WEIGHTS},
-            **{"context": CONTEXT, "output": (2, 4, 13)},
-        },
-    ),
-    "gradients": ("attention_gradients", {**SHARED, "grad_output": np.ones(CONTEXT)}, GRADIENTS),
-    "gradients with a bias": (
-        "attention_gradients",
-        {**SHARED, "grad_output": np.ones(CONTEXT), "mask": MASK, "bias": BIAS, "softcap": 2.0},
-        {**GRADIENTS, "grad_bias": BIAS.shape},
-    ),
-    "a gate": (
-        "gated_attention",
-        {**ATTENTION, "gate": np.ones(CONTEXT), "is_causal": True},
-        {**RAW, "masked": SCORES, **WEIGHTS, "context": CONTEXT, "output": CONTEXT},
-    ),
-    "gradients through a gate": (
-        "gated_attention_gradients",
-        {**SHARED, "gate": np.ones(CONTEXT), "grad_output": np.ones(CONTEXT)},
-        {**GRADIENTS, "grad_gate": CONTEXT},
-    ),
-    "no mask": ("mask_scores", {"scores": np.zeros(SCORES)}, {}),
-    "a fill without a rule": ("mask_scores", {"scores": np.zeros(SCORES), "mask_fill": -1e9}, {}),
-    "a bias": ("mask_scores", {"scores": np.zeros(SCORES), "bias": BIAS}, {"biased": SCORES}),
-    "causality": ("mask_scores", {"scores": np.zeros(SCORES), "is_causal": True}, {"masked": SCORES}),
-    "dot": ("dot_scores", {"query": QUERY, "key": KEY, "softcap": 3.0}, {**RAW, "capped": SCORES}),
-    "cosine": ("cosine_scores", {"query": QUERY, "key": KEY, "scale": 3.0}, {"scores": SCORES}),
-    "general": ("general_scores", {"query": QUERY, "key": KEY, "weight": np.eye(6)}, {"scores": SCORES}),
-    "additive": (
-        "additive_scores",
-        {"query": QUERY, "key": KEY, "query_weight": np.eye(6), "key_weight": np.eye(6)}
-        | {"score_vector": np.ones(6), "score_bias": np.ones(6)},
-        {"scores": SCORES},
-    ),
-    "softmax": ("softmax", {"scores": np.zeros(SCORES)}, WEIGHTS),
-}
+SCORES = (2, 3, 4, 5)
+CALLS = (
+    *("dot", "general, bias", "additive, bias", "cosine", "softmax", "masking, bias", "masking, all", "attention"),
+    *("attention, all", "attention, past", "layer, all", "gradients", "gradients, all", "gate"),
+    "gate, rotary gradients",
+)
+"""Small problems with every stage, whose names and shapes follow from the specification."""
 
 
 def test_the_functions_of_the_contract_are_those_that_are_composed_and_compiled() -> None:
@@ -172,12 +123,20 @@ def test_arrays_come_back_with_dtype_shape_and_numbers(entry: BackendEntry, prep
 
 
 def test_stages_come_in_order_with_their_shapes_and_dtype(setting: Any, run: Run) -> None:
-    for call, (operation, inputs, shapes) in CALLS.items():
-        stages = run(operation, **inputs)
-        found = [(name, stage.shape) for name, stage in stages.items()]
+    for name in CALLS:
+        problem = draw(name).stored(str(setting.dtype)).called()
+        with np.errstate(invalid="ignore"):  # of sinks of minus infinity
+            stages = run_operation(setting.backend, problem.operation, problem.inputs, problem.options)
+        arrays = {stage: setting.backend.to_numpy(tensor) for stage, tensor in stages.items()}
+        given = {each: array.shape for each, array in problem.inputs.items()}
+        shapes = stage_shapes(problem.operation, axis_lengths(problem.operation, problem.options, given))
+        shapes |= {f"grad_{each}": shape for each, shape in given.items()}
+        wanted = [(each, shapes[each]) for each in computed_stages(problem.operation, problem.options, given)]
         # jax.jit returns them in the order of their names.
-        assert found == (sorted(shapes.items()) if setting.name == "jax" else list(shapes.items())), call
-        assert {stage.dtype for stage in stages.values()} <= {setting.dtype}, call
+        found = [(stage, array.shape) for stage, array in arrays.items()]
+        assert found == (sorted(wanted) if setting.name == "jax" else wanted), name
+        assert {array.dtype for array in arrays.values()} == {setting.dtype}, name
+    assert run("mask_scores", np.zeros(SCORES)) == run("mask_scores", np.zeros(SCORES), mask_fill=-1e9) == {}
 
 
 def test_merged_parts_keep_their_dtype_and_log_sum_exps_that_of_float32_at_least(setting: Any) -> None:
