@@ -5,13 +5,10 @@ judged by what it is known to give instead: because it declares so (a mode of ``
 expected failure says so, or because it was never asked for the case's convention, having no keyword for it. A stage
 that is right by that is ``semantic``; any other error fails as it would by the case's own convention.
 
-A wrong result may be the exact answer of another reading of the case, within its bounds. For an implementation that
-fails, every other reading of its case is evaluated in float64 NumPy, and those that come near enough are compared with
-their own exact answers, nearest first. Some fit, and some are refuted (``wrong_result.py``).
-
-One case names a cause where a single reading fits it. Of several failing cases of one implementation only what is
-refuted by none of them is named (``diagnosis.py``). Each trial costs an evaluation of the oracle, so there are few, and
-none on large problems.
+For an implementation that fails, every other reading of its case is evaluated in float64 NumPy, and those that come
+near enough are compared with their own exact answers, nearest first (``wrong_result.py``). One case names a cause where
+a single reading fits it; of several, all decide together (``diagnosis.py``). Each trial costs an evaluation of the
+oracle, so there are few, and none on large problems.
 """
 
 from __future__ import annotations

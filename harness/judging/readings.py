@@ -313,21 +313,22 @@ _ATTENDING = (
     Reading("mask-transposed", "queries and keys of the mask are swapped", only(
         lambda problem: len(set(queries_and_keys(problem))) == 1,
         with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
-    Reading("query-offsets-ignored", "the query offsets are ignored", _offsets_changed(without("query_offsets")),
-            "query_offsets"),
-    Reading("query-offsets-of-first-batch-entry", "the query offset of the first batch entry is taken for all",
-            _offsets_changed(of_first("query_offsets", -1)), "query_offsets"),
-    Reading("query-offsets-of-next-batch-entry", "the query offset of the next batch entry is taken",
-            _offsets_changed(taken(["query_offsets"], -1, lambda count: np.roll(np.arange(count), -1))),
-            "query_offsets"),
-    Reading("query-offsets-of-longest", "the largest query offset is taken for all",
-            _offsets_changed(with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0)))),
-            "query_offsets"),
-    Reading("query-offsets-one-too-far", "query offsets are one too far", _offsets_changed(lambda problem: (
+    *(
+        Reading(f"query-offsets-{slug}", says, _offsets_changed(change), "query_offsets")
+        for slug, says, change in (
+            ("ignored", "the query offsets are ignored", without("query_offsets")),
+            ("of-first-batch-entry", "the query offset of the first batch entry is taken for all",
+             of_first("query_offsets", -1)),
+            ("of-next-batch-entry", "the query offset of the next batch entry is taken",
+             taken(["query_offsets"], -1, lambda count: np.roll(np.arange(count), -1))),
+            ("of-longest", "the largest query offset is taken for all",
+             with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0)))),
+            ("one-too-far", "query offsets are one too far", lambda problem: (
                 None if "rotary_cos" in problem.inputs else  # where a table of positions ends
                 problem.with_inputs(query_offsets=problem.inputs["query_offsets"] + 1)
             )),
-            "query_offsets"),
+        )
+    ),
 )  # fmt: skip
 
 

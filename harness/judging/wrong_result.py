@@ -1,22 +1,12 @@
 """One wrong result beside one reading of its case, which fits it, is refuted by it, or neither.
 
-A reading fits where all stages that failed agree with its exact answer, those that did not fail too, and where it is
-told apart from the case by more than the bounds. It is refuted where it would have changed what was returned, and does
-not fit.
-
-How accurate a wrong result is, is no cause, and is reported where none is found. A result is as accurate as a format
-where its errors are within the bounds that a computation in that format would have. That is reported where they also
-look like roundings, of both signs and not in proportion to what they are errors of, and are not far smaller. An
-accuracy explains every failure: one error beyond its bounds refutes it, and so does a failure in a dtype for which it
-is good enough.
-
-Some readings have a free number: the scale, or factor of a bias, with which a case comes nearest to what was returned.
+``docs/diagnoses.md`` says when a reading fits and when it is refuted, and of which errors an accuracy is told. Some
+readings have a free number: the scale, or factor of a bias, with which a case comes nearest to what was returned.
 
 Readings that simpler cases have named are tried on other failing cases without the oracle (``FailingCase``). In the
-place of the exact answer of a reading stand its stages in float64, and what float64 may be off by beside them. So a
-reading that is handed on fits as it would there: every element of every stage is as near to it as an implementation of
-its class has to be, and float64 once more, and it is another answer than the case's own. No statistics are asked. What
-this cannot tell is for ``diagnose_case``.
+place of the exact answer of a reading stand its stages in float64, and what float64 may be off by beside them, so that
+a reading that is handed on fits as it would there. No statistics are asked. What this cannot tell is for
+``diagnose_case``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
-"""The format of a results directory: its files, and the columns of its rows and arrays.
+"""The format of a results directory: its files, which ``docs/reference/results.md`` lists, and its rows and arrays.
 
-environment.json      what ran where: versions, platform, threads, command, what was left out
-rows/part-*.parquet   one row per comparison, each part renamed into place when it is whole
-rows/properties.parquet
-                      the same for what was asked of properties, in the place of what was asked before
-arrays/part-*.parquet the stages of what disagreed and of documents, or of everything; beside them what they are held
-                      against: inputs, exact answer, bounds
-logs/*.txt            what a framework printed
-scripts/*.py          what failed, each to be run by itself; index.json says which is which
-failed.json           what failed when it was last run, in this run or before; it outlives the next run in the folder
-summary.json          counts and exit code, written last: without it, a run was interrupted
-report/               made from the above by `attncheck check` or `attncheck report`
+Parts are renamed into place when they are whole. summary.json is written last: without it, a run was interrupted;
+failed.json outlives the next run in the folder.
 """
 
 from __future__ import annotations
