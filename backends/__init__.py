@@ -122,33 +122,21 @@ BACKENDS: Mapping[str, BackendEntry] = {
             "attncheck.backends.tensorflow_backend",
             ("tensorflow", "keras"),
             modes=(
-                Mode(
-                    "function",
-                    "attncheck.backends.tensorflow_function:GRAPH",
-                    "the eager code in tf.function",
-                    standard_only=True,
-                ),
-                Mode(
-                    "function_output",
-                    "attncheck.backends.tensorflow_function:GRAPH_OUTPUT",
-                    "the eager code in tf.function, of which only the output is returned",
-                    standard_only=True,
-                    folds_sequences=True,
-                ),
-                Mode(
-                    "xla",
-                    "attncheck.backends.tensorflow_function:XLA",
-                    "the eager code in tf.function(jit_compile=True)",
-                    standard_only=True,
-                    falls_back=False,
-                ),
-                Mode(
-                    "xla_output",
-                    "attncheck.backends.tensorflow_function:XLA_OUTPUT",
-                    "the eager code in tf.function(jit_compile=True), of which only the output is returned",
-                    standard_only=True,
-                    folds_sequences=True,
-                    falls_back=False,
+                *(
+                    Mode(
+                        name,
+                        f"attncheck.backends.tensorflow_function:{attribute}",
+                        f"the eager code in {compiler}{', of which only the output is returned' * is_output}",
+                        standard_only=True,
+                        folds_sequences=is_output,
+                        falls_back=not name.startswith("xla"),
+                    )
+                    for name, attribute, compiler, is_output in (
+                        ("function", "GRAPH", "tf.function", False),
+                        ("function_output", "GRAPH_OUTPUT", "tf.function", True),
+                        ("xla", "XLA", "tf.function(jit_compile=True)", False),
+                        ("xla_output", "XLA_OUTPUT", "tf.function(jit_compile=True)", True),
+                    )
                 ),
                 # The Keras calls store their scores in 16 bits.
                 Mode(

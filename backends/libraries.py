@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from attncheck.backends.entry import (
     EAGER_PRE,
@@ -67,53 +68,44 @@ _BLOCKS_OF_TPU = {"query_length_multiple": 128, "key_length_multiple": 128}
 # and so does gpu/paged_attention.py; tpu/flash_attention.py, p.astype(v.dtype) and ds.T.astype(do.dtype);
 # splash_attention_kernel.py keeps its weights in float32 and has ds.astype(k.dtype), but its callers store the scaled
 # query before.
+_pallas = partial(Mode, holds_scores=False, standard_only=True)
 _PALLAS = (
-    Mode(
+    _pallas(
         "gpu_mha",
         "attncheck.backends.pallas_gpu:MHA",
         "jax.experimental.pallas.ops.gpu.attention.mha; interpreted",
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires=_ONE_WIDTH,
-        holds_scores=False,
-        standard_only=True,
     ),
-    Mode(
+    _pallas(
         "gpu_decode",
         "attncheck.backends.pallas_gpu:DECODE",
         "jax.experimental.pallas.ops.gpu.decode_attention.gqa; interpreted",
         classes={"float32": "native"},
         requires={**_ONE_WIDTH, "key_length_multiple": 16},
-        holds_scores=False,
-        standard_only=True,
         folds_sequences=True,
     ),
-    Mode(
+    _pallas(
         "gpu_paged",
         "attncheck.backends.pallas_gpu:PAGED",
         "jax.experimental.pallas.ops.gpu.paged_attention; interpreted",
         classes={"float32": "native"},
         requires=_ONE_WIDTH,
-        holds_scores=False,
-        standard_only=True,
     ),
-    Mode(
+    _pallas(
         "tpu_flash",
         "attncheck.backends.pallas_tpu:FLASH",
         "jax.experimental.pallas.ops.tpu.flash_attention; interpreted",
         classes={"float32": "native", "bfloat16": "fused_bwd", "float16": "fused_bwd"},
         requires={**_ONE_WIDTH, **_BLOCKS_OF_TPU},
-        holds_scores=False,
-        standard_only=True,
         folds_sequences=True,
     ),
-    Mode(
+    _pallas(
         "tpu_splash",
         "attncheck.backends.pallas_tpu:SPLASH",
         "jax.experimental.pallas.ops.tpu.splash_attention; interpreted",
         classes={"float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"},
         requires=_BLOCKS_OF_TPU,
-        holds_scores=False,
-        standard_only=True,
         folds_sequences=True,
     ),
 )
@@ -126,6 +118,9 @@ _ZERO_ROWS_OF_TORCH = {
         "pytorch/pytorch#133882",
     )
 }
+
+_on_jax = partial(Library, family="keras", module="attncheck.backends.jax_jit:LIBRARY_JIT", standard_only=True)
+"""A call that is compiled."""
 
 LIBRARIES: Mapping[str, BackendEntry] = {
     entry.name: entry
@@ -282,27 +277,21 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ("flax", "jax", "jaxlib"),
             "flax>=0.12",
             # flax/nnx/nn/attention.py hands everything to jax.nn.dot_product_attention.
-            Library(
+            _on_jax(
                 "dpa",
                 description="flax.nnx.dot_product_attention, which calls jax.nn.dot_product_attention",
                 call="flax.nnx:dot_product_attention",
-                family="keras",
-                module="attncheck.backends.jax_jit:LIBRARY_JIT",
                 classes={**NATIVE, "bfloat16": "fused_bwd"},
                 requires=_ONE_WIDTH,
-                standard_only=True,
             ),
             # The same file, dot_product_attention_weights: query / jnp.sqrt(depth) is stored, and so are scores
             # and weights.
-            Library(
+            _on_jax(
                 "sown",
                 description="flax.nnx.dot_product_attention with a module, into which it sows its weights",
                 call="attncheck.backends.library_arrays:flax_weights",
-                family="keras",
                 differs={"weights": True},
-                module="attncheck.backends.jax_jit:LIBRARY_JIT",
                 classes=EAGER_PRE,
-                standard_only=True,
             ),
             own_process_for=frozenset({"float64"}),
         ),
@@ -408,15 +397,12 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ("equinox", "jax", "jaxlib"),
             "equinox>=0.13",
             # equinox/nn/_attention.py: query / sqrt(d) is stored, and so are scores and weights.
-            Library(
+            _on_jax(
                 "mha",
                 description="equinox.nn.MultiheadAttention, without its projections",
                 call="attncheck.backends.library_arrays:equinox_attention",
-                family="keras",
                 differs={"full_mask": True},
-                module="attncheck.backends.jax_jit:LIBRARY_JIT",
                 classes=EAGER_PRE,
-                standard_only=True,
             ),
             own_process_for=frozenset({"float64"}),
         ),
@@ -425,13 +411,10 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ("dm-haiku", "jax", "jaxlib"),
             "dm-haiku>=0.0.17",
             # haiku/_src/attention.py: scores, scores / sqrt(d) and weights are stored.
-            Library(
+            _on_jax(
                 "mha",
                 description="haiku.MultiHeadAttention, without its projections",
                 call="attncheck.backends.library_arrays:haiku_attention",
-                family="keras",
-                module="attncheck.backends.jax_jit:LIBRARY_JIT",
-                standard_only=True,
             ),
             own_process_for=frozenset({"float64"}),
             imported="haiku",
