@@ -49,7 +49,7 @@ _MAX_OPERATIONS = 2
 _MAX_LETTERS = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _KEYS = ["environment", "implementation", "case"]
-_STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
+STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def _of(frames: Frames, column: Column, judged: int, left: pd.DataFrame | None) 
     if left is None:
         return Coverage(column, asked, judged)
     verdicts = left.groupby("case")["verdict"].agg(set)
-    stopped = int(sum(bool(each & set(_STOPPED)) for each in verdicts))
-    unverified = int(sum(not each & set(_STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
+    stopped = int(sum(bool(each & set(STOPPED)) for each in verdicts))
+    unverified = int(sum(not each & set(STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
     only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.XPASS.value} for each in verdicts]])
     reasons = _reasons(left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)])
     absent = {case for case, (lacks, _) in reasons.items() if lacks_function(lacks)}
@@ -223,7 +223,7 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
     """Say where less was judged than was asked for, which ends a comparison with 3; a line each."""
     lines: list[str] = []
     bad = failing(frames.results)
-    stopped = bad[bad["verdict"].isin(_STOPPED)]
+    stopped = bad[bad["verdict"].isin(STOPPED)]
     failed = set(zip(stopped["environment"], stopped["implementation"], strict=True))
     for environment, asked in frames.asked.items():
         covered = [each for each in coverage(frames) if each.column.environment == environment]

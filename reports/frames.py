@@ -321,6 +321,13 @@ def rows_judged(judged: int, queries: int) -> str:
     return f"{judged:,} of {queries:,} query rows judged"
 
 
+def sampled_cases(frames: Frames) -> dict[str, str]:
+    """Return how many query rows stand for all, by case in which they do."""
+    rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
+    counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
+    return {case: rows_judged(judged, queries) for case, judged, queries in counts_of}
+
+
 def count_numbers(numbers: pd.DataFrame) -> int:
     """Count numbers once, however many implementations and dtypes they were compared with."""
     return len(numbers[["case", "stage", "index"]].drop_duplicates())

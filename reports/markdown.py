@@ -16,7 +16,7 @@ from typing import Any
 from attncheck.reports import sections
 from attncheck.reports.cells import FAILS_A_RUN
 from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
-from attncheck.reports.frames import Column, Frames, element_in, records, rows_judged
+from attncheck.reports.frames import Column, Frames, element_in, records, sampled_cases
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50
@@ -140,7 +140,7 @@ def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> sections.
 
 def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[sections.Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
-    sampled = _sampled(frames)
+    sampled = {case: f" ({text})" for case, text in sampled_cases(frames).items()}
     by_file: dict[str, list[str]] = {}
     for case in verdicts:
         by_file.setdefault(frames.cases[case]["file"], []).append(case)
@@ -161,12 +161,6 @@ def _verdict_cell(words: str) -> sections.Inline:
     return tuple(
         sections.Mark(part, "strong") if number % 2 else part for number, part in enumerate(words.split("**")) if part
     )
-
-
-def _sampled(frames: Frames) -> dict[str, str]:
-    """Say of each case in which some query rows stand for all how many."""
-    rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
-    return {row["case"]: f" ({rows_judged(row['judged_rows'], row['query_rows'])})" for row in records(rows)}
 
 
 def page_text(page: sections.Page) -> str:

@@ -136,7 +136,8 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
     loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
     if len(loose):
-        bad = pd.concat([bad, loose.assign(message=_pair_messages(loose, frames))[columns].assign(is_number=False)])
+        messages = [f"differs from {row['other']}{_apart(frames, row)}" for row in records(loose)]
+        bad = pd.concat([bad, loose.assign(message=messages)[columns].assign(is_number=False)])
     if bad.empty:
         return bad[columns].assign(rows=0)
     keys = ["case", "dtype", "environment", "implementation"]
@@ -179,10 +180,6 @@ def findings(frames: Frames) -> pd.DataFrame:
     ]
     wrong = simplest_first(frames, wrong)
     return pd.concat([wrong, pd.DataFrame(found, columns=wrong.columns)], ignore_index=True) if found else wrong
-
-
-def _pair_messages(pairs: pd.DataFrame, frames: Frames) -> list[str]:
-    return [f"differs from {row['other']}{_apart(frames, row)}" for row in records(pairs)]
 
 
 def _apart(frames: Frames, row: Mapping[str, Any]) -> str:
@@ -349,7 +346,6 @@ MAX_NAMED = 4
 """Implementations that one line names."""
 MAX_SPELT_OUT = 2
 """Implementations of which one line says what they lack."""
-_STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_RUN]
 _KEYS = ["environment", "implementation"]
 
 
@@ -360,7 +356,7 @@ def headline(frames: Frames) -> str:
     if frames.results.empty:
         return "Nothing was run"
     if not any(each.judged for each in found):
-        stopped = frames.results["verdict"].isin(_STOPPED).all()
+        stopped = frames.results["verdict"].isin(coverage.STOPPED).all()
         return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_of_documents(frames)])
     return ". ".join([_of_implementations(frames, found), *_of_documents(frames)])
 
@@ -416,7 +412,7 @@ def _listed(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
 def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
     wrong = _cases_of(_blamed(frames))
     bad = failing(frames.results)
-    stopped = _cases_of(bad[bad["verdict"].isin(_STOPPED)])
+    stopped = _cases_of(bad[bad["verdict"].isin(coverage.STOPPED)])
     judged = [each for each in found if each.judged]
     few = [each for each in judged if _is_hardly_judged(frames, each)]
     right = [each for each in judged if each.column.key not in wrong and each not in few]
@@ -512,7 +508,7 @@ def _except_for_cases(frames: Frames, right: set[tuple[str, str]]) -> str:
 def _blamed(frames: Frames) -> pd.DataFrame:
     """Return the rows for which an implementation is to blame: numbers that it computes."""
     stages, numbers = failing(frames.results), failing(frames.numbers)
-    stages = stages[~stages["verdict"].isin([*_STOPPED, Verdict.XPASS])]
+    stages = stages[~stages["verdict"].isin([*coverage.STOPPED, Verdict.XPASS])]
     return pd.concat([stages, numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)]])
 
 

@@ -22,7 +22,7 @@ from functools import cache, cached_property
 from io import StringIO
 from itertools import chain, starmap
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import pandas as pd
@@ -193,12 +193,8 @@ _KEYS = ["case", "dtype", "environment", "implementation"]
 _Key = tuple[str, str, str, str]
 
 
-class _Notes(NamedTuple):
-    """What the results say of tests, by case, dtype, environment and implementation."""
-
-    wrong: Mapping[_Key, Mapping[str, Any]]
-    expected_failures: Mapping[_Key, Mapping[str, Any]]
-    unsupported: Mapping[_Key, Mapping[str, Any]]
+_Notes = Mapping[State, Mapping[_Key, Mapping[str, Any]]]
+"""By state, what the results say of tests, by case, dtype, environment and implementation."""
 
 
 @dataclass(frozen=True)
@@ -278,11 +274,12 @@ def _line(element: Element, level: int) -> str:
 def _suites(frames: Frames) -> Iterator[Suite]:
     xpassed = failing(frames.results)
     xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].assign(rows=1)
-    notes = _Notes(
-        _by_key(pd.concat([wrong_implementations(frames), xpassed])),
-        _by_key(pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)])),
-        _by_key(frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)]),
-    )
+    rows = {
+        State.FAILING: pd.concat([wrong_implementations(frames), xpassed]),
+        State.XFAIL: pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)]),
+        State.UNSUPPORTED: frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)],
+    }
+    notes: _Notes = {state: _by_key(of_state) for state, of_state in rows.items()}
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
     for found in coverage(frames):
@@ -332,16 +329,16 @@ def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell,
     classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
     test = Element("testcase", {"classname": xml_text(classname), "name": xml_text(name)})
-    if key in notes.wrong:
-        _add_failure(test, case, cell, notes.wrong[key], commands_again(frames, notes.wrong[key]))
+    if wrong := notes[State.FAILING].get(key):
+        _add_failure(test, case, cell, wrong, commands_again(frames, wrong))
     elif cell.state is State.UNSUPPORTED:
-        add_result(test, "skipped", _in_words(notes.unsupported.get(key, {}).get("message"), "unsupported"))
+        add_result(test, "skipped", _in_words(notes[State.UNSUPPORTED].get(key, {}).get("message"), "unsupported"))
     elif cell.state is State.UNVERIFIED:
         add_result(test, "skipped", "unverified: there is no exact answer to hold it against")
     elif cell.state in (State.MISPRINT, State.XPASS):
         SubElement(test, "system-out").text = f"{cell.verdict}: the document's, reported among the printed numbers"
     elif cell.state is State.XFAIL:
-        row = notes.expected_failures[key]
+        row = notes[State.XFAIL][key]
         lines = [f"xfail {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]
         SubElement(test, "system-out").text = xml_text("\n".join(filter(None, lines)))
     elif cell.state is State.ERRATUM:

@@ -21,7 +21,7 @@ from attncheck.errors import ResultsError
 from attncheck.reports.cells import Cell, CellRow, State, states_of, worst_cell
 from attncheck.reports.coverage import OF_DOCUMENTS
 from attncheck.reports.failure_patterns import CAUSALITY, WIDTHS, LengthMap, LengthView, length_maps
-from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, rows_judged, stage_order
+from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
 from attncheck.reports.sections import Details, Figure, Text
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
@@ -296,8 +296,7 @@ class CaseDetails(NamedTuple):
     @property
     def state(self) -> str:
         """Return the state that matters most."""
-        states = states_of(self.row)
-        return next((state for state in URGENCY if state in states), State.AGREE).value
+        return (*URGENCY, State.AGREE)[_urgency(self.row)].value
 
     @property
     def options(self) -> list[str]:
@@ -416,13 +415,6 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
         )
         for number, (file, cases) in enumerate(files.items(), start=1)
     )
-
-
-def sampled_cases(frames: Frames) -> dict[str, str]:
-    """Say of each case in which some query rows stand for all how many."""
-    rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
-    counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
-    return {case: rows_judged(judged, queries) for case, judged, queries in counts_of}
 
 
 def _format_counts(rows: list[CellRow]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -106,22 +106,13 @@ def make_evidence(
             *_reason(rows_of_cell),
             *_worst(rows_of_cell, frames.cases[case]),
             *maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
-            *_again(commands_again(frames, _evaluation(case, column, dtype), ("explain", "repro"))),
+            *_again(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, ("explain", "repro"))),
             *scripts.of(case, dtype, column),
         )
         key = (*column.key, case, dtype)
         item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks, key)
         found.setdefault(case, []).append(item)
     return found, len(wanted) - len(chosen)
-
-
-def _evaluation(case: str, column: Column, dtype: str) -> dict[str, str]:
-    return {
-        "case": case,
-        "environment": column.environment,
-        "implementation": column.implementation,
-        "dtype": dtype,
-    }
 
 
 def _rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, Any]]]:

@@ -21,7 +21,7 @@ from attncheck.reports import sections
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
-from attncheck.reports.frames import Column, Frames, documents_of, expected_failures, failing, records
+from attncheck.reports.frames import Column, Frames, documents_of, expected_failures, failing, records, sampled_cases
 from attncheck.reports.html import contents
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
@@ -87,7 +87,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         # by case: its cells, its record, and how many query rows stand for all
         "table": table,
         "records": frames.cases,
-        "sampled": contents.sampled_cases(frames),
+        "sampled": sampled_cases(frames),
         "cells_alike": contents.cells_alike,
         "are_alike": contents.are_alike,
         "symbols": contents.SYMBOLS,
