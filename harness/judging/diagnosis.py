@@ -108,7 +108,7 @@ def unpack(text: str) -> tuple[Evidence, Plain] | None:
     try:
         record = json.loads(text)
         fits = tuple(Fit(**each) for each in record["fits"])
-        plain = Plain(**record["plain"])
+        plain = Plain(**{**record["plain"], "right": tuple(record["plain"].get("right", ()))})
         Verdict(plain.verdict)
         where = str(record["failing"]), str(record["operation"])
         return Evidence(fits, frozenset(record["refuted"]), *where), plain
