@@ -200,36 +200,21 @@ def _with_log2e_in_the_scale(store: Store) -> Steps:
     return {**forms.in_attention(steps), **_averaged_from(store)}
 
 
-@_right(why="softmax and average do not depend on the order of the keys")
-def keys_in_another_order(store: Store) -> Steps:
-    """Take the keys in another order: every seventh first, and so on."""
-
-    def order(keys: int) -> Array:
-        return np.argsort(np.arange(keys) % 7, kind="stable")
+def _laid_out(lay: Callable[[Array, float], Array], back: Callable[[Array, int], Array], store: Store) -> Steps:
+    """Lay keys out in another way, ``lay(array, filled up with)``, and take their weights ``back``."""
 
     def normalise(logits: Array) -> Stages:
-        stages = backend.softmax(logits[..., order(logits.shape[-1])])
-        return stages | {"weights": stages["weights"][..., np.argsort(order(logits.shape[-1]))]}
+        stages = backend.softmax(lay(logits, -np.inf))
+        return stages | {"weights": back(stages["weights"], logits.shape[-1])}
 
     def average(weights: Array, value: Array) -> Array:
-        chosen = order(weights.shape[-1])
-        return np.asarray(store(weights)[..., chosen] @ np.ascontiguousarray(value[..., chosen, :]))
+        return np.asarray(store(lay(weights, 0)) @ np.swapaxes(lay(np.swapaxes(value, -1, -2), 0), -1, -2))
 
     return {**forms.normalised(normalise), "attention._weighted_sum": average}
 
 
-@_right(why="keys that are masked have a weight of exactly 0")
-def keys_padded_to_64(store: Store) -> Steps:
-    """Fill the last tile of 64 keys with scores of minus infinity and values of zero."""
-
-    def normalise(logits: Array) -> Stages:
-        stages = backend.softmax(padded(logits, 64, -np.inf))
-        return stages | {"weights": stages["weights"][..., : logits.shape[-1]]}
-
-    def average(weights: Array, value: Array) -> Array:
-        return np.asarray(store(padded(weights, 64)) @ np.swapaxes(padded(np.swapaxes(value, -1, -2), 64), -1, -2))
-
-    return {**forms.normalised(normalise), "attention._weighted_sum": average}
+def _every_seventh_first(keys: int) -> Array:
+    return np.argsort(np.arange(keys) % 7, kind="stable")
 
 
 @_right(why="tiles that nobody attends to are not read")
@@ -372,6 +357,11 @@ for _terms in (32, 8):
         partial(_by, in_tiles(_terms), rows_in_tiles(_terms)))
 _right("kernel_with_sums_in_float64", "products and sums in float64, rounded once",
     partial(_by, kernel.wider(np.matmul), kernel.wider(backend._row_sum)))
+_right("keys_in_another_order", "softmax and average do not depend on the order of the keys",
+    partial(_laid_out, lambda array, number: array[..., _every_seventh_first(array.shape[-1])],
+        lambda weights, keys: weights[..., np.argsort(_every_seventh_first(keys))]))
+_right("keys_padded_to_64", "keys that are masked have a weight of exactly 0",
+    partial(_laid_out, lambda array, number: padded(array, 64, number), lambda weights, keys: weights[..., :keys]))
 _right("widths_padded_to_32", "zeros behind the last feature add nothing",
     lambda store: {"dot_scores._dot": lambda query, key: backend._dot(padded(query, 32), padded(key, 32)),
         "attention._weighted_sum": lambda weights, value: (store(weights) @ padded(value, 32))[..., : value.shape[-1]]})

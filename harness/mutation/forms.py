@@ -310,16 +310,17 @@ GIVEN: Mapping[str, Callable[[Call], bool]] = {
 def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:
     """Change query, key and value, forwards and backwards; those of a past are changed as new ones are."""
 
-    def attention(query: Array, key: Array, value: Array, **given: Any) -> Stages:
-        if given.get("past_key") is not None:
-            _, past_key, past_value = change(query, given["past_key"], given["past_value"])
-            given |= {"past_key": past_key, "past_value": past_value}
-        return backend.attention(*change(query, key, value), **given)
+    def changed(name: str) -> Step:
+        def run(query: Array, key: Array, value: Array, *more: Array, **given: Any) -> Stages:
+            if given.get("past_key") is not None:
+                _, past_key, past_value = change(query, given["past_key"], given["past_value"])
+                given |= {"past_key": past_key, "past_value": past_value}
+            stages: Stages = getattr(backend, name)(*change(query, key, value), *more, **given)
+            return stages
 
-    def attention_gradients(query: Array, key: Array, value: Array, grad_output: Array, **given: Any) -> Stages:
-        return backend.attention_gradients(*change(query, key, value), grad_output, **given)
+        return run
 
-    return {"attention": attention, "attention_gradients": attention_gradients}
+    return {name: changed(name) for name in ("attention", "attention_gradients")}
 
 
 def scored(score: Callable[[Array, Array, float], Stages]) -> Steps:

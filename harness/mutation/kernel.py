@@ -51,14 +51,13 @@ truncated_tf32: Store = partial(to_bits, bits=11, truncate=True)
 """Cut off what TF32 has no bits for."""
 
 
-def float16(array: Array) -> Array:
-    """Round to float16, its range included: above 65504 is infinity."""
-    return array.astype(np.float16).astype(array.dtype)
+def stored_as(dtype: Any) -> Store:
+    """Round to a format, its range included, and widen again."""
+    return lambda array: array.astype(dtype).astype(array.dtype)
 
 
-def float32(array: Array) -> Array:
-    """Round to float32."""
-    return array.astype(np.float32).astype(array.dtype)
+float16, float32 = stored_as(np.float16), stored_as(np.float32)
+"""Round to float16, in which what is above 65504 is infinity, or to float32."""
 
 
 def spans(length: int, tile: int) -> list[slice]:
@@ -224,8 +223,7 @@ class Kernel(Variant):
         """Return what computes between ends of a format, which is made once."""
         name = None if ends is None else ends.name
         if name not in self._variants:
-            store: Store = exactly if ends is None else lambda array: array.astype(ends).astype(array.dtype)
-            self._variants[name] = Variant(self._inside(store))
+            self._variants[name] = Variant(self._inside(exactly if ends is None else stored_as(ends)))
         return self._variants[name]
 
 

@@ -186,33 +186,35 @@ def run_mutants(
     units = _by_size(cases, seeds)
     share = 1 if exhaustive else max(1, len({(unit.case.id, unit.seed) for unit in units}) // RIGHT_CASES)
     common = Sweep(tuple(units), (), BY_HAND, share, exhaustive)
-    sweeps = [*_blocks(common, subjects), *_of_operations(common, subjects)]
+    sweeps = list(_sweeps(common, subjects))
     known = {subject.name: subject for subject in subjects}
     swept = map(partial(put_to, subjects=known), sweeps) if pool is None else pool.map(put_to, sweeps)
     return summarise(list(swept), subjects, seeds, exhaustive=exhaustive)
 
 
-def _blocks(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
-    """Yield right variants and blocks of faults by hand, of which neighbours return the same numbers more often."""
-    right = [each.name for each in subjects if not isinstance(each, Mutant)]
-    faults = [each.name for each in subjects if isinstance(each, Mutant) and not each.is_generated]
-    for names, blocks in ((right, RIGHT_BLOCKS), (faults, BLOCKS)):
-        size = max(1, -(-len(names) // blocks))
-        yield from (replace(common, subjects=tuple(names[at : at + size])) for at in range(0, len(names), size))
+def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
+    """Yield right variants and faults by hand in blocks, of which neighbours return the same numbers more often.
 
-
-def _of_operations(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
-    """Yield the faults of each operation with its cases, the smallest first."""
-    of_operation: dict[str, list[str]] = defaultdict(list)
-    for fault in subjects:
-        if isinstance(fault, Mutant) and fault.is_generated and fault.of is not None:
-            of_operation[fault.of[0]].append(fault.name)
+    Then come the faults of each operation with its units, the smallest first.
+    """
+    right, by_hand, of_operation = list[str](), list[str](), defaultdict[str, list[str]](list)
+    for each in subjects:
+        if not isinstance(each, Mutant):
+            right.append(each.name)
+        elif each.of is None or each.is_met:
+            by_hand.append(each.name)
+        else:
+            of_operation[each.of[0]].append(each.name)
+    for names, blocks in ((right, RIGHT_BLOCKS), (by_hand, BLOCKS)):
+        yield from (replace(common, subjects=block) for block in _cut(names, max(1, -(-len(names) // blocks))))
     for operation, names in of_operation.items():
-        own = [unit for unit in common.units if unit.case.operation == operation]
-        by_size = tuple(sorted(own, key=lambda unit: unit.scores))
-        for start in range(0, len(names), FAULTS_OF_A_SWEEP):
-            chosen = tuple(names[start : start + FAULTS_OF_A_SWEEP])
-            yield replace(common, units=by_size, subjects=chosen, enough=GENERATED)
+        own = sorted((unit for unit in common.units if unit.case.operation == operation), key=lambda unit: unit.scores)
+        generated = replace(common, units=tuple(own), enough=GENERATED)
+        yield from (replace(generated, subjects=block) for block in _cut(names, FAULTS_OF_A_SWEEP))
+
+
+def _cut(names: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(names[start : start + size]) for start in range(0, len(names), size))
 
 
 def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
