@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import process, thread
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import pool, queues
@@ -288,13 +289,17 @@ _SMALL, _KEPT = 1 << 10, 8
 """NumPy keeps up to seven blocks of each size below this one for itself."""
 
 
+_left_alone = ContextVar("memory is left alone", default=False)
+
+
 @contextmanager
 def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
     """Fill free memory meanwhile with ``FREE_BYTE``, so that a number that nobody writes is no right one by chance.
 
     Blocks of these ``sizes`` are filled that NumPy would use again.
     """
-    if (mallopt := _mallopt()) is None:
+    mallopt = _mallopt()
+    if mallopt is None or _left_alone.get():
         yield
         return
     mallopt(_PERTURB, 0xFF ^ FREE_BYTE)
@@ -305,6 +310,16 @@ def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
         yield
     finally:
         mallopt(_PERTURB, 0)
+
+
+@contextmanager
+def memory_left_alone() -> Iterator[None]:
+    """Fill no memory meanwhile: what was there before a call is what somebody looks at."""
+    before = _left_alone.set(True)
+    try:
+        yield
+    finally:
+        _left_alone.reset(before)
 
 
 def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
 from attncheck.execution.operations import Task
-from attncheck.execution.process_state import ProcessState
+from attncheck.execution.process_state import ProcessState, memory_left_alone
 from attncheck.execution.signatures import FUNCTIONS
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started
 
@@ -129,7 +129,9 @@ def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callabl
 def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
     """Do the steps of a session, and look at what stays when all are done."""
     results = []
-    for result, tensors, before in [_do(backend, step) for step in session.steps]:
+    with memory_left_alone():
+        done = [_do(backend, step) for step in session.steps]
+    for result, tensors, before in done:
         altered = (difference(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items())
         results.append(replace(result, altered=tuple(filter(None, altered))))
     return tuple(results)
