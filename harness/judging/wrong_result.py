@@ -239,8 +239,8 @@ def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     """
     truth, failing, found, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
     trades = EXPONENTIALS.get(truth.dtype, TRADES)
-    if trades is not TRADES and wrong.problem.options.get("softcap"):  # a hyperbolic tangent may be what errs
-        return [], set()
+    if trades is not TRADES and any(wrong.problem.options.get(reading.of) for reading in TRADES.values()):
+        return [], set()  # a hyperbolic tangent may be what errs
     first, widest = min(failing, key=stage_position), [*trades][-1]
     holds_widest = False
     for parts, reading in [*trades.items()][::-1]:
