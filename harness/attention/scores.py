@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from flint import ctx
 
+from attncheck.attention.balls import Balls
+from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import (
     NOTHING,
     Ball,
@@ -207,8 +209,12 @@ def exact_scaled(problem: Computation, product: ExactArray) -> ExactArray:
 
 @cache
 def _inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> ExactArray:
-    """Return 1 / sqrt(width), which in balls is as exact as the precision at the time."""
-    return 1 / arithmetic.of_numbers(np.full((1, 1), float(width))).sqrt()
+    """Return 1 / sqrt(width), in balls as exact as the precision at the time."""
+    number = np.full((1, 1), float(width))
+    if arithmetic is not DoubleWords:
+        return 1 / arithmetic.of_numbers(number).sqrt()
+    with ctx.workprec(256):
+        return DoubleWords((1 / Balls.of_numbers(number).sqrt()).split())
 
 
 def scaled_value(problem: Computation, product: Real) -> Real:
