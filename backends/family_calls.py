@@ -64,6 +64,8 @@ def as_edges(reach: Reach, queries: int, keys: int) -> Reach | None:
     allowed = reach.allowed(queries, keys)
     if reach.mask is None or allowed is None:
         return reach
+    if 0 in allowed.shape[:2]:
+        return replace(reach, mask=None)
     first = np.broadcast_to(allowed, (*allowed.shape[:2], queries, keys))[0, 0]
     if not (allowed == first).all() or not first.any():
         return None
@@ -92,7 +94,7 @@ def reach_of(given: Mapping[str, Any], queries: int, keys: int, past: int) -> Re
         used = np.arange(keys) < lengths.reshape(-1, 1, 1, 1)
         mask = used if mask is None else mask & used
     start = past
-    if offsets is not None and (left, right) != (None, None):
+    if offsets is not None and offsets.size and (left, right) != (None, None):
         start = int(offsets.flat[0])
         if not (offsets == start).all():
             bands = [_reach_at(left, right, int(each), queries, keys).allowed(queries, keys) for each in offsets.flat]

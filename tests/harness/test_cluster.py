@@ -227,8 +227,10 @@ def test_what_no_worker_offers_or_has_in_another_version_is_named_before_anythin
     assert f": {RESOURCES}; {start}" in message
     assert message.endswith("--resources 'first=1 GPU=1'")
     assert not (runs.folder / "offers").exists()
-    there = tasks._version("numpy")
-    monkeypatch.setattr(tasks, "_version", lambda name, found=tasks._version: "0.1" if name == "numpy" else found(name))
+    there = tasks.package_version("numpy")
+    monkeypatch.setattr(
+        tasks, "package_version", lambda name, found=tasks.package_version: "0.1" if name == "numpy" else found(name)
+    )
     with pytest.raises(UsageError, match=f"has other versions than this machine: numpy: {there} there, 0.1 here; ins"):
         runs.on_cluster("other", runs.right, workers=1)
 
