@@ -276,7 +276,7 @@ def _by_numpy(entry: BackendEntry) -> BackendEntry:
 
 def pages() -> list[Path]:
     """Return the pages that a reader follows: all but those that have tests of their own."""
-    tested_elsewhere = {"cases.md", "expected_failures.md", "command-line.md"}
+    tested_elsewhere = {"cases.md", "expected_failures.md"}
     return [path for path in all_pages() if path.name not in tested_elsewhere]
 
 

@@ -1,8 +1,7 @@
-"""Help: it fits into 80 columns, its examples run, and the reference of the command line is made of it."""
+"""Help: it fits into 80 columns, and its examples run."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -19,6 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from here import own_code_here
 from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_corpus, without_versions
 
+sys.path.insert(0, str(DOCS))
+from site_tables import examples_of
+
 from attncheck import releases
 from attncheck.backends import LIBRARIES
 from attncheck.cli import app
@@ -28,40 +30,6 @@ from attncheck.mutation import score as command_of_faults
 
 GROUP: Any = typer.main.get_command(app)
 KERNEL = (DOCS.parent / "examples" / "numpy_kernel.py").read_text(encoding="utf-8")
-
-
-def examples_of(text: str) -> list[str]:
-    """Return the commands at the end of a help text."""
-    return [line.strip() for line in text.partition("Examples:\n")[2].splitlines()]
-
-
-def reference() -> str:
-    """Return the commands with their arguments, options and examples as Markdown."""
-    return "\n".join(_section(name, command) for name, command in GROUP.commands.items())
-
-
-def _section(name: str, command: Any) -> str:
-    text = "\n\n".join(" ".join(each.split()) for each in command.help.split("\n\n"))
-    shown = [each for each in command.params if each.name != "help" and not getattr(each, "hidden", False)]
-    rows = [f"| {_names(each)} | {_help(each)} |" for each in shown]
-    examples = "\n".join(examples_of(command.epilog))
-    table = "\n".join(["| argument | meaning |", "| --- | --- |", *rows])
-    return f"## attncheck {name}\n\n{text}\n\n{table}\n\n```sh\n{examples}\n```\n"
-
-
-def _names(parameter: Any) -> str:
-    value = parameter.metavar if parameter.metavar and not getattr(parameter, "is_flag", False) else ""
-    if parameter.param_type_name == "argument":
-        return f"`{parameter.metavar}`"
-    names = [*parameter.opts, *parameter.secondary_opts]
-    return ", ".join(f"`{name} {value}`".replace(" `", "`") for name in names).replace("|", "\\|")
-
-
-def _help(parameter: Any) -> str:
-    text = " ".join(parameter.help.split()).replace("|", "\\|")
-    default = parameter.default
-    is_shown = isinstance(default, str | int | float | os.PathLike) and not isinstance(default, bool)
-    return f"{text} Default: `{default}`." if is_shown and "Default:" not in text else text
 
 
 def _installed(release: releases.Release) -> bool:

@@ -5,7 +5,8 @@
 
 The report in each format, the terminal and the difference are those of results made by hand (``by_hand.py``), which no
 processor changes. Commands that compute run on NumPy alone; of what they print, numbers with a point are left out, and
-so are paths, times and versions. Help is held by docs/reference/command-line.md, and faults by ``catches.txt``.
+so are paths, times and versions. Of help, the names are held: texts are what the code says. Faults are held by
+``catches.txt``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import re
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import typer.main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,7 +35,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from by_hand import write_after, write_before, write_crowd
 from here import run_here
 
+from attncheck.cli import app
 from attncheck.cli.output import frames_of
+from attncheck.judging.readings import CATALOGUE
+from attncheck.spec import PROPERTIES
 
 FOLDER = Path(__file__).resolve().parent
 _NUMBER = re.compile(
@@ -257,6 +264,19 @@ COMMANDS = (
 """One line or more of commands that compute, and two that cannot."""
 
 
+def _named() -> Iterator[tuple[str, str]]:
+    """Yield the names that releases keep: of commands with their options, of diagnoses and of properties."""
+    group: Any = typer.main.get_command(app)
+    given = {
+        f"attncheck {name}": [flag for each in command.params for flag in (*each.opts, *each.secondary_opts)]
+        for name, command in group.commands.items()
+    }
+    readings = dict.fromkeys(reading.name for rows in CATALOGUE.values() for reading in rows)
+    kept = {**given, "diagnoses": sorted(readings), "properties": list(PROPERTIES)}
+    lines = (textwrap.fill(f"{of}: {' '.join(names)}", 120, break_on_hyphens=False) for of, names in kept.items())
+    yield "names.txt", "".join(f"{line}\n" for line in lines)
+
+
 def _computed() -> Iterator[tuple[str, str]]:
     """Yield what commands print that compute."""
     with tempfile.TemporaryDirectory() as name, inside(Path(name)) as folder:
@@ -279,6 +299,7 @@ def _diagnosed() -> Iterator[tuple[str, str]]:
 
 
 MAKERS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "names": _named,
     "report": _by_hand,
     "commands": _computed,
     "diagnoses": _diagnosed,
