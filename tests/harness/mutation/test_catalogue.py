@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import attncheck.mutation
-from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
 from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import Task, run_operation
@@ -29,22 +25,18 @@ from attncheck.mutation.catalogue import (
     TOPICS,
     arguments_of,
     faults_of,
-    of_input,
     of_option,
     variant_named,
 )
 from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
-from attncheck.mutation.kernel import Kernel, argument_read_as
+from attncheck.mutation.kernel import Kernel
 from attncheck.mutation.mutant import (
     WIDE,
     Control,
-    Variant,
     subjects_of_module,
 )
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.inputs import optional
-
-Array = NDArray[Any]
 
 ALL_DTYPES = {*WIDE, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {
@@ -61,17 +53,6 @@ def test_names_are_unique_and_can_be_written_in_an_identifier() -> None:
     assert variant_named("reference") == SUBJECTS["reference"].backend
     with pytest.raises(KeyError):
         variant_named("no_such_fault")
-
-
-def test_at_least_nine_hundred_faults_are_spread_over_the_topics_and_fifty_variants_are_honest() -> None:
-    topics = Counter(mutant.topic for mutant in MUTANTS)
-    wanted = {"scale", "softmax", "precision", "masks", "causal", "blocks", "heads", "projections"}
-    wanted |= {"gradients", "caches", "windows", "softcap", "grouped", "lengths", "layouts", "other scores"}
-    assert len(BY_HAND) >= 710
-    assert len(MUTANTS) >= 900
-    assert min(topics[topic] for topic in wanted) >= 5
-    assert len(CONTROLS) >= 50
-    assert sum(set(honest.dtypes) == ALL_DTYPES for honest in CONTROLS) >= 20
 
 
 def test_every_variant_says_what_it_does_and_where_it_applies() -> None:
@@ -140,12 +121,6 @@ def test_a_new_option_has_its_faults_by_its_row() -> None:
     assert edges == [None, (3, None), (1, None), (2, None), (2, None), (None, 2)]
 
 
-def test_a_new_input_has_its_faults_by_its_row() -> None:
-    names = {fault.name for fault in of_input(optional("B", "H", "Lq"))}
-    assert names >= {"left_out", "neutral", "taken_twice", "of_the_next_head", "with_head_and_query_exchanged"}
-    assert names.isdisjoint({"zero", "inverted", "one_more"})
-
-
 def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
     attention = OPERATIONS["attention"]
     scales = optional("H", neutral=1)
@@ -153,14 +128,6 @@ def test_an_operation_that_takes_one_more_argument_has_faults_of_it() -> None:
     found = {fault.name for fault in faults_of(wider, "head_scales", scales)}
     assert found >= {"left_out", "neutral", "taken_twice", "negated", "in_bfloat16", "of_the_next_head"}
     assert "head_scales" not in dict(arguments_of(wider)), "the NumPy backend does not take it yet"
-
-
-def test_an_argument_is_changed_where_it_is_given() -> None:
-    query = np.arange(6.0).reshape(1, 1, 2, 3)
-    variant = Variant(argument_read_as("dot_scores", "scale", lambda scale: 2 * scale))
-    for scale, factor in ((None, 1), (0.5, 2)):
-        right = numpy_backend.dot_scores(query, query, scale=scale)["scores"]
-        assert np.array_equal(variant.dot_scores(query, query, scale=scale)["scores"], factor * right)
 
 
 def test_every_operation_has_faults_and_none_has_two_of_a_name() -> None:

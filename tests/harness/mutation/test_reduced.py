@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
-from attncheck.mutation import narrow
 from attncheck.mutation.kernel import Array, bfloat16, tf32, truncated_bfloat16, truncated_tf32
-from attncheck.mutation.mutant import Control, Mutant, subjects_of_module
 from attncheck.mutation.narrow import block_product, in_two_parts, rounded_product
-from attncheck.mutation.score import MutationFrames, run_mutants
-from attncheck.reading.case import Case
-from attncheck.reading.selection import select_cases
 from attncheck.spec.rounding import rounding_model_named
 
 Product = Callable[[Array, Array], Array]
@@ -36,28 +30,6 @@ PRODUCTS: dict[str, tuple[Product, ...]] = {
         in_two_parts(truncated_bfloat16, block_product(4)),
     ),
 }
-
-SUBJECTS = [
-    each
-    for each in subjects_of_module(narrow.__name__)
-    if (each.topic == "products" if isinstance(each, Mutant) else each.classes)
-]
-CONTROLS = {each.name: each for each in SUBJECTS if isinstance(each, Control)}
-
-
-@pytest.fixture(scope="module")
-def cases() -> list[Case]:
-    """Return some cases of every operation that has products, and some with large numbers and long sums."""
-    patterns = ("attention/*", "gradients/*", "scoring/*", "multi_head_attention/*", "grouped_heads/*")
-    found = [case for case in select_cases(patterns).cases if "float32" in case.dtypes][::14]
-    found += select_cases(("attention/*1e30*", "lengths/*poisoned", "probes/rounding/four-thousand*")).cases
-    return [replace(case, dtypes=("float32",)) for case in found]
-
-
-@pytest.fixture(scope="module")
-def frames(cases: list[Case]) -> MutationFrames:
-    with np.errstate(all="ignore"):
-        return run_mutants(cases, subjects=SUBJECTS)
 
 
 def matrices(rng: np.random.Generator, inner: int) -> tuple[Array, Array]:
@@ -112,20 +84,3 @@ def test_small_integers_are_exact_in_a_tensor_core() -> None:
     for products in PRODUCTS.values():
         for multiply in products:
             np.testing.assert_array_equal(multiply(left, right), left @ right)
-
-
-def test_no_case_flags_what_is_in_the_class_that_it_claims_and_two_catch_what_is_coarser(
-    frames: MutationFrames,
-) -> None:
-    assert all(set(honest.dtypes) <= set(honest.classes) for honest in CONTROLS.values())
-    assert set(CONTROLS) <= {each.subject for each in frames.evaluations}
-    assert not set(CONTROLS) & set(frames.flagged["subject"])
-    caught = frames.catches.groupby("subject")["case"].nunique()
-    assert [each.name for each in SUBJECTS if isinstance(each, Mutant) and caught.get(each.name, 0) < 2] == []
-
-
-def test_the_references_class_does_not_hold_reduced_products(cases: list[Case]) -> None:
-    unclaimed = [replace(each, classes={}) for name, each in CONTROLS.items() if "products" in name]
-    with np.errstate(all="ignore"):
-        flagged = run_mutants(cases[:6], subjects=unclaimed).flagged
-    assert set(flagged["subject"]) == {honest.name for honest in unclaimed}
