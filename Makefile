@@ -34,7 +34,7 @@ publish: .venv/installed
 # The table of all implementations; the lines of what is installed are written anew, the others stay.
 survey: .venv/installed
 	.venv/bin/attncheck check --implementation all --no-report --output results/survey || test $$? -eq 1
-	.venv/bin/attncheck survey results/survey --findings docs/findings.md --output reports/published/survey
+	.venv/bin/attncheck survey results/survey --findings examples/findings --output reports/published/survey
 
 .venv/installed: pyproject.toml constraints.txt .tools/runner
 	$(PYTHON) -m venv .venv

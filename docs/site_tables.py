@@ -32,11 +32,13 @@ from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
 from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, annotations_of
 from attncheck.reports.json_schema import DOCUMENTS, records, summary_of
+from attncheck.reports.survey import document_of, read_findings
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.spec import OPERATIONS, PROPERTIES, SCORE_INPUTS, STAGES, InputSpec
 from attncheck.spec.rounding import PARTS, PRESETS
 
 CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")
+FINDINGS = Path(__file__).parents[1] / "examples" / "findings"
 LAYOUTS = {"BHLD": "(B, H, L, D)", "BLHD": "(B, L, H, D)", "LHD": "(L, H, D), a batch entry to a call"}
 MODELS = (model, array_kinds)
 _MAPPINGS = {
@@ -70,7 +72,8 @@ def tables() -> Mapping[str, str]:
         **{"class_parts": parts, "class_presets": presets},
         **{"json": json_fields(), "documented_conventions": documented_conventions(), "commands": commands()},
         **{"readings": readings(), "questions": questions(), "signatures": signatures(), "properties": properties()},
-        **{"columns": columns(), "operations": operations_table(), "inputs": inputs_table(), "axes": axes_table()},
+        **{"findings": document_of(read_findings(FINDINGS)).partition("\n\n")[2], "columns": columns()},
+        **{"operations": operations_table(), "inputs": inputs_table(), "axes": axes_table()},
         **{"quantities": quantities_table(), "fields-ExpectedFailureEntry": fields_table(ExpectedFailureEntry)},
         **{f"fields-{owner.__name__}": fields_table(owner) for owner in models_of_cases()},
         **{f"kinds-{name}": kinds_table(name) for name in ("numbers", "positions")},

@@ -7,6 +7,7 @@ conventions as they were measured, and findings: what is wrong in a release, eac
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections import Counter
@@ -382,10 +383,13 @@ class Finding(NamedTuple):
 
 
 def read_findings(path: Path) -> list[Finding]:
-    """Read a document with a heading ``## library release: title`` and a script for each finding.
+    """Read a folder of scripts, each a finding, or a document with a heading and a script for each.
 
-    Raises ``ResultsError`` where it cannot be read, or a finding has no script.
+    The heading is ``## library release: title``. A script's docstring has that without the number signs as its first
+    line, and then the text. Raises ``ResultsError`` where something cannot be read, or a finding has no script.
     """
+    if path.is_dir():
+        return [_finding_of_script(file) for file in sorted(path.glob("*.py"))]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -405,6 +409,21 @@ def document_of(findings: Sequence[Finding]) -> str:
         lines += [each.text, ""] if each.text else []
         lines += ["```python", each.script.rstrip("\n"), "```", ""]
     return "\n".join(lines)
+
+
+def _finding_of_script(path: Path) -> Finding:
+    """Read a script whose docstring is the finding."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        module = ast.parse(source)
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise ResultsError(f"{path} cannot be read: {error}") from None
+    heading, _, text = (ast.get_docstring(module) or "").partition("\n")
+    found = _HEADING.match(f"## {heading}")
+    if found is None:
+        raise ResultsError(f"{path}: expected a docstring that begins as `torch 2.13: what is wrong`")
+    script = "".join(source.splitlines(keepends=True)[module.body[0].end_lineno :]).lstrip("\n")
+    return Finding(found["library"], found["release"], found["title"], text.strip(), script)
 
 
 def _finding(path: Path, heading: re.Match[str], body: str) -> Finding:

@@ -140,7 +140,7 @@ def survey(
     ] = None,
     findings: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A document of findings, each with its script.", show_default=False),
+        typer.Option(metavar="FOLDER", help="A folder of findings, each a script.", show_default=False),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the survey.")] = Path(
         "reports/published/survey"

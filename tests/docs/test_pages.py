@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.processors import processor_flags
+from attncheck.reports.survey import read_findings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from here import own_code_here
@@ -26,6 +27,7 @@ from pages import ROOT, Block, Reader, all_pages, blocks_of, pages
 from processes import PATIENCE
 
 _FOLDERS = ("backends/", "benchmarks/", "cases/", "docs/", "examples/", "harness/", "reports/", "tests/", ".ci/")
+FINDINGS = ROOT / "examples" / "findings"
 HOW_TO_WRITE = "python tests/docs/pages.py {} writes the output again"
 _MEASURED = re.compile(
     r"0x[\d.a-f]+p[+-]\d+|-?\d+\.\d+(?:e[+-]\d+)?|\d+e[+-]\d+|(?<=is within bounds: output)\[[\d, ]+\]| +"
@@ -64,12 +66,23 @@ def test_every_block_has_a_language_that_says_how_it_is_tested() -> None:
 
 
 def _of_frameworks() -> list[Any]:
-    blocks = [(page, block) for page in pages() for block in blocks_of(page.read_text(encoding="utf-8"))]
+    """Return what needs a framework: blocks of pages, and the scripts of findings."""
+    found = [
+        (f"{page.name}:{block.line}", block)
+        for page in pages()
+        for block in blocks_of(page.read_text(encoding="utf-8"))
+    ]
+    found += [(each.anchor, Block("python", each.script, 1, (0, 0))) for each in read_findings(FINDINGS)]
     return [
-        pytest.param(block, marks=getattr(pytest.mark, block.framework), id=f"{page.name}:{block.line}")
-        for page, block in blocks
+        pytest.param(block, marks=getattr(pytest.mark, block.framework), id=name)
+        for name, block in found
         if block.framework
     ]
+
+
+def test_every_finding_is_run_by_its_library() -> None:
+    scripts = [each.script for each in read_findings(FINDINGS)]
+    assert [script for script in scripts if not Block("python", script, 1, (0, 0)).framework] == []
 
 
 @pytest.mark.parametrize("block", _of_frameworks())

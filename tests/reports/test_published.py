@@ -310,6 +310,10 @@ def test_a_damaged_table_or_document_is_said(tmp_path: Path) -> None:
             read(tmp_path if read is read_survey else tmp_path / name)  # type: ignore[operator]
     with pytest.raises(ResultsError, match="cannot be read"):
         read_findings(tmp_path / "absent.md")
+    for text, said in (("import", "cannot be read: invalid syntax"), ('"""Other."""\n', "expected a docstring that")):
+        (tmp_path / "script.py").write_text(text, encoding="utf-8")
+        with pytest.raises(ResultsError, match=said):
+            read_findings(tmp_path)
 
 
 def test_a_run_is_compared_with_what_is_kept() -> None:
@@ -373,6 +377,10 @@ def test_findings_and_meanings_are_read_from_their_documents(tmp_path: Path) -> 
     assert first == Finding(
         "onnx", "1.23", "the `wrong` stage, at all", "A text with a thread.\n\nMore of it.", "import onnx\nprint(1)\n"
     )
+    script = '"""{0.library} {0.release}: {0.title}\n\n{0.text}\n"""\n\n{0.script}'
+    (tmp_path / "findings").mkdir()
+    (tmp_path / "findings" / "stage.py").write_text(script.format(first), encoding="utf-8")
+    assert read_findings(tmp_path / "findings") == [first]
     assert (first.anchor, second.script) == ("onnx-123-the-wrong-stage-at-all", "print(2)\n")
     answer = {"convention": "corner", "asks": "where", "means": "top left", "cases_mean": "top left", "departs": False}
     answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
