@@ -275,12 +275,6 @@ def _by_numpy(entry: BackendEntry) -> BackendEntry:
 
 
 def pages() -> list[Path]:
-    """Return the pages that a reader follows: all but those that have tests of their own."""
-    tested_elsewhere = {"cases.md", "expected_failures.md"}
-    return [path for path in all_pages() if path.name not in tested_elsewhere]
-
-
-def all_pages() -> list[Path]:
     """Return every page of the documentation."""
     at_the_top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
     return [*at_the_top, *sorted(DOCS.rglob("*.md"))]

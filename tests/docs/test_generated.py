@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema_rs
-import numpy as np
 from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pages import DOCS, ROOT, all_pages
+from pages import DOCS, ROOT, pages
 
 sys.path.insert(0, str(DOCS))
 from site_tables import models_of_cases, tables
@@ -34,19 +32,12 @@ from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
+from attncheck.reading.model import TAG_FILE
 from attncheck.reports.json_schema import DOCUMENTS, results_schema
 from attncheck.spec import OPERATIONS
 
 SCHEMA = DOCS / "reference" / "results.schema.json"
-REFERENCE = DOCS / "cases.md"
-EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
-HEAD = """\
-title: Examples of the reference
-source: {kind: derivation, title: Made for the reference}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-cases:
-"""
+EXAMPLES = ROOT / "examples" / "case_files"
 
 
 def test_a_signature_that_a_document_shows_is_the_contracts() -> None:
@@ -64,7 +55,7 @@ def test_the_schema_of_results_is_that_of_the_code() -> None:
 
 
 def test_every_table_can_be_made_stands_on_one_page_and_says_what_each_field_means() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in all_pages())
+    text = "".join(page.read_text(encoding="utf-8") for page in pages())
     made = tables()
     assert sorted(re.findall(r"^```{include} (?:\.\./)+build/tables/(\S+)\.md$", text, re.MULTILINE)) == sorted(made)
     assert [name for name, each in made.items() if each.count("\n| ") < 2] == ["findings"]
@@ -85,50 +76,42 @@ def test_help_names_every_family_and_every_command_with_an_outcome_has_a_documen
 
 
 def test_the_list_on_the_page_of_expected_failures_is_good_and_has_every_field(tmp_path: Path) -> None:
-    (text,) = EXAMPLE.findall((DOCS / "expected_failures.md").read_text(encoding="utf-8"))
+    page = (DOCS / "expected_failures.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
     found = load_expected_failures([tmp_path / "known.yaml"])
     assert set().union(*(each.entry.model_fields_set for each in found)) == ExpectedFailureEntry.model_fields.keys()
 
 
-def _examples() -> list[str]:
-    return EXAMPLE.findall(REFERENCE.read_text(encoding="utf-8"))
+def _cases() -> list[Case]:
+    return [
+        case
+        for path in sorted(EXAMPLES.glob("*.yaml"))
+        if path.name != TAG_FILE
+        for case in load_case_file(path, path.name, path.stem, load_tags(EXAMPLES, TAG_FILE))
+    ]
 
 
-def _loaded(text: str, folder: Path) -> list[Case]:
-    numbers = np.random.default_rng(7)
-    np.savez(folder / "dump.npz", **{name: numbers.normal(size=(2, 3, 4)) for name in ("query", "key", "value")})
-    np.save(folder / "scores.npy", np.arange(6.0).reshape(2, 3))
-    np.save(folder / "weights.npy", np.full(4, 0.25, np.float16))
-    path = folder / "examples.yaml"
-    path.write_text(text if text.startswith("title:") else HEAD + text, encoding="utf-8")
-    return load_case_file(path, "examples.yaml", "examples", ["uniform"])
-
-
-def _cases(folder: Path) -> Iterator[Case]:
-    for text in _examples():
-        if not text.startswith("tags:"):
-            yield from _loaded(text, folder)
-
-
-def test_every_option_input_and_field_has_an_example(tmp_path: Path) -> None:
-    cases = list(_cases(tmp_path))
+def test_every_option_input_and_field_has_an_example_which_the_reference_shows() -> None:
+    cases = _cases()
     assert {option for case in cases for option in case.options} == {
         option for operation in OPERATIONS.values() for option in operation.options
     }
     assert {case.operation for case in cases} == set(OPERATIONS)
-    text = "\n".join(_examples())
+    files = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.yaml")}
+    page, text = (DOCS / "cases.md").read_text(encoding="utf-8"), "\n".join(files.values())
+    assert sorted(re.findall(r"^```{literalinclude} \.\./examples/case_files/(.*)$", page, re.MULTILINE)) == sorted(
+        files
+    )
     models = (model.CaseFile, model.CaseEntry, model.Expectation, model.Defaults, model.TagEntry, model.Source)
     fields = {field for each in (*models, model.Random, *array_kinds.KINDS.values()) for field in each.model_fields}
     fields |= {name for operation in OPERATIONS.values() for name in operation.inputs} | {"score_vector", "weight"}
     assert [field for field in sorted(fields) if not re.search(rf"\b{field}:", text)] == []
-    [tags] = [text for text in _examples() if text.startswith("tags:")]
-    (tmp_path / "tags.yaml").write_text(tags, encoding="utf-8")
-    assert list(load_tags(tmp_path, "tags.yaml")) == ["uniform"]
+    assert list(load_tags(EXAMPLES, TAG_FILE)) == ["uniform"]
 
 
-def test_every_example_runs_and_the_numbers_that_it_knows_hold(tmp_path: Path) -> None:
-    for case in _cases(tmp_path):
+def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
+    for case in _cases():
         dtype = "float64" if "float64" in case.dtypes else "float32"
         outcome = evaluate_on(numpy_backend, task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
         assert isinstance(outcome, Computed), outcome

@@ -23,7 +23,7 @@ from attncheck.reports.survey import read_findings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from here import own_code_here
-from pages import ROOT, Block, Reader, all_pages, blocks_of, pages
+from pages import ROOT, Block, Reader, blocks_of, pages
 from processes import PATIENCE
 
 _FOLDERS = ("backends/", "benchmarks/", "cases/", "docs/", "examples/", "harness/", "reports/", "tests/", ".ci/")
@@ -104,7 +104,7 @@ def _numbers(text: str) -> NDArray[np.float64]:
 
 def test_every_path_and_link_of_a_page_leads_somewhere() -> None:
     lost = []
-    for page in all_pages():
+    for page in pages():
         prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         paths = [each for each in re.findall(r"`([\w./*-]+)`", prose) if each.startswith(_FOLDERS)]
         lost += [(page, each) for each in paths if not list(ROOT.glob(each.rstrip("/")))]

@@ -176,25 +176,13 @@ def without_infinity(data: Any) -> Any:
 
 ROOT = Path(__file__).resolve().parents[3]
 CORPUS = Path(str(files("attncheck.cases")))
-HEAD = """\
-title: A file of cases
-source: {kind: derivation, title: t}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}}
-cases:
-"""
 
 
-def test_the_schemas_are_schemas_which_the_corpus_and_the_examples_of_the_reference_follow(tmp_path: Path) -> None:
+def test_the_schemas_are_schemas_which_the_corpus_and_the_examples_of_the_reference_follow() -> None:
     for schema in (case_schema(), tag_schema()):
         jsonschema_rs.meta.validate(json.loads(schema))
     tags = jsonschema_rs.Draft202012Validator(json.loads(tag_schema()))
-    reference = (ROOT / "docs" / "cases.md").read_text(encoding="utf-8")
-    paths = sorted(CORPUS.rglob("*.yaml"))
-    for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", reference, re.DOTALL | re.MULTILINE)):
-        if not text.startswith("tags:"):
-            paths.append(tmp_path / f"{number}.yaml")
-            paths[-1].write_text(text if text.startswith("title:") else HEAD + text, encoding="utf-8")
+    paths = sorted([*CORPUS.rglob("*.yaml"), *(ROOT / "examples" / "case_files").glob("*.yaml")])
     for path in paths:
         validator = tags if path.name == "tags.yaml" else SCHEMA
         errors = validator.iter_errors(without_infinity(read_yaml(path).data))
