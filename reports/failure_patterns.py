@@ -485,6 +485,13 @@ class LengthView:
     failing: Counts
     cases: Counts
 
+    @property
+    def places(self) -> list[list[tuple[int, int]]]:
+        """Row and column of where cases pass, where some of them fail, where all fail, and where any fails."""
+        fails, passes = self.failing > 0, self.cases > self.failing
+        chosen = (passes & ~fails, fails & passes, fails & ~passes, fails)
+        return [[(int(row), int(column)) for row, column in np.argwhere(each)] for each in chosen]
+
 
 @dataclass(frozen=True, eq=False)
 class LengthMap:

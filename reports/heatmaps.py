@@ -309,12 +309,9 @@ def _draw_cells(axes: Axes, pixels: Pixels) -> None:
 
 
 def _label(axes: Axes, panel: Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
-    """Number the rows and columns from 0, or name them; of many only some."""
-    named = (panel.row_labels, panel.column_labels)
-    for which, (axis, labels) in enumerate(zip((axes.yaxis, axes.xaxis), named, strict=True)):
-        spacing = 1 if shape[which] <= MAX_ANNOTATED else 8
-        ticks = range(0, shape[which], spacing)
-        texts = [safe_text(labels[tick], 24) if tick < len(labels) else str(tick * step[which]) for tick in ticks]
-        axis.set_ticks(list(ticks), texts, parse_math=False)
+    """Number the rows and columns from 0; of many only some."""
+    for axis, length, each in zip((axes.yaxis, axes.xaxis), shape, step, strict=False):
+        ticks = range(0, length, 1 if length <= MAX_ANNOTATED else 8)
+        axis.set_ticks(list(ticks), [str(tick * each) for tick in ticks])
     axes.set_ylabel(safe_text(panel.row_axis, 40), parse_math=False)
     axes.set_xlabel(safe_text(panel.column_axis, 40), parse_math=False)

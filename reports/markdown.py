@@ -194,8 +194,6 @@ def _block(block: sections.Block) -> list[str]:
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
         case sections.OnPage():
             lines = blocks_lines(block.in_words)
-        case sections.Folded():
-            lines = blocks_lines(block.blocks)
         case sections.Entries():
             entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
             lines = [line for entry in entries for line in _entry(*entry)]

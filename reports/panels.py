@@ -49,15 +49,13 @@ _UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2
 
 @dataclass(frozen=True)
 class Panel:
-    """One matrix to draw: its title, its colour, what its rows and columns are, and names of each if there are any."""
+    """One matrix to draw: its title, its colour, and what its rows and columns are."""
 
     title: str
     matrix: Array
     colour: str = PURPLE
     row_axis: str = ""
     column_axis: str = ""
-    row_labels: Sequence[str] = ()
-    column_labels: Sequence[str] = ()
     printed: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """By row and column: what a document prints there, where that is not the matrix's number."""
 

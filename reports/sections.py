@@ -127,26 +127,17 @@ class Code:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks behind a summary."""
-
-    summary: str
-    blocks: Sequence[Block]
-    is_open: bool = False
-
-
-@dataclass(frozen=True)
-class Folded:
-    """Blocks of the page behind a heading of a level, or none, and a note; ``kind`` is their class there.
+    """Blocks behind a summary; on the page that may be a heading of a level, with a note, and ``kind`` is their class.
 
     Of many the ``late`` ones are laid out only when they come into view. An ``anchor`` is where links lead.
     """
 
-    title: Inline
-    note: Inline
+    summary: str
     blocks: Sequence[Block]
-    kind: str
-    level: int = 0
     is_open: bool = False
+    note: Inline = ""
+    kind: str = "plain"
+    level: int = 0
     anchor: str = ""
     late: Sequence[Block] = ()
 
@@ -177,7 +168,7 @@ class Entries:
 
 Key = tuple[str, str, str, str]
 """An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Folded | Figure | Subsection | OnPage | Entries
+Block = Text | Items | Table | Code | Details | Figure | Subsection | OnPage | Entries
 
 
 @dataclass(frozen=True)

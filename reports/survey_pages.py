@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from markupsafe import Markup
-
 from attncheck.backends import EVERYTHING
 from attncheck.errors import OutputError, ResultsError
-from attncheck.reports.html.contents import joined
+from attncheck.reports.html.contents import drawn
 from attncheck.reports.html.page import render_page
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.sections import (
@@ -143,10 +141,8 @@ _BARS = (("agree", "right"), ("xfail", "known"), ("failing", "wrong"), ("unverif
 def _bar(counts: JudgedFeature) -> Figure:
     """Draw counts as parts of a bar."""
     total = sum(counts[3:]) or 1
-    parts = ((state, 100 * getattr(counts, field) / total) for state, field in _BARS)
-    form = Markup('<span class="{}" style="width:{:.2f}%"></span>')
-    spans = Markup().join(form.format(state, share) for state, share in parts if share)
-    return Figure("", Markup('<span class="stack" aria-hidden="true">{}</span>').format(spans))
+    parts = [(state, 100 * getattr(counts, field) / total) for state, field in _BARS]
+    return Figure("", drawn("bar", "stack", [(state, f"{share:.2f}") for state, share in parts if share]))
 
 
 def _description(name: str) -> str:
@@ -171,7 +167,8 @@ def _features(survey: Survey) -> Section:
     lines = [(name, [_feature_cell(found.get((each, name))) for each in features]) for name in survey.newest()]
     options = [(feature.rpartition(": ")[2], feature) for feature in features]
     explained = [(name, option.description) for name, _ in options if (option := OPTIONS.get(name))]
-    matrix = _signs("Features by implementation", _FEATURE_KEY, options, lines)
+    caption = "Features by implementation"
+    matrix = Figure(caption, drawn("signs", caption, _FEATURE_KEY, options, lines))
     wrong = [
         (Mark(row.implementation), row.feature, _count(row.wrong), _count(row.right))
         for row in found.values()
@@ -207,28 +204,6 @@ def _title(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
 
 
-def _signs(
-    caption: str,
-    key: Iterable[tuple[str, str, str]],
-    titles: Sequence[tuple[str, str]],
-    lines: Sequence[tuple[str, Sequence[Cell]]],
-) -> Figure:
-    """Draw a sign for each implementation below each heading, which says what it is where one points at it."""
-
-    tags = joined('<span class="tag {}">{} {}</span> ', key)
-    head = joined('<th scope="col" class="up" title="{1}"><span>{0}</span></th>', titles)
-    body = joined(
-        '<tr><th scope="row">{}</th>{}</tr>\n',
-        ((name, joined('<td class="{0}" title="{2}">{1}</td>', cells)) for name, cells in lines),
-    )
-    form = Markup(
-        '<p class="key">{tags}</p><div class="scroll" role="group" aria-label="{caption}" tabindex="0">'
-        '<table class="signs"><thead><tr><th scope="col">implementation</th>{head}</tr></thead>\n<tbody>\n{body}'
-        "</tbody></table></div>"
-    )
-    return Figure(caption, form.format(tags=tags, caption=caption, head=head, body=body))
-
-
 _ACCURACY_EXPLAINED = (
     "Largest error of a stage, in units of the largest that rounding allows there: of the stage in the middle, and in "
     "parentheses of all but one of a hundred. 1 is the bound of that implementation's own rounding model, so that "
@@ -246,8 +221,7 @@ def _accuracy(survey: Survey) -> Section:
 def _range(row: Accuracy) -> Inline:
     """Write both errors behind two bars: the light one is that of all but one of a hundred."""
     widths = (100 * min(max(part, 0.0), 1.0) for part in (row.most, row.median))
-    spans = Markup().join(Markup('<span style="width:{:.1f}%"></span>').format(width) for width in widths)
-    bars = Figure("", Markup('<span class="range" aria-hidden="true">{}</span>').format(spans))
+    bars = Figure("", drawn("bar", "range", [("", f"{width:.1f}") for width in widths]))
     return (bars, f"{number(row.median)} ({number(row.most)})")
 
 
@@ -293,7 +267,8 @@ def _properties(survey: Survey) -> Section | None:
     names = dict.fromkeys(row.implementation for row in survey.properties)
     lines = [(name, [_property_cell(found.get((each, name))) for each, _ in asked]) for name in names]
     key = [(*_OUTCOMES[word], word) for word in _OUTCOMES]
-    matrix = _signs("Properties by implementation", key, asked, lines)
+    caption = "Properties by implementation"
+    matrix = Figure(caption, drawn("signs", caption, key, asked, lines))
     items = [Nested((Mark(name), f": {says}"), _by_outcome(survey.properties, name)) for name, says in asked]
     shown = OnPage([matrix, *_explained("the properties say", asked)], [Items(items)])
     return Section("Properties", "properties", [Text(survey.properties_note), shown])

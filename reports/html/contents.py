@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup, escape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from attncheck.errors import ResultsError
 from attncheck.reports.cells import Cell, CellRow, State, states_of, worst_cell
@@ -121,8 +123,7 @@ class Scripts:
             return
         self._left -= len(text)
         file = f"{slug(f'{case} {column.implementation} {dtype}')}.py"
-        form = '<pre class="script" tabindex="0" data-name="{}"><code>{}</code></pre>'
-        shown = Figure(file, Markup(form).format(file, _as_text(text)))
+        shown = Figure(file, drawn("script", file, _as_text(text)))
         yield Details(f"The script that shows it without attncheck, {file}", [shown])
 
 
@@ -140,14 +141,15 @@ def _index(folder: Path) -> dict[str, str]:
     return {key: name for key, name in content.items() if isinstance(name, str) and name and Path(name).name == name}
 
 
-LEVELS = (
-    (0.1, "e0", "below a tenth of the bound"),
-    (1.0, "e1", "within the bound"),
-    (10.0, "e2", "up to ten times it"),
-)
-BEYOND = ("e3", "more than ten times it, or not finite")
-NOT_JUDGED = ("en", "not judged")
-"""How large an error is, beside its bound: a class of the style sheet, and what it says."""
+LIMITS = (0.1, 1.0, 10.0)
+LEVELS: Mapping[str, str] = {
+    "e0": "below a tenth of the bound",
+    "e1": "within the bound",
+    "e2": "up to ten times it",
+    "e3": "more than ten times it, or not finite",
+    "en": "not judged",
+}
+"""How large an error is beside its bound, up to each of the limits, beyond, or unknown: by class of the style sheet."""
 
 SYMBOLS: Mapping[State, str] = {
     State.AGREE: "✓",
@@ -167,9 +169,24 @@ NOTHING = "\N{EN DASH}"
 SHORT_DTYPES: Mapping[str, str] = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
-def joined(form: str, parts: Iterable[Sequence[object]]) -> Markup:
-    """Write parts of the page one after the other, each as a form says."""
-    return Markup().join(Markup(form).format(*part) for part in parts)
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def environment() -> Environment:
+    """Return what renders the templates, every text escaped."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def drawn(name: str, *values: object) -> Markup:
+    """Draw a figure of the page by its macro."""
+    return Markup(getattr(environment().get_template("figures.html").module, name)(*values))
 
 
 def short(value: float | None, digits: int = 3) -> str:
@@ -436,10 +453,6 @@ def _states(row: CellRow) -> set[State]:
     return {worst_cell(cells).state for cells in row.values() if cells}
 
 
-_CELL, _LEFT, _TOP = 14, 52, 44
-"""Pixels: of a square, and of the room for lengths beside and above them."""
-
-
 _LEGEND = (
     "A square: the chosen cases of these lengths. Crossed out: all of them fail; one stroke: some fail; plain: all "
     "pass. Dashed: Lq = Lk."
@@ -454,24 +467,11 @@ def drawn_lengths(frames: Frames) -> list[Details]:
 def _drawn(frames: Frames, found: LengthMap, number: int) -> Details:
     title = frames.title(found.column, with_version=False)
     words = f"{found.failing.sum():,} of {counted(int(found.cases.sum()), 'case')} fail. {found.grid_words()}"
-    switches = Markup().join(_switch(f"l{number}-{name}", name, choices) for name, choices in _switches(found))
-    form = (
-        '<div class="lengths">{}<div class="scroll" role="group" aria-label="Map of lengths at which {} fails" '
-        'tabindex="0">{}</div></div>'
-    )
-    figure = Figure(found.words(), Markup(form).format(switches, title, _picture(found)))
+    ends = [list(_ends(lengths, found.tile)) if found.tile else [] for lengths in (found.queries, found.keys)]
+    picture = drawn("lengths", found, number, title, list(_switches(found)), _diagonal(found), ends)
+    figure = Figure(found.words(), picture)
     summary = f"Where {title} fails, by the lengths of queries and keys"
     return Details(summary, [Text(words), figure, Text(_LEGEND, "muted")], is_open=number == 1)
-
-
-def _switch(group: str, name: str, choices: Sequence[tuple[str, str]]) -> Markup:
-    """Return radio buttons, each with a class of the style sheet; the first is chosen."""
-    form = Markup('<label><input type="radio" name="{}" class="{}"{}> {}</label>')
-    buttons = (
-        form.format(group, kind, "" if number else Markup(" checked"), text)
-        for number, (kind, text) in enumerate(choices)
-    )
-    return Markup('<fieldset class="switch"><legend>{}</legend>{}</fieldset>').format(name, Markup().join(buttons))
 
 
 def _switches(found: LengthMap) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
@@ -496,74 +496,15 @@ def _width(number: int) -> str:
     return f"D ≤ {WIDTHS[0]}" if number == 1 else f"{WIDTHS[number - 2] + 1} to {WIDTHS[number - 1]}"
 
 
-def _picture(found: LengthMap) -> Markup:
-    rows, columns = found.cases.shape
-    width, height = _LEFT + columns * _CELL + 4, _TOP + rows * _CELL + 4
-    label = escape(f"{found.explained + '. ' if found.explained else ''}{found.words()}. {found.grid_words()}")
-    views = [f'<g class="v v{each.causality}{each.widths}">{"".join(_squares(each))}</g>' for each in found.views]
-    parts = [*_diagonal(found), *views, *_names(found), *_lines(found)]
-    return Markup(
-        f'<svg class="lengths" role="img" aria-label="{label}" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}">{"".join(parts)}</svg>'
-    )
-
-
-def _squares(found: LengthView) -> Iterator[str]:
-    """Fill the squares by how many fail; what fails is crossed out, all of it or, where some pass, half."""
-    some = (found.failing > 0) & (found.failing < found.cases)
-    every = (found.failing > 0) & ~some
-    side = _CELL - 2
-    for name, chosen in (("lp", (found.cases > 0) & (found.failing == 0)), ("ls", some), ("lf", every)):
-        if path := "".join(f"M{x} {y}h{side}v{side}h-{side}z" for x, y in _corners(chosen)):
-            yield f'<path class="{name}" d="{path}"/>'
-    inner = side - 6
-    crosses = [f"M{x + 3} {y + 3}l{inner} {inner}" for x, y in _corners(some | every)]
-    crosses += [f"M{x + 3 + inner} {y + 3}l-{inner} {inner}" for x, y in _corners(every)]
-    if crosses:
-        yield f'<path class="lx" d="{"".join(crosses)}"/>'
-
-
-def _corners(chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Iterator[tuple[int, int]]:
-    for row, column in zip(*np.nonzero(chosen), strict=True):
-        yield _LEFT + int(column) * _CELL + 1, _TOP + int(row) * _CELL + 1
-
-
-def _names(found: LengthMap) -> Iterator[str]:
-    """Write every length beside its row or above its column."""
-    yield f'<text x="2" y="{_TOP - 6}">Lq \N{DOWNWARDS ARROW}</text><text x="2" y="12">Lk \N{RIGHTWARDS ARROW}</text>'
-    for row, length in enumerate(found.queries):
-        yield f'<text class="r" x="{_LEFT - 5}" y="{_TOP + row * _CELL + 11}">{length}</text>'
-    for column, length in enumerate(found.keys):
-        x = _LEFT + column * _CELL + 11
-        yield f'<text x="{x}" y="{_TOP - 4}" transform="rotate(-90 {x} {_TOP - 4})">{length}</text>'
-
-
-def _diagonal(found: LengthMap) -> Iterator[str]:
-    """Draw where as many queries as keys lie, between the lengths that both have."""
+def _diagonal(found: LengthMap) -> list[tuple[float, float]]:
+    """Return where as many queries as keys lie, between the lengths that both have, as places of rows and columns."""
     low, high = (max(found.queries[0], found.keys[0]), min(found.queries[-1], found.keys[-1]))
     lengths = sorted(each for each in {*found.queries, *found.keys, low, high} if low <= each <= high)
-    places = (np.interp(lengths, axis, np.arange(len(axis))) for axis in (found.keys, found.queries))
-    x, y = (start + (place + 0.5) * _CELL for start, place in zip((_LEFT, _TOP), places, strict=True))
-    if len(lengths) > 1:
-        points = " ".join(f"{one:.0f},{other:.0f}" for one, other in zip(x, y, strict=True))
-        yield f'<polyline class="ld" points="{points}"/>'
+    rows, columns = (np.interp(lengths, axis, np.arange(len(axis))) for axis in (found.queries, found.keys))
+    return list(zip(rows, columns, strict=True))
 
 
-def _lines(found: LengthMap) -> Iterator[str]:
-    if not found.tile:
-        return
-    rows, columns = found.cases.shape
-    path = "".join(
-        f"M{_LEFT + place * _CELL} {_TOP - 4}V{_TOP + rows * _CELL}" for place in _edges(found.keys, found.tile)
-    )
-    path += "".join(
-        f"M{_LEFT - 4} {_TOP + place * _CELL}H{_LEFT + columns * _CELL}" for place in _edges(found.queries, found.tile)
-    )
-    if path:
-        yield f'<path class="lt" d="{path}"/>'
-
-
-def _edges(lengths: Sequence[int], tile: int) -> Iterator[int]:
+def _ends(lengths: Sequence[int], tile: int) -> Iterator[int]:
     """Yield the places before which a tile ends: lengths up to it stand before, those past it behind."""
     for place in range(1, len(lengths)):
         if -(-lengths[place] // tile) != -(-lengths[place - 1] // tile):

@@ -7,13 +7,13 @@ a document only what fails is open.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
@@ -33,13 +33,13 @@ from attncheck.reports.frames import (
     records,
 )
 from attncheck.reports.html import contents
+from attncheck.reports.html.contents import drawn
 from attncheck.reports.sections import (
     Block,
     Code,
     Coloured,
     Details,
     Figure,
-    Folded,
     Inline,
     Key,
     Mark,
@@ -223,10 +223,9 @@ def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: A
     errors = error_ratio(computed, exact, bound)
     layout = layout_in(case, {"stage": stage, "shape": show(errors.shape)})
     words = panels.describe_errors(errors, "error over bound", layout)
-    inside = compared_matrices(computed, exact, errors, is_document=layout is not None)
-    inside = inside or error_pictures(errors, f"Map of {stage}", is_document=layout is not None)
-    form = "<figure><figcaption><strong>{}</strong> {}</figcaption>{}</figure>"
-    return Figure(words, Markup(form).format(stage, words, Markup().join(inside)))
+    compared = _compared(computed, exact, errors, is_document=layout is not None)
+    maps = [] if compared else _maps(errors, is_document=layout is not None)
+    return Figure(words, drawn("errors", stage, words, compared, maps))
 
 
 def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
@@ -258,54 +257,25 @@ def misprint_evidence(misprint: Misprint) -> Evidence:
     return Evidence(misprint.verdict, misprint.verdict, misprint.called, note, blocks)
 
 
-_BLACK = "#000000"
-
-
 _MAX_PIXELS_WIDE = 480
 
 
 def heat_of(panel: panels.Panel) -> Markup:
     """Return a matrix as a table with coloured cells, or, where it is too large for numbers, as a picture."""
+    pixels = panels.shades(panel) if panel.matrix.size else np.zeros((0, 0, 3), np.uint8)
     if panel.matrix.size and max(panel.matrix.shape) <= panels.MAX_ANNOTATED:
-        return _table(panel)
-    words = panels.describe(panel) if panel.matrix.size else f"{panel.title}: empty, shape {show(panel.matrix.shape)}"
+        cells = [
+            [
+                (*panels.cell_text(panel, row, column), bytes(pixel).hex(), panels.ink_on(pixel))
+                for column, pixel in line
+            ]
+            for row, line in enumerate(map(enumerate, pixels))
+        ]
+        return drawn("heat", panel, cells)
     if not panel.matrix.size:
-        return Markup('<figure class="drawing"><figcaption>{}</figcaption></figure>').format(words)
+        return drawn("picture", f"{panel.title}: empty, shape {show(panel.matrix.shape)}", 0, "")
     width = panel.matrix.shape[1] * max(1, min(_MAX_PIXELS, _MAX_PIXELS_WIDE // max(panel.matrix.shape)))
-    form = (
-        '<figure class="drawing"><figcaption>{words}</figcaption>'
-        '<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"></figure>'
-    )
-    return Markup(form).format(words=words, width=width, data=b64encode(panels.png_of(panels.shades(panel))).decode())
-
-
-def _table(panel: panels.Panel) -> Markup:
-    rows, columns = (range(length) for length in panel.matrix.shape)
-    colours = panels.shades(panel)
-    axes = [f"{panel.row_axis} ↓" if panel.row_axis else "", f"{panel.column_axis} →" if panel.column_axis else ""]
-    head = (Markup('<th scope="col">{}</th>').format(_name(panel.column_labels, column)) for column in columns)
-    body = []
-    for row in rows:
-        cells = (_heat_cell(colours[row, column], *panels.cell_text(panel, row, column)) for column in columns)
-        form = Markup('<tr><th scope="row">{}</th>{}</tr>')
-        body.append(form.format(_name(panel.row_labels, row), Markup().join(cells)))
-    form = Markup(
-        '<table class="heat"><caption>{}</caption><thead><tr><td>{}</td>{}</tr></thead><tbody>{}</tbody></table>'
-    )
-    return form.format(panel.title, " ".join(filter(None, axes)), Markup().join(head), Markup().join(body))
-
-
-def _heat_cell(colour: panels.Pixels, text: str, printed: str) -> Markup:
-    """Return a cell: light ink is of class l, what is printed otherwise of class p."""
-    kinds = [name for name, holds in (("l", panels.ink_on(colour) != _BLACK), ("p", bool(printed))) if holds]
-    kind = Markup(' class="{}"').format(" ".join(kinds)) if kinds else ""
-    also = Markup("<small>printed {}</small>").format(printed) if printed else ""
-    return Markup('<td{} style="background:#{}">{}{}</td>').format(kind, bytes(colour).hex(), text, also)
-
-
-def _name(labels: object, index: int) -> str:
-    """Return a row's or column's name, its number where it has none."""
-    return str(labels[index]) if isinstance(labels, list | tuple) and index < len(labels) else str(index)
+    return drawn("picture", panels.describe(panel), width, b64encode(panels.png_of(pixels)).decode())
 
 
 Real = NDArray[np.float64]
@@ -316,55 +286,30 @@ _WIDTH, _MIN_PIXELS, _MAX_PIXELS = 220, 7, 20
 """Pixels: of a picture, if its cells are neither smaller nor larger than these."""
 
 
-def error_pictures(errors: Real, title: str, *, is_document: bool = False) -> list[Markup]:
-    """Return an SVG with its title per matrix of errors over bounds; what exceeds the bound is crossed out."""
-    if not errors.size or np.isnan(errors).all():
-        return []
-    return [
-        Markup('<div class="panel"><span>{}</span>{}</div>').format(matrix.title, _picture(matrix, title))
-        for matrix in panels.error_matrices(errors, _MAX_CELLS, is_document=is_document)
-    ]
-
-
 _MOST_COMPARED = 64
 """Elements of an array that is small enough to be read."""
 
 
-def compared_matrices(computed: Array, exact: Array, errors: Real, *, is_document: bool = False) -> list[Markup]:
-    """Show a small array as computed, as it should be, and the difference, side by side; nothing of a larger one.
+def _compared(
+    computed: Array, exact: Array, errors: Real, *, is_document: bool
+) -> list[tuple[str, list[list[tuple[tuple[str, str, str], bool]]]]]:
+    """Write a small array as computed, as it should be, and the difference; nothing of a larger one.
 
     There is a matrix for each index of the leading axes; elements that are wrong are marked.
     """
     if not 0 < errors.size <= _MOST_COMPARED:
         return []
     arrays = [np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (computed, exact, errors)]
-    leading = arrays[0].shape[:-2]
     return [
-        _side_by_side(name, *(array[index] for array in arrays))
-        for index, name in panels.named_matrices(leading, is_document=is_document)
+        (
+            name,
+            [
+                [(_beside(one, other, wrong=error > 1), error > 1) for one, other, error in zip(*row, strict=True)]
+                for row in zip(*(array[index].tolist() for array in arrays), strict=True)
+            ],
+        )
+        for index, name in panels.named_matrices(arrays[0].shape[:-2], is_document=is_document)
     ]
-
-
-def _side_by_side(title: str, computed: Real, exact: Real, errors: Real) -> Markup:
-    texts = np.empty((*computed.shape, 3), dtype=object)
-    for place in np.ndindex(computed.shape):
-        texts[place] = _beside(computed[place].item(), exact[place].item(), wrong=bool(errors[place] > 1))
-    tables = [
-        _small_table(f"{name}{title}", texts[..., number], errors > 1)
-        for number, name in enumerate(("computed", "exact", "difference"))
-    ]
-    return Markup('<div class="side-by-side">{}</div>').format(Markup().join(tables))
-
-
-def _small_table(caption: str, texts: NDArray[np.object_], wrong: NDArray[np.bool_]) -> Markup:
-    head = contents.joined('<th scope="col">{}</th>', ((column,) for column in range(texts.shape[1])))
-    marked = np.where(wrong, "w", "")
-    rows = (
-        (number, contents.joined('<td class="{}">{}</td>', zip(marked[number], row, strict=True)))
-        for number, row in enumerate(texts)
-    )
-    form = '<table class="small"><caption>{}</caption><thead><tr><td></td>{}</tr></thead><tbody>{}</tbody></table>'
-    return Markup(form).format(caption, head, contents.joined('<tr><th scope="row">{}</th>{}</tr>', rows))
 
 
 def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
@@ -373,48 +318,25 @@ def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, st
     return (*texts, f"{computed - exact:.2g}")
 
 
-def _picture(matrix: panels.ErrorMatrix, title: str) -> Markup:
-    rows, columns = matrix.errors.shape
-    levels = _levels(matrix.errors)
-    paths = [
-        f'<path class="{name}" d="{path}"/>'
-        for number, name in enumerate(
-            [*(name for _, name, _ in contents.LEVELS), contents.BEYOND[0], contents.NOT_JUDGED[0]]
-        )
-        if (path := "".join(_runs(levels == number)))
-    ]
-    if crosses := "".join(
-        f"M{x}.2 {y}.2l.6 .6m0-.6l-.6 .6" for y, x in zip(*np.nonzero(levels_beyond(levels)), strict=True)
-    ):
-        paths.append(f'<path class="ex" d="{crosses}"/>')
-    if matrix.worst is not None:
-        row, column = matrix.worst
-        paths.append(f'<circle class="ew" cx="{column + 0.5}" cy="{row + 0.5}" r=".7"/>')
-    label = escape(f"{title} {matrix.title}".strip())
-    pixels = max(_MIN_PIXELS, min(_MAX_PIXELS, _WIDTH // max(rows, columns)))
-    size = f'width="{(columns + 1) * pixels}" height="{(rows + 1) * pixels}"'
-    box = f"-.5 -.5 {columns + 1} {rows + 1}"
-    return Markup(f'<svg class="map" role="img" aria-label="{label}" viewBox="{box}" {size}>{"".join(paths)}</svg>')
+def _maps(errors: Real, *, is_document: bool) -> Iterator[tuple[object, ...]]:
+    """Yield what is drawn of each matrix: cells by level, neighbours in a row as one; what exceeds is crossed out."""
+    if not errors.size or np.isnan(errors).all():
+        return
+    for matrix in panels.error_matrices(errors, _MAX_CELLS, is_document=is_document):
+        rows, columns = matrix.errors.shape
+        number = np.searchsorted(contents.LIMITS, np.nan_to_num(matrix.errors, nan=0.0, posinf=np.inf))
+        number[np.isnan(matrix.errors)] = len(contents.LIMITS) + 1
+        levels = [(name, list(_runs(number == level))) for level, name in enumerate(contents.LEVELS)]
+        beyond = np.argwhere(matrix.errors > 1).tolist()
+        pixels = max(_MIN_PIXELS, min(_MAX_PIXELS, _WIDTH // max(rows, columns)))
+        yield matrix.title, (rows, columns), pixels, levels, beyond, matrix.worst
 
 
-def levels_beyond(levels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say which levels exceed the bound."""
-    return np.isin(levels, (2, 3))
-
-
-def _levels(errors: Real) -> NDArray[np.int64]:
-    """Return the level of every error; a limit belongs to the level below it."""
-    limits = [limit for limit, _, _ in contents.LEVELS]
-    levels = np.searchsorted(limits, np.nan_to_num(errors, nan=0.0, posinf=np.inf), side="left")
-    return np.where(np.isnan(errors), len(limits) + 1, levels)
-
-
-def _runs(chosen: NDArray[np.bool_]) -> Iterator[str]:
-    """Write the cells as rectangles, neighbours in a row as one."""
+def _runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
+    """Yield the row, the start and the length of neighbours."""
     for y, row in enumerate(chosen):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
-        for start, end in zip(edges[::2], edges[1::2], strict=True):
-            yield f"M{start} {y}h{end - start}v1h-{end - start}z"
+        yield from ((y, start, end - start) for start, end in edges.reshape(-1, 2).tolist())
 
 
 _MAX_IN_PART = 10
@@ -466,19 +388,19 @@ class DrawnDocuments:
         caption = "Printed numbers, each counted once"
         return Table(caption, ["document", "printed", *kinds], rows, "lrrrrrr", "counts index")
 
-    def _document(self, name: str, cases: Sequence[Computation]) -> Folded:
+    def _document(self, name: str, cases: Sequence[Computation]) -> Details:
         """Return one document; a long one is split into parts."""
         drawn = [self._computation(each) for each in cases]
         parts: list[Block] = []
         for start in range(0, len(drawn), _MAX_IN_PART):
             chosen = drawn[start : start + _MAX_IN_PART]
             title = f"Computations {start + 1} to {start + len(chosen)} of {len(drawn)}:"
-            parts.append(Folded(title, _failing_words(chosen), chosen, "part", is_open=_fails(chosen)))
+            parts.append(Details(title, chosen, _fails(chosen), _failing_words(chosen), "part"))
         blocks = [*source_blocks(cases[0].case), *(parts if len(parts) > 1 else drawn)]
         title, anchor = cases[0].case["title"], f"document-{name}"
-        return Folded(title, _failing_words(drawn), blocks, "pages", 3, is_open=_fails(drawn), anchor=anchor)
+        return Details(title, blocks, _fails(drawn), _failing_words(drawn), "pages", 3, anchor)
 
-    def _computation(self, found: Computation) -> Folded:
+    def _computation(self, found: Computation) -> Details:
         case, fails = found.case, found.id in self._failing
         has_numbers, code = found.id in self._with_numbers, Mark(f"attncheck show {case['id']}")
         panels = [(drawing.is_input, panel) for drawing in found.drawings for panel in drawing.panels]
@@ -488,7 +410,7 @@ class DrawnDocuments:
         blocks += [Details("Its inputs, in numbers", inputs)] if has_numbers and (inputs := _inputs(found)) else []
         for is_input, words in ((True, "Inputs"), (False, "What is computed")):
             if pictures := [heat_of(panel) for of, panel in chosen if of is is_input]:
-                blocks.append(_drawings(words, case["name"], pictures))
+                blocks.append(Figure(words, drawn("pictures", words, case["name"], pictures)))
         if left := len(panels) - len(chosen):
             why = "" if fails else ", since nothing fails here"
             text = f"{left} picture{'s' if left > 1 else ''} left out{why}: "
@@ -501,20 +423,19 @@ class DrawnDocuments:
         note = Mark("fails", State.FAILING) if fails else ""
         late = blocks if self._are_late else ()
         shown = [*link, *(() if late else blocks)]
-        return Folded(case["name"], note, shown, "computation", 4, is_open=fails, late=late)
+        return Details(case["name"], shown, fails, note, "computation", 4, late=late)
 
     def _link(self, case: Mapping[str, Any]) -> Figure:
         """Lead to the verdicts of a case; a screen reader, which may list all links, says of which."""
         words = "Its verdicts on every implementation"
-        form = Markup('<p><a href="#{}" aria-label="{}: {}">{}</a></p>')
-        return Figure(words, form.format(self._anchors.case(case["id"]), words, case["name"], words))
+        return Figure(words, drawn("link", self._anchors.case(case["id"]), words, case["name"]))
 
 
-def _fails(drawn: Sequence[Folded]) -> bool:
+def _fails(drawn: Sequence[Details]) -> bool:
     return any(each.is_open for each in drawn)
 
 
-def _failing_words(drawn: Sequence[Folded]) -> Mark:
+def _failing_words(drawn: Sequence[Details]) -> Mark:
     """Count the computations that fail, which are the open ones, in words."""
     failing, every = sum(each.is_open for each in drawn), counted(len(drawn), "computation")
     return Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
@@ -537,16 +458,6 @@ def _inputs(found: Computation) -> list[Block]:
     for called, names, numbers in found.given:
         also = "" if names == [called] else f" ({', '.join(names)})"
         missing = "" if numbers else ": not written down in the document, or too many to list"
-        rows = ((contents.joined('<td class="n">{}</td>', zip(row, strict=True)),) for row in numbers)
-        form = (
-            '<div class="scroll" role="group" aria-label="{} of {}" tabindex="0">\n<table class="numbers">'
-            "<caption>{}{}{}</caption>\n{}</table>\n</div>"
-        )
-        body = Markup("<tbody>\n{}</tbody>\n").format(contents.joined("<tr>{}</tr>\n", rows)) if numbers else ""
-        blocks.append(Figure(called, Markup(form).format(called, found.case["name"], called, also, missing, body)))
+        figure = drawn("numbers", called, found.case["name"], f"{called}{also}{missing}", numbers)
+        blocks.append(Figure(called, figure))
     return blocks
-
-
-def _drawings(words: str, name: str, pictures: Iterable[Markup]) -> Figure:
-    form = Markup('<h5>{}</h5>\n<div class="drawings" role="group" aria-label="{} of {}" tabindex="0">\n{}\n</div>')
-    return Figure(words, form.format(words, words, name, Markup("\n").join(pictures)))

@@ -7,14 +7,11 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from attncheck.errors import ExitCode
 from attncheck.reports import sections
@@ -35,17 +32,12 @@ _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
 _OF_RECORDS = ("misprint", "!")
 """No implementation is wrong: a document or a record is."""
 _UNVERIFIED, _IN_PART = ("unverified", "?"), ("unverified", "◐")
-_FORMS = {
-    "break": "<br>",
-    "near": '<span class="tag near"><span aria-hidden="true">✓</span> {}</span>',
-    "errata": '<span class="tag erratum"><span aria-hidden="true">!</span> {}</span>',
-    "level": '<span class="level" style="--part:{percent:.0f}%">{}</span>',
-    "muted": '<span class="muted">{}</span>',
-    **{name: f"<{name}>{{}}</{name}>" for name in ("code", "strong", "small", "cite")},
+_SIGNS: Mapping[str, tuple[str, str]] = {
+    **{state: (state, sign) for state, sign in contents.SYMBOLS.items()},
+    "near": ("near", "✓"),
+    "errata": ("erratum", "!"),
 }
-"""By kind of mark: how it is written."""
-_MANY_ITEMS = 6
-"""A longer list has columns."""
+"""By kind of mark: the class of the tag that it is, and its sign."""
 _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a part of an address
 
 
@@ -107,8 +99,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         "properties": sections.properties(frames, budget.wrong),
-        # renders blocks of sections, with links to the cases that the page shows
-        "blocks": partial(blocks_html, _links(frames, anchors, linked)),
+        **_of_blocks(_addresses(frames, anchors, linked)),
         # cases that have an anchor on the page
         "linked": linked,
     }
@@ -177,131 +168,27 @@ def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]
     return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
-Link = Callable[[sections.Mark], str]
-"""The anchor of a case as an implementation computes it; empty where the page has it not."""
+def _of_blocks(address_of: Address) -> dict[str, Any]:
+    """Return what the macros for blocks take from the page."""
+    return {"address_of": address_of, "signs": _SIGNS}
 
 
-def _links(frames: Frames, anchors: contents.Anchors, linked: frozenset[str]) -> Link:
+Address = Callable[[sections.Mark], str]
+"""The address that a mark leads to; empty where it leads nowhere."""
+
+
+def _addresses(frames: Frames, anchors: contents.Anchors, linked: frozenset[str]) -> Address:
+    """Lead marks of cases to what the page shows of them: of a case, or of it as an implementation computes it."""
     columns = {column.key: column for column in frames.columns}
 
-    def link(mark: sections.Mark) -> str:
+    def address_of(mark: sections.Mark) -> str:
         case = mark.case or mark.text
-        if case not in linked:
-            return ""
+        if mark.kind != "case" or case not in linked:
+            return mark.address
         column = columns.get(mark.column)
-        return anchors.case(case) if column is None else anchors.cell(case, column)
+        return f"#{anchors.case(case) if column is None else anchors.cell(case, column)}"
 
-    return link
-
-
-def blocks_html(link: Link, blocks: Iterable[sections.Block]) -> Markup:
-    """Render blocks of a section."""
-    return Markup("\n").join(_block_html(link, block) for block in blocks)
-
-
-def _block_html(link: Link, block: sections.Block) -> Markup:
-    inline = partial(inline_html, link)
-    match block:
-        case sections.Text():
-            found = _element("p", block.kind, inline(block.content))
-        case sections.Items():
-            items = Markup().join(_item(item, inline) for item in block.items)
-            found = _element("ul", block.kind or ("cases" if len(block.items) > _MANY_ITEMS else ""), items)
-        case sections.Subsection():
-            title = _element(f"h{block.level}", "", inline(block.title))
-            found = _element("section", "", title + blocks_html(link, block.blocks))
-        case sections.OnPage():
-            found = blocks_html(link, block.blocks)
-        case sections.Table():
-            found = _table_html(block, inline)
-        case sections.Code():
-            found = contents.joined('<pre class="command"><code>{}</code></pre>', zip(block.lines, strict=True))
-        case sections.Details():
-            is_open = Markup(" open") if block.is_open else ""
-            form = Markup('<details class="plain"{}><summary>{}</summary>{}</details>')
-            found = form.format(is_open, block.summary, blocks_html(link, block.blocks))
-        case sections.Folded():
-            found = _folded(link, block)
-        case sections.Entries():
-            entries = (_element("li", state, blocks_html(link, inner)) for state, inner in block.entries)
-            found = _element("ol", "wrong", Markup().join(entries))
-        case sections.Figure():
-            found = Markup(block.markup)
-    return found
-
-
-def _folded(link: Link, block: sections.Folded) -> Markup:
-    """Fold blocks away behind a heading; late ones are laid out by the page's script, or where there is none."""
-    note, heading = inline_html(link, block.note), inline_html(link, block.title)
-    if block.level:
-        heading = _element(f"h{block.level}", "", heading)
-    late = [Markup("<noscript>\n{}</noscript>\n").format(blocks_html(link, block.late))] if block.late else []
-    inner = Markup("\n").join([*([blocks_html(link, block.blocks)] if block.blocks else []), *late])
-    is_open = Markup(" open") if block.is_open else ""
-    form = Markup('<details class="{}"{}>\n<summary>{} {}</summary>\n{}</details>')
-    found = form.format(block.kind, is_open, heading, note, inner)
-    article = Markup('<article class="document" id="{}" aria-label="{}">\n{}\n</article>')
-    return article.format(block.anchor, block.title, found) if block.anchor else found
-
-
-def _item(item: sections.Inline | sections.Nested, inline: Callable[[sections.Inline], Markup]) -> Markup:
-    if isinstance(item, sections.Nested):
-        inner = _element("ul", "", contents.joined("<li>{}</li>", zip(map(inline, item.items), strict=True)))
-        return Markup("<li>{}{}</li>").format(inline(item.content), inner)
-    return Markup("<li>{}</li>").format(inline(item))
-
-
-def _element(tag: str, kind: str, content: Markup) -> Markup:
-    return Markup("<{}{}>{}</{}>").format(tag, Markup(' class="{}"').format(kind) if kind else "", content, tag)
-
-
-def _table_html(table: sections.Table, inline: Callable[[sections.Inline], Markup]) -> Markup:
-    """Render a table that scrolls by itself; its first column names the rows."""
-    letters = table.align.ljust(len(table.headings), "l")[: len(table.headings)]
-    classes = [Markup(' class="n"') if letter == "r" else "" for letter in letters]
-    heads = zip(classes, table.headings, strict=True)
-    head = Markup().join(
-        Markup('<th scope="col"{}>{}</th>').format(kind, inline(title)) if title else Markup("<td></td>")
-        for kind, title in heads
-    )
-    rows = []
-    for first, *cells in table.rows:
-        rest = (_element("td", _class_of(*of), inline(of[1])) for of in zip(letters[1:], cells, strict=True))
-        rows.append(Markup('<tr><th scope="row">{}</th>{}</tr>\n').format(inline(first), Markup().join(rest)))
-    return Markup(
-        '<div class="scroll" role="group" aria-label="{caption}" tabindex="0"><table{kind}>{shown}\n'
-        "<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
-    ).format(
-        caption=table.caption,
-        kind=Markup(' class="{}"').format(table.kind) if table.kind else "",
-        shown="" if table.kind == "numbers" else _element("caption", "", escape(table.caption)),
-        head=head,
-        rows=Markup().join(rows),
-    )
-
-
-def _class_of(letter: str, cell: sections.Inline) -> str:
-    state = cell.state if isinstance(cell, sections.Coloured) else ""
-    return f"{'n ' if letter == 'r' else ''}{state}".strip()
-
-
-def inline_html(link: Link, part: sections.Inline) -> Markup:
-    """Render a text with its marks."""
-    if isinstance(part, tuple):
-        return Markup().join(inline_html(link, each) for each in part)
-    if isinstance(part, str):
-        return escape(part)
-    if isinstance(part, sections.Figure | sections.Coloured):
-        return Markup(part.markup) if isinstance(part, sections.Figure) else inline_html(link, part.content)
-    address = f"#{anchor}" if part.kind == "case" and (anchor := link(part)) else part.address
-    if address:
-        outside = "" if address.startswith("#") else Markup(' rel="noreferrer noopener"')
-        return Markup('<a href="{}"{}>{}</a>').format(address, outside, part.text)
-    if part.kind in contents.SYMBOLS:
-        form = '<span class="tag {}"><span aria-hidden="true">{}</span> {}</span>'
-        return Markup(form).format(part.kind, contents.SYMBOLS[State(part.kind)], part.text)
-    form = _FORMS.get(part.kind, "{}")
-    return Markup(form).format(part.text, percent=min(100.0, 100 * float(part.text)) if part.kind == "level" else 0)
+    return address_of
 
 
 _PAIRS_EXPLAINED = (
@@ -367,7 +254,6 @@ def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any])
     )
 
 
-TEMPLATES = Path(__file__).parent / "templates"
 _PIECES_TOGETHER = 1000
 """A template gives a piece for each of its words."""
 # HTML allows none of these, not even as references.
@@ -387,7 +273,7 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
     """
     page, script = page_sections(frames, budget or contents.Budget()), _template("report.js")
     stream = (
-        _environment()
+        contents.environment()
         .get_template("page.html")
         .stream(
             page=page,
@@ -396,7 +282,7 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
             script=script,
             style=_template("report.css"),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
-            levels=[*((name, text) for _, name, text in contents.LEVELS), contents.BEYOND, contents.NOT_JUDGED],
+            levels=contents.LEVELS,
         )
     )
     stream.enable_buffering(_PIECES_TOGETHER)
@@ -406,14 +292,14 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
 def render_page(page: sections.Page, style: str) -> str:
     """Return a page of sections alone, with rules of style beside those of the report. It asks for nothing."""
     text = (
-        _environment()
+        contents.environment()
         .get_template("shell.html")
         .render(
             page={
                 "title": page.title,
                 "opening": page.opening,
                 "sections": page.sections,
-                "blocks": partial(blocks_html, lambda mark: ""),
+                **_of_blocks(lambda mark: mark.address),
             },
             title=f"{page.title} · attncheck",
             links=[(section.anchor, section.title) for section in page.sections],
@@ -441,20 +327,9 @@ def _navigation(page: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _template(name: str) -> Markup:
     """Read a file that stands on the page as it is."""
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+    return Markup((contents.TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _without_forbidden(text: str) -> str:
     """Return a text without what HTML does not allow in any form."""
     return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _environment() -> Environment:
-    """Return what renders the templates, every text escaped."""
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

@@ -137,8 +137,8 @@ def test_the_same_matrix_gives_the_same_bytes_whatever_the_settings_of_matplotli
 
 
 def test_every_cell_of_a_small_matrix_has_its_number_and_a_svg_refers_to_nothing_outside() -> None:
-    picture = heatmaps([Panel("weights", MATRIX, PURPLE, "query", "key", ["cat", "dog"], ["a"])])
-    assert {"1", "0.25", "-3.5", "1e-30", "cat", "dog", "a", "query", "key", "weights"} <= set(texts(picture))
+    picture = heatmaps([Panel("weights", MATRIX, PURPLE, "query", "key")])
+    assert {"1", "0.25", "-3.5", "1e-30", "query", "key", "weights"} <= set(texts(picture))
     assert picture.alternative == "weights: 2 x 2 matrix; row 0: 1, 0.25; row 1: -3.5, 1e-30."
     root = ElementTree.fromstring(picture.data)
     assert (root.get("role"), root.get("aria-label")) == ("img", picture.alternative)
@@ -148,7 +148,7 @@ def test_every_cell_of_a_small_matrix_has_its_number_and_a_svg_refers_to_nothing
 
 
 def test_hostile_texts_stay_texts() -> None:
-    panel = Panel(HOSTILE, MATRIX, row_axis=HOSTILE, column_axis=HOSTILE, row_labels=[HOSTILE] * 2)
+    panel = Panel(HOSTILE, MATRIX, row_axis=HOSTILE, column_axis=HOSTILE)
     for picture in (heatmaps([panel], heading=HOSTILE), heatmaps([])):
         root = ElementTree.fromstring(picture.data)  # well-formed
         assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
