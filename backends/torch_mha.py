@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import torch
 from torch import Tensor, nn
 
 from attncheck.backends import torch_backend
+from attncheck.backends.composed import seen
 from attncheck.backends.contract import CallOptions, Stages, takes_only
-from attncheck.backends.torch_common import may_attend
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,9 @@ def _self_attention(
 def _masks(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str, Tensor | bool | None]:
     """Return attn_mask, key_padding_mask and the hint is_causal. Boolean, True = drop; with a bias both are added."""
     mask, bias, is_causal, window = options.mask, options.bias, options.is_causal, options.window
-    allowed = may_attend(scores, mask=mask, is_causal=is_causal, window=window)
-    attn_mask = None if allowed is None else ~allowed
+    queries, keys = (torch.arange(length) for length in scores[-2:])
+    rules = [*([] if mask is None else [mask]), *seen(keys - queries[:, None], is_causal, window)]
+    attn_mask = ~reduce(and_, rules) if rules else None
     lengths = options.key_lengths
     padding = None if lengths is None else torch.arange(scores[-1]) >= lengths.unsqueeze(-1)
     if bias is not None:  # both masks should be of one type

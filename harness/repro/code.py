@@ -6,9 +6,9 @@ others ask of it, so that names of different modules do not meet:
     def torch_common():
         import torch
 
-        def may_attend(...): ...
+        def differentiate(...): ...
 
-        return SimpleNamespace(may_attend=may_attend)
+        return SimpleNamespace(differentiate=differentiate)
 
     torch_common = torch_common()
 
