@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -104,18 +103,7 @@ def test_formats_have_the_numbers_that_their_libraries_state() -> None:
         assert stated.underflow == (2.0**-25 if name == "float16" else stated.least_normal)  # it alone keeps subnormals
 
 
-# By hand.
-
-EXPONENT = (2 * 4 * U32 + 2 * U32) * (1 + 8 * U32)  # one rescaling: two exponentials, two products
-MOVED = 0.5 * np.expm1(EXPONENT) / np.exp(-EXPONENT)
-"""How far a weight of a half moves with its power."""
-
-
-def test_two_equal_scores_have_the_bound_that_the_formulas_give() -> None:
-    relative = 3 * U32 + 3 * U32 + 2 * U32  # n + r, division, storage
-    truth = Problem("softmax", {}, {"scores": np.zeros((1, 1, 1, 2), np.float32)}).truth("float32")
-    bound = truth.bounds("native")["weights"].max_error
-    np.testing.assert_allclose(bound, MOVED + relative * (0.5 + MOVED), rtol=1e-5)
+# What is not finite.
 
 
 def test_what_a_masked_key_holds_changes_no_bound_and_none_follows_from_what_is_not_finite() -> None:
@@ -279,7 +267,7 @@ def balls_of(problem: Problem, radii: Arrays) -> tuple[dict[str, Any], Callable[
 
 @pytest.mark.parametrize("name", [name for name in FORWARD if not name.startswith("codes")])
 def test_no_stage_moves_further_than_its_radius(name: str) -> None:
-    for seed, exponent in enumerate((-8.0, -3.0, -1.0, 0.5, 2.0)):
+    for seed, exponent in enumerate((-8.0, -3.0, -1.0, 0.5, 2.0, 3.5)):
         random, problem = np.random.default_rng(seed), draw(name, seed)
         if problem.operation == "normalized_attention":
             problem.inputs.pop("query_norm_weight", None), problem.inputs.pop("key_norm_weight", None)
@@ -330,34 +318,3 @@ def test_radii_hold_to_first_order_and_are_no_many_times_that(name: str) -> None
         assert (radius >= least * (1 - 1e-6) - 1e-15).all(), stage
         factor = TIGHT.get(name.removesuffix(", bias"), LOOSE.get(stage, 1 + 1e-5))
         assert radius.max() <= factor * least.max() + 1e-15, (stage, radius.max() / least.max())
-
-
-def corners(scores: Array, radius: Array) -> tuple[Array, float]:
-    """Return the largest moves of the weights and of log_sum_exp at all corners, by the definition."""
-
-    def both(moved: Array) -> tuple[Array, float]:
-        exponentials = np.exp(moved - moved.max())
-        return exponentials / exponentials.sum(), float(moved.max() + np.log(exponentials.sum()))
-
-    weights, log_sum = both(scores)
-    moved = [both(scores + np.array(signs) * radius) for signs in product((-1, 1), repeat=scores.size)]
-    return np.max([np.abs(own - weights) for own, _ in moved], axis=0), max(abs(own - log_sum) for _, own in moved)
-
-
-@pytest.mark.parametrize(
-    ("spread", "size"), [(1, 1e-9), (1, 1e-3), (1, 1), (5, 30), (30, 50), (100, 100), (1000, 1000), (300, 3000)]
-)
-def test_softmax_moves_to_its_radius_in_some_corner_and_never_beyond(spread: float, size: float) -> None:
-    random = np.random.default_rng(11)
-    for _ in range(30):
-        scores = spread * random.standard_normal(int(random.integers(1, 7)))
-        radius = np.where(random.random(scores.size) < 0.8, size * random.random(scores.size), 0)
-        balls = propagate("softmax", {}, Inputs({"scores": scores[None]}, {"scores": radius[None]}))
-        found, rounded = (
-            (balls["weights"].radius[0], balls["log_sum_exp"].radius),
-            1e-15 * (4 + np.abs(scores).max() + size),
-        )
-        for own, least in zip(found, corners(scores, radius), strict=True):
-            assert (least <= own + rounded).all()
-            # Where a whole row may underflow, the radius is all that a weight can move, and no corner is that bad.
-            assert size >= 300 or (own <= 1.001 * least + rounded).all()

@@ -39,9 +39,6 @@ from attncheck.execution.operations import Task
 from attncheck.execution.runner import MAX_EQUAL_CRASHES, CrashLimit, GroupRunner, group_by_process, group_runners
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.xfail import ExpectedFailureRecord
-from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.results.format import Row
 from attncheck.results.reader import read_run
 
 RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
@@ -330,14 +327,6 @@ def test_the_rest_is_untried_until_a_run_goes_on_and_a_known_end_excuses_it(
     assert check("", "--resume", "--keep-going")[::2] == (ExitCode.NOT_RUN, ["crash"] * 7)
     code, out, verdicts = check("a", "--expected-failures", "known.yaml")  # a is judged: otherwise nothing is
     assert (code, verdicts) == (ExitCode.AGREE, ["agree"] + ["crash"] * 3 + ["untried"] * 3), out
-
-
-def test_an_entry_of_which_nothing_was_tried_is_not_stale(tmp_path: Path, make_row: Callable[..., Row]) -> None:
-    text = "- {implementation: numpy.*, cases: ['*'], verdict: numeric, decided: numeric, reason: it is a bit off}\n"
-    (tmp_path / "known.yaml").write_text(text, encoding="utf-8")
-    record = ExpectedFailureRecord(load_expected_failures([tmp_path / "known.yaml"]))
-    (row,) = record.mark([make_row(verdict="untried", stage="", message="not tried")])
-    assert (row.xfail, record.happened, record.xpass_rows()) == (False, set(), [])
 
 
 def test_a_worker_sets_its_threads_before_anything_imports_numpy() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,38 +21,6 @@ from attncheck.judging.truth import Truth, within_range
 from attncheck.verdicts import Verdict
 
 AGREE, NUMERIC, DTYPE = Verdict.AGREE, Verdict.NUMERIC, Verdict.DTYPE
-
-
-def assert_encloses(enclosure: Enclosure, exact: list[Fraction]) -> None:
-    parts = (enclosure.high.ravel(), enclosure.low.ravel(), enclosure.radius.ravel())
-    for high, low, radius, number in zip(*parts, exact, strict=True):
-        assert abs(Fraction(float(high)) + Fraction(float(low)) - number) <= Fraction(float(radius))
-        assert radius <= abs(high) * 2.0**-67  # judging keeps no more
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_exact_stages_are_those_of_the_numbers_as_stored_and_bounds_are_worked_out_once(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = {"query": np.array([[[[1.5, -2.25]]]], dtype), "key": np.array([[[[3.0, 0.1], [0.2, 0.3]]]], dtype)}
-    truth = Problem("scoring", {"scale": 0.5}, inputs).truth(dtype)
-    query, *keys = ([Fraction(float(x)) for x in row] for each in inputs.values() for row in each[0, 0])
-    exact = [sum((a * b for a, b in zip(query, key, strict=True)), Fraction(0)) for key in keys]
-    assert (list(truth.exact), truth.outside) == (["raw_scores", "scores"], "")
-    for stage, factor in (("raw_scores", Fraction(1)), ("scores", Fraction(1, 2))):
-        assert_encloses(truth.exact[stage], [number * factor for number in exact])
-        # The scores are compared with query and key: a scale may be applied to these before their product.
-        step = truth.introduced(stage, {"raw_scores": np.zeros((1, 1, 1, 2), dtype)}, "native")
-        assert_encloses(step[0], [number * factor for number in exact])
-    bounds = truth.bounds("native")
-    for bound in bounds.values():
-        assert (bound.max_error > 0).all()
-        assert (bound.sigma <= bound.max_error).all()
-    for name in ("accumulated_bounds", "bounds_of"):
-        monkeypatch.setattr(module, name, lambda *arguments: pytest.fail("asked for again"))
-    assert truth.bounds("native") is bounds
-    with pytest.raises(ValueError, match="there is no rounding model fused in"):
-        truth.bounds("fused")
 
 
 def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +145,6 @@ def test_a_log_sum_exp_may_be_float32_and_only_its_bound_is_another(truth: Truth
             np.testing.assert_array_equal(wide[stage].sigma, narrow[stage].sigma)
     bound = truth.with_wide_statistics().bounds("fused")["log_sum_exp"]
     assert (bound.max_error < 100 * 2.0**-24 * (1 + np.abs(truth.exact["log_sum_exp"].high))).all()
-
-
-def test_what_was_stored_in_16_bits_and_widened_is_wrong(truth: Truth) -> None:
-    late, wide = right(truth), right(truth, log_sum_exp="float32")
-    late["log_sum_exp"] = late["log_sum_exp"].astype(np.float32)
-    for stages, verdict in ((right(truth), AGREE), (late, NUMERIC), (wide, AGREE)) * 2:
-        expected = dict.fromkeys(SHAPES, AGREE) | {"log_sum_exp": verdict}
-        assert {name: each.verdict for name, each in judgements(truth, stages).items()} == expected
 
 
 def test_nothing_else_may_be_wide(truth: Truth) -> None:

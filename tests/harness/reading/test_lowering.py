@@ -7,16 +7,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import _LAID_OUT_BY, Problem, poisoned
-from attncheck.reading.selection import select_cases
-from attncheck.spec import OPERATIONS
+from attncheck.reading.lowering import Problem, poisoned
 
 Array = NDArray[Any]
 HEADS, WIDTH = 2, 3
@@ -142,45 +138,6 @@ def test_nothing_that_is_given_is_changed(problem: Drawn) -> None:
         np.testing.assert_array_equal(array, copy)
 
 
-QUERY, KEY = np.ones((2, 1, 3, WIDTH)), np.ones((2, 1, 5, WIDTH))
-
-
-def _both(operation: str, options: dict[str, Any], inputs: dict[str, Array]) -> list[Problem]:
-    return [Problem(operation, options, inputs).called(), Problem(operation, options, inputs).canonical()]
-
-
-def test_other_operations_keep_what_is_theirs() -> None:
-    scores = {"scores": np.zeros((1, 1, 2, 3))}
-    window = {"window": (0, 0), "alignment": "bottom_right"}
-    for problem in _both("masking", window, scores | {"bias": np.zeros((1, 1, 1, 3))}):
-        assert problem.options == {}
-        assert problem.inputs.keys() == {"scores", "bias", "mask"}
-        assert problem.inputs["mask"].tolist() == [[[[False, True, False], [False, False, True]]]]
-    asked, plain = _both("softmax", {"empty_rows": "uniform"}, scores)
-    assert (asked.options, asked.inputs) == ({"empty_rows": "uniform"}, scores)
-    assert (plain.options, plain.inputs) == ({}, scores)
-    for problem in _both("scoring", {"score": "cosine", "scale": 2}, {"query": QUERY, "key": KEY}):
-        assert problem.options == {"score": "cosine", "scale": 2}
-    heads = {"heads": 2, "kv_heads": 1}
-    for problem in _both(
-        "multi_head_attention", heads, {name: np.ones((1, 2, 4)) for name in ("query", "key", "value")}
-    ):
-        assert problem.options == heads
-
-
-@pytest.mark.parametrize("past", [0, 3])
-def test_queries_take_the_rotation_of_their_positions_and_keys_their_own(past: int) -> None:
-    offsets, rows = np.array([2, 0, 5]), np.arange(12.0)[:, np.newaxis] + np.zeros(2)
-    inputs = {"query": np.ones((3, 2, 4, 6)), "query_offsets": offsets, "rotary_cos": rows, "rotary_sin": rows}
-    for prefix, length in (("", 9 - past), ("past_", past)):
-        if length:
-            inputs |= {f"{prefix}{name}": np.ones((3, 2, length, 6)) for name in ("key", "value")}
-    plain = Problem("attention", {}, inputs).canonical()
-    for b, i in np.ndindex(3, 4):
-        assert (plain.inputs["query_cos"][b, 0, i] == offsets[b] + i).all()
-    assert plain.inputs["key_cos"][past:, 0].tolist() == list(range(past, 9))
-
-
 @st.composite
 def packed(draw: st.DrawFn) -> Problem:
     """Draw packed sequences, some of them empty, with keys that are not used."""
@@ -267,16 +224,3 @@ def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, 
     for name in changed:
         new = inputs[name][inputs[name] != problem.inputs[name]]
         assert (np.isnan(new) if poison == "nan" else new == 1e30).all()
-
-
-def test_large_poison_is_a_number_that_the_dtype_has() -> None:
-    [case] = select_cases(["paged/slots-and-pages-that-nobody-uses-hold-large-numbers"]).cases
-    exact = make_exact_inputs(case)
-    for dtype, largest in (("float16", 65504.0), ("float32", np.float32(1e30))):
-        found = convert_inputs(case, exact, dtype).arrays["value_pages"]
-        assert found.max() == largest
-
-
-def test_every_operation_that_lowers_to_another_is_laid_out() -> None:
-    lowered = {name.removesuffix("_gradients") for name, own in OPERATIONS.items() if own.is_lowered}
-    assert lowered - {"gated_attention"} == set(_LAID_OUT_BY)

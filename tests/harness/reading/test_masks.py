@@ -22,7 +22,6 @@ from tables import tables_beside
 from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi
-from attncheck.reading.case import Case
 from attncheck.reading.generated_arrays import (
     GENERATORS,
     NumpyLegacy,
@@ -37,7 +36,6 @@ from attncheck.reading.generated_arrays import (
     relative_buckets,
     words_from_state,
 )
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import DTYPES
 
 TABLES = tables_beside(__file__)
@@ -151,7 +149,6 @@ def test_what_is_not_finite_the_sign_of_zero_and_numbers_of_other_dtypes_are_kep
         assert rounded.astype(np.float64).tolist() == [[0, 1], [1, 1]]
 
 
-Load = Callable[[str | bytes], list[Case]]
 Seen = Callable[[int, int, int], bool]
 """Whether an element of the batch lets the query at a position see a key."""
 Pattern = tuple[Any, Seen, int | None]
@@ -267,15 +264,6 @@ def test_a_drafted_token_sees_what_is_committed_and_its_ancestors(
     np.testing.assert_array_equal(made, wanted[0, 0] if once else wanted)
 
 
-@given(heads=st.sampled_from([12, 16, 40, 112]))
-def test_every_slope_is_the_float64_next_to_it(heads: int) -> None:
-    with mpmath.workprec(200):
-        below = 2 ** math.floor(math.log2(heads))
-        exponents = [mpmath.mpf(-8 * (head + 1)) / below for head in range(below)]
-        exponents += [mpmath.mpf(-8 * (2 * head + 1)) / (2 * below) for head in range(heads - below)]
-        assert alibi_slopes(heads) == [float(mpmath.mpf(2) ** exponent) for exponent in exponents]
-
-
 @given(heads=st.integers(1, 12), shape=st.tuples(st.integers(0, 6), st.integers(0, 8)), offset=st.integers(0, 5))
 def test_alibi_is_minus_the_slope_times_the_distance(heads: int, shape: tuple[int, int], offset: int) -> None:
     source = Alibi(alibi=heads, shape=list(shape), offset=offset)
@@ -311,13 +299,3 @@ def test_buckets_follow_the_rule(half: int, beyond: int, bidirectional: bool, di
     max_distance = (half if not bidirectional else half // 2) + beyond
     found = relative_buckets(np.array(distances), buckets, max_distance, bidirectional=bidirectional)
     assert found.tolist() == [_bucket(each, buckets, max_distance, bidirectional) for each in distances]
-
-
-def test_a_bias_of_buckets_is_looked_up_in_the_table(load_text: Load) -> None:
-    table = "{ascending: [0, 1], shape: [8, 3]}"
-    source = f"{{relative_buckets: {table}, max_distance: 6, bidirectional: true, shape: [4, 6], offset: 2}}"
-    [case] = load_text(TABLES["bias_file"].replace("BIAS", source))
-    made = convert_inputs(case, make_exact_inputs(case), "float64").arrays["bias"]
-    assert made.shape == (1, 3, 4, 6)
-    for _, head, query, key in np.ndindex(made.shape):
-        assert made[0, head, query, key] == 3 * _bucket(key - 2 - query, 8, 6, True) + head

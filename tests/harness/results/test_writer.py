@@ -204,21 +204,3 @@ def test_many_records_take_little_memory(make_case_record: MakeRecord) -> None:
     tracemalloc.stop()
     assert held < 2000 * len(record)
     assert packed["file/1999"] == json.loads(record) | {"id": "file/1999"}
-
-
-def test_an_interrupted_run_is_readable_and_goes_on(make_row: MakeRow, write_run: WriteRun) -> None:
-    directory = write_run([make_row()], summary=False)
-    for name in ("rows/.part-00001.parquet.partial", ".summary.json.partial"):
-        (directory / name).write_bytes(b"half")
-    run = read_run(directory)
-    assert (len(run.rows), run.summary) == (1, None)
-    ResultsWriter(directory, resume=True)
-    assert files_of(directory) - {"rows/.part-00001.parquet.partial"} == {
-        "environment.json",
-        "cases.json",
-        "rows/part-00000.parquet",
-    }
-    directory = write_run(summary=False)
-    (directory / "cases.json").unlink()
-    run = read_run(directory)
-    assert (len(run.rows), run.cases, run.arrays()) == (0, {}, {})

@@ -221,33 +221,6 @@ def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
     assert {name: array.shape[2] for name, array in simplest.inputs.items()} == {"query": 1, "key": 16, "value": 16}
 
 
-@pytest.mark.usefixtures("workers_here")
-def test_the_same_number_of_problems_of_a_seed_is_the_same_search(run: Run, first: tuple[Path, Any]) -> None:
-    write(WRONG)
-    one, other = (record_of(result) for result in (first[1], run(*PROBLEMS, "--json", "--output", "other")))
-    assert one["findings"] == other["findings"] != []
-    cases = [
-        sorted(path.read_text(encoding="utf-8") for path in folder.glob("*.yaml"))
-        for folder in (first[0] / "found", Path("other"))
-    ]
-    assert cases[0] == cases[1]
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_reduce_writes_the_smallest_case(run: Run, tmp_path: Path) -> None:
-    write(WRONG)
-    case = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
-    result = CliRunner().invoke(app, ["reduce", case, "kernel.py:attention", "--output", "small.yaml"])
-    assert result.exit_code == 1, result.output
-    assert "nothing smaller fails alike" in result.stdout
-    [small] = select_cases([str(tmp_path / "small.yaml")]).cases
-    assert small.input_shapes["key"] == (1, 1, 4, 1)
-    assert dict(small.options) == {"is_causal": True}
-    result = CliRunner().invoke(app, ["reduce", case, "numpy"])
-    assert result.exit_code == 0
-    assert "nothing to reduce" in result.stdout
-
-
 # Problems: drawn by number alone, all that can be asked; written as cases, read again, and cut smaller
 
 FILE_ALONE = {"projections", "poison"}
