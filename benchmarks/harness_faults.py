@@ -589,7 +589,7 @@ FAULTS: tuple[Fault, ...] = (
         "elif ExitCode.NOT_RUN in codes or chosen.missing or short:",
         "elif ExitCode.NOT_RUN in codes or chosen.missing:",
         "a run in which too little was judged is green",
-        "harness/test_run.py",
+        "harness/test_sessions.py",
     ),
     _fault(
         "cli_exit_code_lost",

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from here import own_code_here
-from kernels import kernel
 from tables import tables_beside
 
-from attncheck.api import check
 from attncheck.backends import EVERYTHING, BackendEntry, DeclaredConvention, Mode
 from attncheck.errors import CaseError, ExitCode, UsageError
 from attncheck.execution.call import Limits
@@ -175,69 +170,16 @@ def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases
     assert failing == [("small/small/empty", "output", "numeric", False)]
 
 
-# The example of the README: cases and their list of expected failures in one folder
-
-Invoke = Callable[..., tuple[int, str, str]]
-RunPytest = Callable[..., subprocess.CompletedProcess[str]]
-KERNEL = kernel("output + 1 if key.shape[-2] > 1 else output")
-PROJECT = '[tool.attncheck]\ncases = ["conformance/"]\nexpected_failures = ["conformance/known.yaml"]\n'
-CHECK = ("check", "conformance", "--implementation", "my_kernel.py:attention")
-OPTIONS = ("-p", "no:cacheprovider", "--attncheck", "my_kernel.py:attention", "--attncheck-cases", "conformance")
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Path]:
-    """Cases, a list, a kernel, which runs here, and a project that names them."""
-    (tmp_path / "conformance").mkdir()
-    files = {"pyproject.toml": PROJECT, "my_kernel.py": KERNEL, "conformance/own.yaml": TEXTS["two_cases"]}
-    for name, text in {**files, "conformance/known.yaml": TEXTS["known"]}.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    with own_code_here():
-        yield tmp_path
-
-
-def test_what_a_list_names_fails_nothing_in_a_command_a_call_and_a_test(
-    project: Path, invoke: Invoke, run_pytest: RunPytest
-) -> None:
-    code, out, err = invoke(*CHECK)
-    assert code == ExitCode.AGREE, out + err
-    assert re.search(r"my_kernel\.attention +\d+ +\d+ numeric +-", out), out
-    assert "known.yaml" not in err
-    assert check("my_kernel.py:attention", cases=["conformance"]).agrees
-    assert "1 passed, 1 xfailed" in run_pytest(*OPTIONS).stdout
-    (project / "test_kernel.py").write_text(TEXTS["test"], encoding="utf-8")
-    done = run_pytest(*OPTIONS[:2], "-rx")
-    assert "1 passed, 1 xfailed" in done.stdout, done.stdout + done.stderr
-    assert "it adds one to everything but single keys" in done.stdout
-
-
-def test_a_list_that_is_broken_is_one_usage_error_everywhere(
-    project: Path, invoke: Invoke, run_pytest: RunPytest
-) -> None:
-    (project / "conformance" / "known.yaml").write_text("- {implementation: x}\n", encoding="utf-8")
-    code, out, err = invoke(*CHECK)
-    assert (code, out, err.count("attncheck: "), "known.yaml:1: " in err) == (ExitCode.BAD_INPUT, "", 1, True)
-    done = run_pytest(*OPTIONS)
-    assert (done.returncode, done.stderr.startswith("ERROR: attncheck: ")) == (pytest.ExitCode.USAGE_ERROR, True)
-    (project / "test_kernel.py").write_text(TEXTS["test"], encoding="utf-8")
-    done = run_pytest(*OPTIONS[:2])
-    assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert (done.stdout.count("attncheck: "), "Traceback" in done.stdout + done.stderr) == (1, False)
-
-
-def test_a_list_is_no_case_file_wherever_cases_are_looked_for(project: Path, invoke: Invoke) -> None:
-    (project / "pyproject.toml").unlink()
-    assert invoke(*CHECK, "--expected-failures", "conformance/known.yaml")[0] == ExitCode.AGREE
-    code, _, err = invoke(*CHECK)
-    assert code == ExitCode.BAD_INPUT
-    assert "conformance/known.yaml:1: expected a mapping of fields, got what looks like a list of expected fail" in err
-    assert "name such a list in pyproject.toml (tool.attncheck.expected_failures) or with --expected-failures" in err
-    lists = [project / "conformance" / "known.yaml"]
-    for patterns in (["conformance"], ["conformance/own.yaml", "conformance/known.yaml"], ["."]):
-        found = select_cases(patterns, base=project, expected_failures=lists)
+def test_a_list_is_no_case_file_wherever_cases_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "cases.yaml").write_text(TEXTS["cases"], encoding="utf-8")
+    lists = [tmp_path / "own" / "known.yaml"]
+    lists[0].write_text(TEXTS["entry"], encoding="utf-8")
+    for patterns in (["own"], ["own/cases.yaml", "own/known.yaml"], ["."]):
+        found = select_cases(patterns, base=tmp_path, expected_failures=lists)
         assert (len(found.cases), found.faults) == (2, ())
     with pytest.raises(UsageError, match="is a list of expected failures; expected a case file"):
-        select_cases(["conformance/known.yaml"], base=project, expected_failures=lists)
+        select_cases(["own/known.yaml"], base=tmp_path, expected_failures=lists)
 
 
 # Lists as they are read: what an entry concerns and excuses

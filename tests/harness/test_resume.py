@@ -14,8 +14,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from here import own_code_here
-from kernels import kernel
+from here import command_here, own_code_here
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry
@@ -38,7 +37,6 @@ UNITS = 8  # four cases in two dtypes
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
-Invoke = Callable[..., tuple[int, str, str]]
 
 Run = Callable[..., RunSummary]
 
@@ -273,19 +271,20 @@ WRITTEN = {
 
 
 def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
-    case_folder: Path, tmp_path: Path, invoke: Invoke, break_disk: Callable[[str, int], None]
+    case_folder: Path, tmp_path: Path, break_disk: Callable[[str, int], None]
 ) -> None:
     (tmp_path / "wrong.py").write_text(TEXTS["wrong_file"])  # so that there are arrays and scripts to be written
     arguments = ("check", "small", "--implementation", "wrong.py", "--dtype", "float64", "--output", "out", "--quiet")
-    for place, (part, named) in enumerate(WRITTEN.items()):
-        number, told = ((errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY))[place % 2]
-        break_disk(part, number)
-        code, _, err = invoke(*arguments, *(["--resume"] if place else []))
-        assert (code, err) == (2, f"attncheck: {named} cannot be written: {told}\n")
-    break_disk("", 0)
-    code, _, err = invoke(*arguments, "--resume")
+    with own_code_here():
+        for place, (part, named) in enumerate(WRITTEN.items()):
+            number, told = ((errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY))[place % 2]
+            break_disk(part, number)
+            code, _, err = command_here([*arguments, *(["--resume"] if place else [])], tmp_path)
+            assert (code, err) == (2, f"attncheck: {named} cannot be written: {told}\n")
+        break_disk("", 0)
+        code, _, err = command_here([*arguments, "--resume"], tmp_path)
     assert (code, err) == (1, "")
-    assert Path("out/report/report.md").is_file()
+    assert (tmp_path / "out/report/report.md").is_file()
     for error, message in (
         (PermissionError(errno.EACCES, ""), "here cannot be written: Permission denied; allow writing there, or name"),
         (OSError("no number"), "here cannot be written: no number"),
@@ -294,68 +293,7 @@ def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
         assert str(OutputError.of("here", error)).startswith(message)
 
 
-# Runs that stop, and run what failed
-
-KERNEL = kernel("output * query.dtype.type(1.5) if query.shape[-2] in WRONG else output")
-"""Wrong for so many queries as WRONG says."""
-
-
-@pytest.fixture
-def invoke(invoke: Invoke) -> Invoke:
-    """Run the command, and the kernel as it is written now, in this process."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        with own_code_here():
-            return invoke(*arguments)
-
-    return run
-
-
-@pytest.fixture
-def write(calls_in_a_row: Path) -> Callable[..., None]:
-    """Write kernel.py, which is wrong for some of nine cases."""
-
-    def written(*wrong: int) -> None:
-        (calls_in_a_row / "kernel.py").write_text(f"WRONG = {wrong}\n{KERNEL}", encoding="utf-8")
-
-    return written
-
-
-def ran(folder: Path) -> list[int]:
-    """Return the numbers of queries that were judged."""
-    return sorted({int(case[len("row/")]) for case in read_run(folder).rows["case"]})
-
-
-CHECK = ("check", "row.yaml", "-i", "kernel.py:attention")
-QUICK = (*CHECK, "--no-report")
-
-
-def test_a_run_stops_at_the_first_failure_and_goes_on(
-    write: Callable[..., None], invoke: Invoke, tmp_path: Path
-) -> None:
-    write(3, 5)
-    out, wrong = tmp_path / "results" / "latest", "kernel.attention is wrong in"
-    stopped = "the run was stopped after 1 failing case"
-    code, text, err = invoke(*CHECK, "-x")
-    assert (code, err) == (1, "")
-    assert text.splitlines()[:2] == [
-        f"{wrong} 1 of the 3 cases that it was judged in; {stopped}. Judged 3 of 9 cases; 6 not run.",
-        f"Too little was judged: {stopped}: 6 of 9 cases were not run.",
-    ]
-    assert ran(out) == [1, 2, 3]
-    assert stopped in (out / "report" / "junit.xml").read_text()
-    code, text, _ = invoke(*CHECK, "--no-report", "--annotations", "--ci-summary", "summary.md", "-x", "--resume")
-    assert (code, ran(out)) == (1, [1, 2, 3, 4, 5])
-    assert f"2 of the 5 cases that it was judged in; {stopped}." in text
-    assert not (out / "report").exists()  # that of the run before is none of this one
-    assert "Results: results/latest\nReport: not written; attncheck report results/latest writes it\n" in text
-    assert "The results, without a report: `results/latest`" in (tmp_path / "summary.md").read_text()
-    code, text, _ = invoke(*QUICK, "--resume")
-    assert code == 1
-    assert text.startswith(f"{wrong} 2 of the 9 cases that it was judged in. Judged 9 of 9 cases.\n")
-    assert "stopped" not in json.loads((out / "summary.json").read_text())
-    assert invoke("report", str(out))[0] == 1
-    assert (out / "report" / "report.html").is_file()
+# Runs that stop; sessions.yaml has those that go on, or run what failed
 
 
 def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_happen(run: Run) -> None:
@@ -364,28 +302,3 @@ def test_a_stopped_run_looks_for_no_outdated_records_and_tells_failures_as_they_
     assert (summary.exit_code, summary.stopped) == (ExitCode.DISAGREE, Stop(1, not_run=2))
     assert {row.verdict for row in summary.failures} == {"numeric"}  # and no xpass
     assert [str(each) for each in heard] == ["wrong.eager: small/small/b-weights [float32]: numeric at weights"]
-
-
-def test_failing_cases_run_until_none_fails(write: Callable[..., None], invoke: Invoke, tmp_path: Path) -> None:
-    out = tmp_path / "results" / "latest"
-    write(2, 3, 5)
-    _, _, err = invoke(*QUICK, "--failed")
-    assert err == "attncheck: there are no earlier results in results/latest: every selected case runs\n"
-    assert ran(out) == [*range(1, 10)]
-    write(3, 5, 7)
-    code, text, err = invoke(*QUICK, "--failed")
-    assert (code, ran(out)) == (1, [2, 3, 5])
-    assert err == "attncheck: 3 of 9 cases failed last time in results/latest and run alone\n"
-    assert "Partial run: only the cases row.yaml; what failed last time in results/latest." in text
-    write(5)
-    invoke(*QUICK, "--failed", "-x")
-    assert ran(out) == [3, 5]
-    invoke(*QUICK, "-k", "Lq=1")  # has nothing to do with it
-    assert (ran(out), read_run(out).environment["asked"]["match"]) == ([1], ["Lq=1"])
-    write()
-    assert invoke(*QUICK, "--failed")[0] == 0
-    nothing = "attncheck: nothing failed last time in results/latest: nothing runs\n"
-    assert invoke(*QUICK, "--failed") == (0, "", nothing)
-    assert ran(out) == [5], "the results are those of the last run"
-    refused = "attncheck: -k: expected a whole number or an axis, got '>'\n  Lk>>6\n     ^\n"
-    assert invoke(*QUICK, "-k", "Lk>>6")[2] == refused

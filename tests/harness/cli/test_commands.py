@@ -23,7 +23,6 @@ from tables import tables_beside
 
 from attncheck.cli import completion
 from attncheck.cli.watching import WatchedFiles, changed_files
-from attncheck.errors import ExitCode
 from attncheck.execution.implementations import every_implementation
 from attncheck.reports.json_schema import results_schema
 from attncheck.spec import DTYPES
@@ -34,51 +33,6 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 Invoke = Callable[..., tuple[int, str, str]]
 TEXTS = tables_beside(__file__)["commands"]
-KERNEL = kernel("output * query.dtype.type(FACTOR)")
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> None:
-    (tmp_path / "calls.yaml").write_text(TEXTS["head"] + TEXTS["usual"] + TEXTS["asked"], encoding="utf-8")
-    (tmp_path / "kernel.py").write_text(KERNEL.replace("FACTOR", "1"), encoding="utf-8")
-    faulty = KERNEL.replace("FACTOR", "1 + (len(query) == 3) / 8")
-    (tmp_path / "faulty.py").write_text(faulty, encoding="utf-8")
-
-
-@pytest.mark.usefixtures("files")
-def test_a_broken_one_ends_with_1_is_explained_and_may_be_expected(invoke: Invoke, tmp_path: Path) -> None:
-    code, out, _ = invoke("properties", "faulty.py:attention", "--cases", "calls.yaml", "--explain")
-    assert code == ExitCode.DISAGREE
-    assert "faulty.attention  batch_invariant  calls/a-batch  float32: output[" in out
-    assert "attncheck properties faulty.py:attention --cases calls/a-batch --property batch_invariant" in out
-    assert "each batch entry alone" in out
-    words = ("--cases", "calls.yaml", "--json", "--output", "found", "--junit-xml", "found/junit.xml")
-    rows = json.loads(invoke("properties", "faulty.py:attention", *words)[1])["properties"]
-    assert {row["property_name"] for row in rows if row["fails"]} == {"batch_invariant"}
-    assert (tmp_path / "found" / "properties.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
-    assert 'type="broken"' in (tmp_path / "found" / "junit.xml").read_text(encoding="utf-8")
-    (tmp_path / "expected.yaml").write_text(TEXTS["entry"].replace("kernel.*", "faulty.*"), encoding="utf-8")
-    words = ("--cases", "calls.yaml", "--expected-failures", "expected.yaml")
-    code, out, _ = invoke("properties", "faulty.py:attention", *words)
-    assert (code, "broken, expected" in out) == (ExitCode.AGREE, True)
-
-
-@pytest.mark.usefixtures("files")
-def test_a_check_with_properties_counts_them_in_its_exit_code(invoke: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.attncheck]\ncases = ["calls.yaml"]\n', encoding="utf-8")
-    once = KERNEL.replace("FACTOR", "1 + (len(query) == 1) / 8")  # which no usual case shows
-    (tmp_path / "once.py").write_text(once, encoding="utf-8")
-    words = ("check", "calls.yaml", "--implementation", "once.py:attention", "--dtype", "float32")
-    results = tmp_path / "results" / "latest"
-    for _ in range(2):
-        code, out, _ = invoke(*words, "--properties")
-        assert code == ExitCode.DISAGREE
-        assert "once.attention  batch_invariant  calls/a-batch  float32" in out
-        assert json.loads((results / "summary.json").read_text(encoding="utf-8"))["exit_code"] == 1
-        assert "## Properties" in (results / "report" / "report.md").read_text(encoding="utf-8")
-        code, out, _ = invoke(*words, "--json")  # a plain check leaves cases with properties out
-        assert (code, list(json.loads(out)["verdicts"])) == (ExitCode.AGREE, ["calls/a-usual-case"])
-        assert not (results / "properties.csv").exists()
 
 
 # JSON: every command prints one document that the schema allows, also where it fails
@@ -378,21 +332,3 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     _, alive = psutil.wait_procs(workers, PATIENCE)
     assert not alive
     assert not (seen.folder / "results" / "latest" / "report").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-b", "numpy"), "there is no file to watch"),
-        (("-i", "kernel.py:attention", "--json"), "does not go with --json"),
-        (("-i", "kernel.py:attention", "--resume", "--annotations"), "does not go with --resume or --annotations"),
-        (("-i", "absent.py:attention"), "no file absent.py"),
-    ],
-)
-def test_what_cannot_be_watched_is_refused(options: tuple[str, ...], message: str, invoke: Invoke) -> None:
-    Path("kernel.py").write_text(WATCHED)
-    code, out, err = invoke("check", *options, "--watch")
-    assert code == 2
-    assert (message in json.loads(out)["error"]["message"]) if "--json" in options else (out == "")
-    assert message in err
-    assert [path.name for path in Path().iterdir()] == ["kernel.py"]

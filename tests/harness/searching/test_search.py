@@ -97,19 +97,6 @@ def test_a_fault_is_found_reduced_and_written(first: tuple[Path, Any], monkeypat
 
 
 @pytest.mark.usefixtures("workers_here")
-def test_what_is_known_of_drawn_problems_is_counted_and_not_found(run: Run) -> None:
-    write(WRONG)
-    Path("pyproject.toml").write_text("[tool.attncheck]\nexpected_failures = ['known.yaml']\n", encoding="utf-8")
-    entries = "".join(TABLES["known"].format(verdict=verdict) for verdict in ("numeric", "semantic"))
-    Path("known.yaml").write_text(entries, encoding="utf-8")
-    known = record_of(run(*PROBLEMS, "--json"))
-    assert not [each for each in known["findings"] if "is_causal" in each["asked"]]
-    assert known["known"]["One key too many is seen."] >= 2
-    printed = run(*PROBLEMS, "--output", "other").stdout
-    assert f"Known, in {known['known']['One key too many is seen.']} problems: One key too many is seen." in printed
-
-
-@pytest.mark.usefixtures("workers_here")
 def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -> None:
     shutil.copytree(first[0] / "found", "found")
     state = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
@@ -119,19 +106,6 @@ def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -
     assert {each["file"] for each in found if "is_causal" in each["asked"]} <= set(again["no_longer_failing"])
     after = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
     assert all(after["next"][key] > number for key, number in state["next"].items())
-
-
-def test_what_cannot_be_searched_is_said(run: Run, first: tuple[Path, Any]) -> None:
-    write(WRONG)
-    for arguments, said in {
-        ("--operation", "nothing"): "unknown 'nothing'",
-        ("--dtype", "float16"): "declares no 'float16'",
-    }.items():
-        assert said in str(run("--problems", "1", *arguments).exception)
-    # Another implementation does not go on in a folder.
-    result = CliRunner().invoke(app, ["search", "numpy", "--problems", "1", "--output", str(first[0] / "found")])
-    assert result.exit_code != 0
-    assert "holds a search of kernel.attention" in str(result.exception)
 
 
 @pytest.mark.usefixtures("workers_here")

@@ -1,0 +1,109 @@
+"""Sessions of somebody at the command line: files that are written, commands, and what these end with, print and leave.
+
+``sessions.yaml`` has them. A step writes files, where a text may be one of another name with something replaced and
+below it, or runs a command:
+
+- ``run``, ``pytest``: its words, and ``ends`` its exit code, where that is not 0;
+- ``begins``, ``says``, ``never``: what standard output begins with, has somewhere, and has nowhere;
+- ``warns``: what standard error has; it is empty where that is not given;
+- ``judged``: the cases of which ``results/latest`` has verdicts, by the ends of their ids;
+- ``leaves``: files that are there, with what they hold, or which are not there where that is null.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from evaluating import own
+from here import own_code_here
+
+from attncheck import accuracy
+from attncheck.execution.call import Limits
+from attncheck.reading.selection import select_cases
+from attncheck.results.reader import read_run
+
+DATA: dict[str, Any] = yaml.load(Path(__file__).with_name("sessions.yaml").read_text("utf-8"), yaml.CSafeLoader)
+TEXTS, SESSIONS = DATA["texts"], DATA["sessions"]
+Invoke = Callable[..., tuple[int, str, str]]
+RunPytest = Callable[..., Any]
+
+
+def text_of(given: str | Mapping[str, str]) -> str:
+    """Return a text that is written, or one of another name with something replaced."""
+    if isinstance(given, str):
+        return str(TEXTS.get(given, given))
+    changes = dict(given)
+    text, below = str(TEXTS[changes.pop("text")]), changes.pop("below", "")
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return f"{text}{below}\n"
+
+
+def as_list(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else given or []
+
+
+def wrong(step: Mapping[str, Any], code: int, out: str, err: str) -> Iterator[str]:
+    """Yield what is otherwise than a step says."""
+    if code != step.get("ends", 0):
+        yield f"it ended with {code}"
+    if not out.startswith(step.get("begins", "")):
+        yield f"it does not begin with {step['begins']!r}"
+    yield from (f"nowhere {text!r}" for text in as_list(step.get("says")) if text not in out)
+    yield from (f"somewhere {text!r}" for text in as_list(step.get("never")) if text in out)
+    yield from (f"no warning {text!r}" for text in as_list(step.get("warns")) if text not in err)
+    if "warns" not in step and err:
+        yield "standard error is not empty"
+    if "judged" in step:
+        found = sorted({case.rpartition("/")[2] for case in read_run(Path("results/latest")).rows["case"]})
+        if found != step["judged"]:
+            yield f"judged: {found}"
+    for name, texts in step.get("leaves", {}).items():
+        if (texts is not None) != Path(name).exists():
+            yield f"{name} is there, or is not"
+        else:
+            yield from (
+                f"{name}: nowhere {text!r}" for text in as_list(texts) if text not in Path(name).read_text("utf-8")
+            )
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_goes_as_it_is_written(name: str, invoke: Invoke, run_pytest: RunPytest) -> None:
+    for step in SESSIONS[name]:
+        for path, given in step.get("write", {}).items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text_of(given), encoding="utf-8")
+        with own_code_here():
+            if "run" in step:
+                code, out, err = invoke(*shlex.split(step["run"]))
+            elif "pytest" in step:
+                done = run_pytest("-p", "no:cacheprovider", *shlex.split(step["pytest"]))
+                code, out, err = done.returncode, done.stdout, done.stderr
+            else:
+                continue
+        assert list(wrong(step, code, out, err)) == [], f"{step.get('run', step.get('pytest'))}\n{out}{err}"
+
+
+RESTRICTED = "query.shape[2] != key.shape[2] or query.shape[3] != value.shape[3] or query.shape[2] % 16"
+
+
+def test_the_loosest_requirements_are_advised_unless_to_find_them_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernel.py").write_text(TEXTS["refusing"].replace("REFUSES", RESTRICTED), encoding="utf-8")
+    cases = select_cases(["attention/*", "values/*", "kernel_shapes/lengths/*"]).cases
+    with own_code_here():
+        kernel = own(f"{tmp_path / 'kernel.py'}:attention")
+        found = accuracy.find_widening(kernel, cases, Limits())
+        monkeypatch.setattr(accuracy, "_MOST_SECONDS", 0.0)
+        assert accuracy.find_widening(kernel, cases, Limits()) is None
+    assert found is not None
+    assert found.requires.items() >= {("lengths", "equal"), ("value_width", "equal")}
+    assert max(value for value in found.requires.values() if isinstance(value, int)) == 16
+    assert 0 < found.computed <= found.tried
