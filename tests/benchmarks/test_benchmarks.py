@@ -108,3 +108,47 @@ def test_a_declared_convention_is_no_alarm(campaign: Campaign, tmp_path: Path, d
     assert len(other)  # there are rows without a key
     assert other["xfail"].all() == (code == 0)
     assert len(pd.read_csv(tmp_path / "results" / "alarms.csv")) == (0 if code == 0 else len(other))
+
+
+# Faults where several things meet.
+
+
+def test_faults_that_cases_meet_are_red_and_right_kernels_are_not_flagged(
+    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    combined, combinations = load("combined"), load("combinations")
+    never = combinations.When(lambda call: False)
+    lost = combinations.lost("sinks")
+    faults = {
+        "sinks are lost": combinations.Fault(combinations.given("sinks"), lost),
+        "nothing": combinations.Fault(combinations.given("sinks"), lambda call: call.again()),
+        "never": combinations.Fault(never, lost),
+    }
+    monkeypatch.setattr(combined, "FAULTS", faults)
+    monkeypatch.setattr(combined, "KERNELS", dict(list(combined.KERNELS.items())[:5]))
+    assert combined.main(["sinks/*"]) == 1
+    printed = capsys.readouterr().out
+    cases = combined.select_cases(["sinks/*"]).cases
+    given = sum(case.operation == "attention" and "sinks" in case.inputs for case in cases)
+    assert f"of {given:4} cases that meet it: sinks are lost" in printed
+    assert f"0 red of {given:4} cases that meet it: nothing" in printed
+    assert "0 red of    0 cases that meet it: never" in printed
+    assert "3 faults: 1 are red" in printed
+    assert "5 right kernels: 0 are flagged" in printed
+
+    monkeypatch.setattr(combined, "FAULTS", {"sinks are lost": faults["sinks are lost"]})
+    monkeypatch.setattr(combined, "KERNELS", {"wrong": load("combined_kernels").Kernel(lost)})
+    assert combined.main(["sinks/*"]) == 1
+    assert "1 right kernels: 1 are flagged" in capsys.readouterr().out
+
+
+def test_a_kernel_that_keeps_a_scale_is_red_beside_its_neighbours(
+    load: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    combined, operations = load("combined"), load("combined_operations")
+    name = next(each for each in operations.STATE if "without its scale" in each)
+    monkeypatch.setattr(combined, "FAULTS", {name: operations.STATE[name]})
+    monkeypatch.setattr(combined, "STATE", {name: operations.STATE[name]})
+    monkeypatch.setattr(combined, "KERNELS", {})
+    assert combined.main(["values/*", "softcap/*"]) == 0
+    assert "1 faults: 1 are red" in capsys.readouterr().out
