@@ -84,7 +84,7 @@ class Mode:
     gives (``empty_rows``: zero, uniform or nan). ``description`` is one line for people. ``package`` is the
     distribution whose version is the mode's, where that is not the framework's first. ``holds_scores`` tells whether
     the score matrix is ever in memory whole, or its kernel takes it in tiles: then it is asked for sequences of any
-    length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/kernels.md``).
+    length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/how-to/kernel.md``).
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
     framework otherwise. ``standard_only`` asks it by default for the standard cases alone
     (``harness/plan.py``), because it compiles each separately. One that ``folds_sequences`` has no function for

@@ -202,7 +202,7 @@ class Widening:
         line = declaration(item.entry.module, item.mode, "requires", dict(self.requires))
         return (
             f"of {self.tried:,} cases that it refuses, it computes {self.computed:,} where they are padded: "
-            f"{f'give {line}' if line.startswith('-') else f'declare {line} below it'} (docs/kernels.md)"
+            f"{f'give {line}' if line.startswith('-') else f'declare {line} below it'} (docs/how-to/kernel.md)"
         )
 
 

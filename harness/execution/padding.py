@@ -1,7 +1,7 @@
 """Calls padded to what a restricted function requires, and what was added dropped again from what it returns.
 
 Widths get columns of zeros, lengths get queries of zeros and keys that are masked. Each is exact where it is done
-(``requirements.py`` says where it is not); docs/kernels.md derives both.
+(``requirements.py`` says where it is not); docs/numerics.md, section 4.8, derives both.
 
 What a user's implementation lacks for a case is known from its parameters, before any numbers are drawn. A kernel that
 has few of the options is requested for every case of the corpus, and most of them it cannot do: whoever edits it waits

@@ -79,7 +79,7 @@ _LONGEST_MESSAGE = 2000
 _ADVICE_ON_UNSUPPORTED = "if it does not support this case, let it raise NotImplementedError itself"
 _ADVICE_ON_REQUIRES = (
     "if it takes some widths or lengths alone, declare which, and calls are padded: "
-    '{}.requires = {{"width_multiple": 8}} (docs/kernels.md)'
+    '{}.requires = {{"width_multiple": 8}} (docs/how-to/kernel.md)'
 )
 
 
