@@ -18,7 +18,7 @@ import typer.main
 import yaml
 from pydantic import BaseModel
 
-from attncheck.backends import EVERYTHING, Mode
+from attncheck.backends import BACKENDS, EVERYTHING, Mode
 from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
@@ -68,7 +68,8 @@ def tables() -> Mapping[str, str]:
         ("class", "is", "source"), *((f"`{name}`", f"`{each.parts}`", each.source) for name, each in PRESETS.items())
     )
     return {
-        **{f"implementations-{framework}": implementations(framework) for framework in EVERYTHING},
+        **{f"implementations-{framework}": implementations(framework) for framework in BACKENDS},
+        "implementations-libraries": implementations(*(name for name in EVERYTHING if name not in BACKENDS)),
         **{"class_parts": parts, "class_presets": presets},
         **{"json": json_fields(), "documented_conventions": documented_conventions(), "commands": commands()},
         **{"readings": readings(), "questions": questions(), "signatures": signatures(), "properties": properties()},
@@ -138,15 +139,19 @@ def _type_text(kind: Any) -> str:
     return f"[{kind.__name__}](#{kind.__name__.lower()})"
 
 
-def implementations(framework: str) -> str:
-    """Return every mode of a framework, with the rounding model that it declares in each dtype."""
-    entry = EVERYTHING[framework]
-    modes = entry.all_modes | {mode.name: mode for mode in entry.device_modes}
+def implementations(*frameworks: str) -> str:
+    """Return every mode of frameworks, with the rounding model that it declares in each dtype."""
     rows = (
         (f"`{framework}.{name}`", mode.description, _models(mode), "the standard ones" if mode.standard_only else "all")
-        for name, mode in modes.items()
+        for framework in frameworks
+        for name, mode in _modes(framework).items()
     )
     return table(("implementation", "is", "rounding models", "cases by default"), *rows)
+
+
+def _modes(framework: str) -> Mapping[str, Mode]:
+    entry = EVERYTHING[framework]
+    return entry.all_modes | {mode.name: mode for mode in entry.device_modes}
 
 
 def _models(mode: Mode) -> str:

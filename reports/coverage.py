@@ -3,7 +3,7 @@
 A case is judged on an implementation where it is in any dtype. Cases of an operation that the implementation does not
 offer are counted apart. What another unsupported case lacks is known by name where the implementation has no such
 parameter, dtype or capability; a reason of its own words is grouped with those that differ from it in numbers only.
-Cases that were padded to what an implementation requires (docs/how-to/kernel.md) are counted by what they were padded with.
+Cases that were padded to the shapes that an implementation requires are counted by what they were padded with.
 
 A number that a document prints is counted once, and holds only where every comparison of it holds. One that was not
 compared on some implementation is unverified there, and one that some implementation alone misses is no fault of the
