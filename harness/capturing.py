@@ -9,9 +9,7 @@ implementation.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +26,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Problem
 from attncheck.reading.printed import MAX_NUMBERS
+from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
 from attncheck.wording import slug
 
@@ -54,7 +53,6 @@ _WITHOUT_SIGNATURE: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": (*_REQUIRED, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 }
 _FRAMEWORKS: Mapping[str, str] = {"jaxlib": "jax", **{name: name for name in BACKENDS}}
-_KEPT_DTYPES = frozenset({"float64", "float32", "float16"})
 
 
 class CaptureWarning(UserWarning):
@@ -282,14 +280,13 @@ def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
     while (path := folder / f"{name}-{number}.yaml").exists() or path.with_suffix(".npz").exists():
         number += 1
     arrays = path.with_suffix(".npz")
-    stored = {each: _storable(array) for each, array in call.inputs.items()}
-    if call.output is not None:
-        stored["output"] = _storable(call.output)
+    output = {} if call.output is None else {"output": call.output}
+    content, checksum = stored_arrays({**call.inputs, **output})
     try:
         with arrays.open("xb") as file:
-            np.savez(file, **stored)  # type: ignore[arg-type] # whose stubs know no mapping of arrays
-        checksum = hashlib.sha256(arrays.read_bytes()).hexdigest()
-        path.write_text(_text(call, function, number, arrays.name, checksum), encoding="utf-8")
+            file.write(content)
+        place = {"file": arrays.name, "sha256": checksum}
+        path.write_text(case_text(_case_file(call, function, number, place)), encoding="utf-8")
         load_case_file(path, path.name, name, ())
     except Exception:
         arrays.unlink(missing_ok=True)
@@ -298,35 +295,22 @@ def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
     return path
 
 
-def _storable(array: Array) -> Array:
-    """Return numbers in a dtype that NumPy's files know and that holds them exactly."""
-    return array if array.dtype.name in _KEPT_DTYPES or array.dtype.kind in "biu" else array.astype(np.float32)
-
-
-def _text(call: _CapturedCall, function: str, number: int, arrays: str, checksum: str) -> str:
-    """Return the case file. JSON's texts and lists are YAML's."""
+def _case_file(call: _CapturedCall, function: str, number: int, place: Mapping[str, str]) -> dict[str, Any]:
+    """Return what stands in a case file whose arrays lie at a place."""
     numbers = (array for array in call.inputs.values() if array.dtype.kind != "b")
-    lines = [
-        f"title: {json.dumps(f'Calls of {function}')}",
-        f"source: {{kind: derivation, title: {json.dumps(f'A call of {function}, captured in a model')}}}",
-        "operation: attention",
-        "cases:",
-        f"  - name: {json.dumps(f'Call {number} of {function}')}",
-        "    inputs:",
-        *(f"      {name}: {{file: {arrays}, name: {name}, sha256: '{checksum}'}}" for name in call.inputs),
-        *([f"    options: {json.dumps(call.options)}"] if call.options else []),
-        f"    dtypes: [{call.dtype}]",
-        *(_expectation(call.dtype, arrays, checksum) if call.output is not None else ()),
-        *(["    allow_nonfinite: true"] if any(not _is_finite(array) for array in numbers) else []),
-        *([f"    notes: {json.dumps(call.left_out)}"] if call.left_out else []),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _expectation(dtype: str, arrays: str, checksum: str) -> tuple[str, str]:
-    """Return what a case says of the output that the function returned in its own dtype."""
-    stored = f"{{file: {arrays}, name: output, sha256: '{checksum}'}}"
-    return f"    computed_in: {dtype}", f"    expect: [{{stage: output, printed: {stored}}}]"
+    entry = {
+        "name": f"Call {number} of {function}",
+        "inputs": {name: {**place, "name": name} for name in call.inputs},
+        "options": call.options,
+        "dtypes": [call.dtype],
+        "computed_in": None if call.output is None else call.dtype,  # what it returned is in its own dtype
+        "expect": None if call.output is None else [{"stage": "output", "printed": {**place, "name": "output"}}],
+        "allow_nonfinite": any(not _is_finite(array) for array in numbers),
+        "notes": call.left_out,
+    }
+    source = {"kind": "derivation", "title": f"A call of {function}, captured in a model"}
+    cases = [{name: value for name, value in entry.items() if value}]
+    return {"title": f"Calls of {function}", "source": source, "operation": "attention", "cases": cases}
 
 
 def _is_finite(array: Array) -> bool:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from attncheck.execution.operations import Parameters
 from attncheck.execution.requirements import Requirements
 from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_NAME, STRENGTH, references
 from attncheck.reading.loader import load_case_file
+from attncheck.reading.written_cases import case_text
 from attncheck.reading.yaml_reader import read_yaml
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PER_HEAD, QUERY_KEY_VALUE
 from attncheck.wording import listed, slug
@@ -37,7 +37,8 @@ _LENGTH, _WIDTH, _SHARING = "length", "width", "sharing"
 """Its factors whose numbers follow from the tile, and from what a function says of its shapes."""
 _WIDTHS = (64, 128)
 
-_LINE = 110
+_EACH = re.compile(r"(?<=[\[ ])each: (\w+)(?=[,\]])")
+"""A reference to a factor, in a list in which braces were left out."""
 
 Level = dict[str, Any]
 """The values of a level, by name."""
@@ -120,7 +121,8 @@ def design_text(request: DesignRequest) -> str:
         "defaults": {"random": {"generator": "numpy-legacy", "seed": 1}, "dtypes": dtypes},
     }
     stages = {} if has_gradients else {"stages": ["output"]}
-    return _dumped({**head, "cases": [{**entry, **stages}]})
+    text = case_text({**head, "cases": [{**entry, **stages}]})
+    return _EACH.sub(r"{each: \1}", text)
 
 
 def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path, int, int]:
@@ -225,28 +227,3 @@ def _at_tile(data: Any, tile: int) -> Any:
     if isinstance(data, int) and not isinstance(data, bool):
         return data + (tile - _STATED_FOR) * round(data / _STATED_FOR)
     return data
-
-
-def _dumped(data: Mapping[str, Any]) -> str:
-    from ruamel.yaml import YAML
-
-    yaml, text = YAML(), StringIO()
-    yaml.width, yaml.indent = 10 * _LINE, 2
-    yaml.representer.ignore_aliases = lambda _: True
-    yaml.dump(_styled(data), text)
-    return re.sub(
-        r"(?<=[\[ ])each: (\w+)(?=[,\]])", r"{each: \1}", text.getvalue()
-    )  # in a list, braces may be left out
-
-
-def _styled(data: Any) -> Any:
-    """Put what fits into a line on one."""
-    from ruamel.yaml.comments import CommentedMap, CommentedSeq
-
-    if not isinstance(data, dict | list):
-        return data
-    parts = {name: _styled(value) for name, value in data.items()} if isinstance(data, dict) else map(_styled, data)
-    styled: Any = CommentedMap(parts) if isinstance(data, dict) else CommentedSeq(parts)
-    if len(str(data)) <= _LINE:
-        styled.fa.set_flow_style()
-    return styled

@@ -23,6 +23,7 @@ class ExchangeFormat(StrEnum):
     ONNX = "onnx"
 
 
+CaseNames = Annotated[list[str] | None, typer.Argument(metavar="[CASES]...", help="Which cases, as with check.")]
 FormatName = Annotated[ExchangeFormat, typer.Argument(metavar="FORMAT", help="onnx: ONNX's backend test data.")]
 
 
@@ -32,9 +33,7 @@ def export_data(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of the tests. Nothing there is overwritten.")
     ],
-    cases: Annotated[
-        list[str] | None, typer.Argument(metavar="[CASES]...", help="Which cases, as with check.", show_default=False)
-    ] = None,
+    cases: CaseNames = None,
     dtypes: DtypeNames = (),
     tags: TagNames = (),
     exact: Annotated[
@@ -127,9 +126,7 @@ class Action(StrEnum):
 def vectors(
     action: Annotated[Action, typer.Argument(help="export or verify.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the vectors.")],
-    cases: Annotated[
-        list[str] | None, typer.Argument(metavar="[CASES]...", help="Which cases, as with check.", show_default=False)
-    ] = None,
+    cases: CaseNames = None,
     dtypes: DtypeNames = (),
     tags: TagNames = (),
     rounding_model: Annotated[
@@ -138,12 +135,10 @@ def vectors(
             metavar="NAMES",
             help="Export: rounding models whose bounds are written, comma-separated. Default: native, eager and fused. "
             "Verify: what the outputs are judged by, such as float16=fused.",
-            show_default=False,
         ),
     ] = None,
     outputs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Verify: an .npz or .safetensors file of outputs.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Verify: an .npz or .safetensors file of outputs.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Verify: folder of results.")] = Path(
         "results/vectors"

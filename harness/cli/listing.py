@@ -59,12 +59,7 @@ def mutants(
     ] = False,
     processes: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of processes that share the cases. Default: one per core.",
-            show_default=False,
-        ),
+        typer.Option(min=1, metavar="N", help="Number of processes that share the cases. Default: one per core."),
     ] = None,
     cache: UseCache = True,
     cache_size: CacheSize = DEFAULT_CACHE_SIZE,
@@ -267,7 +262,6 @@ def show(
             metavar="FILE",
             help="Draw the case into this file instead: .png, .svg or .pdf. What does not fit goes on further pages, "
             "FILE-2.png and so on.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -143,7 +143,6 @@ Results = Annotated[
     typer.Option(
         metavar="FOLDER",
         help="The results of the check in which the case failed. Default: results/latest, if it exists.",
-        show_default=False,
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
@@ -167,7 +166,6 @@ Isa = Annotated[
         metavar="|".join(INSTRUCTION_SETS),
         help="Compute as a processor with this instruction set and no newer one does. Default: everything "
         "that this one has.",
-        show_default=False,
         callback=_begin_again,
         is_eager=True,
     ),
@@ -209,7 +207,6 @@ Sarif = Annotated[
         metavar="FILE",
         help="Write SARIF 2.1.0 for code scanning: a result for each fault, at the def of your implementation or at "
         "the line of the case.",
-        show_default=False,
     ),
 ]
 Badges = Annotated[
@@ -218,7 +215,6 @@ Badges = Annotated[
         "--badge",
         metavar="FILE",
         help="Write a badge: an image (FILE.svg), or what shields.io reads (FILE.json). Can be repeated.",
-        show_default=False,
     ),
 ]
 

@@ -61,8 +61,7 @@ def search(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="What the problems are drawn from.")] = 1,
     operation: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Draw problems of one operation. Default: of all.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="Draw problems of one operation. Default: of all.")
     ] = None,
     dtypes: DtypeNames = (),
     *,
@@ -180,7 +179,6 @@ def design(
         typer.Option(
             metavar="NAMES",
             help="Widths of your model's heads. Default: those that the function requires, or 64 and 128.",
-            show_default=False,
         ),
     ] = None,
     tile: Annotated[
@@ -292,18 +290,12 @@ def properties(
             "--cases",
             metavar="CASES",
             help="Cases with properties: files, folders or globs. Default: the bundled ones and your project's.",
-            show_default=False,
         ),
     ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(
-            "--property",
-            "-p",
-            metavar="NAMES",
-            help="Ask only these properties.",
-            show_default=False,
-            autocompletion=complete_properties,
+            "--property", "-p", metavar="NAMES", help="Ask only these properties.", autocompletion=complete_properties
         ),
     ] = None,
     dtypes: DtypeNames = (),
@@ -446,9 +438,7 @@ def accuracy(
     implementation: ImplementationName,
     cases: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CASES]...", help="Which cases, as with check. Default: all small ones.", show_default=False
-        ),
+        typer.Argument(metavar="[CASES]...", help="Which cases, as with check. Default: all small ones."),
     ] = None,
     dtypes: DtypeNames = (),
     *,

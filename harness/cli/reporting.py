@@ -131,16 +131,13 @@ def publish(
 def survey(
     runs: AnyRunFolders = None,
     conventions: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.", show_default=False),
+        list[Path] | None, typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.")
     ] = None,
     properties: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="What `attncheck properties --output` wrote.", show_default=False),
+        list[Path] | None, typer.Option(metavar="FOLDER", help="What `attncheck properties --output` wrote.")
     ] = None,
     findings: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="A folder of findings, each a script.", show_default=False),
+        Path | None, typer.Option(metavar="FOLDER", help="A folder of findings, each a script.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the survey.")] = Path(
         "reports/published/survey"
@@ -332,20 +329,14 @@ def bisect(
             autocompletion=complete_implementation,
         ),
     ],
-    cases: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="CASES", help="Which cases, as with check.", show_default=False),
-    ] = None,
+    cases: Annotated[list[str] | None, typer.Argument(metavar="CASES", help="Which cases, as with check.")] = None,
     versions: Annotated[
-        str,
-        typer.Option(metavar="VERSIONS", help="The releases, oldest first, comma-separated.", show_default=False),
+        str, typer.Option(metavar="VERSIONS", help="The releases, oldest first, comma-separated.", show_default=False)
     ] = "",
     package: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="The distribution whose releases are installed. Default: the one that reports name.",
-            show_default=False,
+            metavar="NAME", help="The distribution whose releases are installed. Default: the one that reports name."
         ),
     ] = None,
     beside: Annotated[

@@ -213,7 +213,6 @@ def _model_of(test: BackendTest) -> Any:
 
 Source = dict[str, Any]
 """An array as a case file describes it."""
-_IN_NUMPY_FILES = frozenset({"float64", "float32", "float16", "bool", "int64"})
 
 
 @dataclass
@@ -233,8 +232,8 @@ class Entry:
     beside: dict[str, Array] = field(default_factory=dict)
 
     def stored(self, name: str, array: Array) -> Source:
-        """Keep an array beside the case, in a dtype that NumPy's files know, and return how the case refers to it."""
-        self.beside[name] = array if array.dtype.name in _IN_NUMPY_FILES else array.astype(np.float32)
+        """Keep an array beside the case, and return how the case refers to it."""
+        self.beside[name] = array
         return {"name": name}
 
     def expect(self, stage: str, called: str, array: Array, *, transpose: bool = False) -> None:
@@ -265,7 +264,7 @@ class Entry:
         """Return whether NaN or infinity stands where a case has to say that it is meant."""
         names = {source["name"] for name, source in self.inputs.items() if "name" in source and name != "bias"}
         numbers = (self.beside[name] for name in names)
-        return any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in numbers)
+        return any(array.dtype.kind in "fV" and not np.isfinite(array).all() for array in numbers)
 
 
 def _placed(source: Any, place: dict[str, str]) -> Any:
@@ -325,8 +324,8 @@ def padded(case: Case, name: str) -> kinds.Array | None:
     """Return what a mask or a bias is before keys are added to it that nobody may attend to; None where none are."""
     source = _source(case, name)
     match source:
-        case kinds.Concat(concat=[StoredArray() as first, kinds.Constant() as rest], axis=-1) if not _is_arranged(
-            source
+        case kinds.Concat(concat=[StoredArray() as first, kinds.Constant() as rest], axis=-1) if not (
+            source.is_arranged
         ):
             return first if rest.constant == (-math.inf if name == "bias" else 0) else None
     return None
@@ -334,17 +333,13 @@ def padded(case: Case, name: str) -> kinds.Array | None:
 
 def _source(case: Case, name: str) -> kinds.Array:
     source = case.inputs[name]
-    return case.arrays[source.ref] if isinstance(source, kinds.Reference) and not _is_arranged(source) else source
+    return case.arrays[source.ref] if isinstance(source, kinds.Reference) and not source.is_arranged else source
 
 
 def _shape(source: kinds.Array) -> Shape | None:
     if not isinstance(source, StoredArray) or source.contents is None or source.rows is not None:
         return None
     return source.contents.shape
-
-
-def _is_arranged(source: kinds.Array) -> bool:
-    return source.transpose or any(value is not None for value in (source.rows, source.times, source.plus))
 
 
 _OPSET = 13

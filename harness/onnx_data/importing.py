@@ -6,15 +6,12 @@ https://onnx.ai/onnx/operators/onnx__Attention.html
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from onnx import TensorProto
 
@@ -35,6 +32,7 @@ from attncheck.onnx_data.files import (
 )
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import within_window
+from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.wording import slug
 
 Array = NDArray[Any]
@@ -289,10 +287,9 @@ class _Importing:
 
     def _write_arrays(self, path: Path, entry: Entry) -> str:
         """Write the arrays of a case, and return the checksum of their file."""
-        content = BytesIO()
-        np.savez(content, **entry.beside)  # type: ignore[arg-type] # whose stubs know no mapping of arrays
-        self._write(path, content.getvalue())
-        return hashlib.sha256(content.getvalue()).hexdigest()
+        content, checksum = stored_arrays(entry.beside)
+        self._write(path, content)
+        return checksum
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
@@ -311,7 +308,7 @@ class _Importing:
             if entries:
                 path = self.output / f"{operation}.yaml"
                 file = _file(operation, list(entries.values()))
-                self._write(path, yaml.safe_dump(file, sort_keys=False, width=120, allow_unicode=True).encode())
+                self._write(path, case_text(file).encode())
                 self.found.files[path] = len(entries)
         return self.found
 

@@ -55,6 +55,11 @@ class Arrangement(Strict):
         """Return whether its numbers are multiplied, or added to."""
         return self.times is not None or self.plus is not None
 
+    @property
+    def is_arranged(self) -> bool:
+        """Return whether it is not as it was read, drawn or built."""
+        return self.transpose or self.rows is not None or self.is_scaled
+
 
 class UnitsOff(Strict):
     """By how much last digits may be off that were not rounded as they should have been."""

@@ -178,7 +178,7 @@ def _given(case: Case) -> dict[str, Any]:
             rows = "" if source.rows is None else f"[{_in_short(source.rows)}]"
             given[name] = {"called": f"{source.ref}{rows}{'.T' if source.transpose else ''}"}
         named = case.arrays.get(source.ref) if isinstance(source, Reference) else source
-        if isinstance(named, PrintedInput) and not (_is_arranged(source) or _is_arranged(named)):
+        if isinstance(named, PrintedInput) and not (source.is_arranged or named.is_arranged):
             given.setdefault(name, {})["printed"] = parse_printed(named.printed, Rounding()).text.tolist()
     return given
 
@@ -188,10 +188,6 @@ def _in_short(rows: list[int]) -> str:
     if len(rows) > MAX_LISTED_ROWS and rows == list(range(rows[0], rows[-1] + 1)):
         return f"{rows[0]}:{rows[-1] + 1}"
     return ",".join(map(str, rows))
-
-
-def _is_arranged(source: Array) -> bool:
-    return source.transpose or any(value is not None for value in (source.rows, source.times, source.plus))
 
 
 def _expected_record(expected: Expected) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.shapes import show
+from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.searching.concrete import (
     Array,
     ConcreteCase,
@@ -283,7 +284,6 @@ def _finding(record: dict[str, Any]) -> Finding:
 
 MAX_IN_FILE = 2048
 """Numbers of all inputs that are written into the case file; more go into an .npz file beside it."""
-_WIDTH = 110
 
 
 def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> Case:
@@ -297,7 +297,7 @@ def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> C
             inputs = {each: _in_file(problem, each) for each in problem.inputs}
         else:
             inputs = _beside(problem, path.with_suffix(".npz"))
-        path.write_text(_text(case_data(problem, inputs, name, found_by), path), encoding="utf-8")
+        path.write_text(case_text(case_data(problem, inputs, name, found_by)), encoding="utf-8")
     except OSError as error:
         raise OutputError.of(path, error) from None
     [case] = load_case_file(path, path.name, path.stem, ())
@@ -363,67 +363,6 @@ def _whole(value: float) -> float | int:
 
 
 def _beside(problem: ConcreteCase, path: Path) -> dict[str, Any]:
-    with path.open("wb") as file:
-        np.savez_compressed(file, **dict(problem.inputs))  # type: ignore[arg-type] # whose stubs know no mapping
-    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    content, checksum = stored_arrays(problem.inputs)
+    path.write_bytes(content)
     return {name: {"file": path.name, "name": name, "sha256": checksum} for name in problem.inputs}
-
-
-def _text(data: dict[str, Any], path: Path) -> str:
-    """Write what stands in a file as YAML; lists and texts as JSON has them are YAML's, too."""
-    [entry] = data["cases"]
-    lines = [
-        f"title: {_flow(data['title'])}",
-        f"source: {{kind: {data['source']['kind']}, title: {_flow(data['source']['title'])}}}",
-        f"operation: {data['operation']}",
-        "cases:",
-        f"  - name: {_flow(entry['name'])}",
-        f"    dtypes: {_flow(entry['dtypes'])}",
-        "    inputs:",
-    ]
-    for name, source in entry["inputs"].items():
-        lines += _input_lines(name, source)
-    lines += [f"    {key}: {_flow(value)}" for key, value in entry.items() if key not in ("name", "dtypes", "inputs")]
-    return "\n".join(lines) + "\n"
-
-
-def _input_lines(name: str, source: dict[str, Any]) -> Iterator[str]:
-    line = f"      {name}: {_flow(source)}"
-    if len(line) <= _WIDTH or "values" not in source:
-        yield line
-        return
-    yield f"      {name}:"
-    yield "        values:"
-    yield from _list_lines(source["values"], 10)
-
-
-def _list_lines(values: list[Any], indent: int) -> Iterator[str]:
-    """Write a list entry by entry, each on one line if there is room, and single numbers as many to a line as fit."""
-    for value in values:
-        text = _flow(value)
-        if not isinstance(value, list) or indent + 2 + len(text) <= _WIDTH or not isinstance(value[0], list):
-            yield f"{' ' * indent}- {text}"
-            continue
-        yield f"{' ' * indent}-"
-        yield from _list_lines(value, indent + 2)
-
-
-def _flow(value: Any) -> str:
-    """Write a value on one line."""
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(map(_flow, value)) + "]"
-        case float():
-            return _of_float(value)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _of_float(value: float) -> str:
-    if math.isnan(value):
-        return ".nan"
-    if math.isinf(value):
-        return ".inf" if value > 0 else "-.inf"
-    text = repr(value)
-    return text if "." in text or "e" not in text else text.replace("e", ".0e")
