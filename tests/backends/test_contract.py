@@ -139,18 +139,6 @@ def test_stages_come_in_order_with_their_shapes_and_dtype(setting: Any, run: Run
     assert run("mask_scores", np.zeros(SCORES)) == run("mask_scores", np.zeros(SCORES), mask_fill=-1e9) == {}
 
 
-def test_merged_parts_keep_their_dtype_and_log_sum_exps_that_of_float32_at_least(setting: Any) -> None:
-    wide = np.dtype(np.float64 if setting.dtype == np.float64 else np.float32)
-    given = normal(3, 2, 4, 5, 7).astype(setting.dtype), normal(3, 2, 4, 5).astype(wide)
-    stages = setting.backend.merge_states(*map(setting.backend.from_numpy, given))
-    found = {name: setting.backend.to_numpy(stage) for name, stage in stages.items()}
-    assert {name: (array.shape, array.dtype) for name, array in found.items()} == {
-        "weights": ((2, 4, 5, 3), wide),
-        "log_sum_exp": ((2, 4, 5), wide),
-        "output": ((2, 4, 5, 7), setting.dtype),
-    }
-
-
 def test_no_operation_writes_into_the_arrays_that_it_is_given(setting: Any) -> None:
     backend: Backend = setting.backend
     given = [array.astype(setting.dtype) for array in (QUERY, KEY, VALUE, np.broadcast_to(BIAS, SCORES))]

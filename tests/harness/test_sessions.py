@@ -83,7 +83,7 @@ def test_a_session_goes_as_it_is_written(name: str, invoke: Invoke, run_pytest: 
             if "run" in step:
                 code, out, err = invoke(*shlex.split(step["run"]))
             elif "pytest" in step:
-                done = run_pytest("-p", "no:cacheprovider", *shlex.split(step["pytest"]))
+                done = run_pytest(*shlex.split(step["pytest"]))
                 code, out, err = done.returncode, done.stdout, done.stderr
             else:
                 continue

@@ -46,3 +46,11 @@ def test_help_imports_nothing_that_takes_long() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_a_suite_of_others_that_asks_for_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
+    heavy = "import sys\n\ndef test_it():\n    assert not {'pandas', 'flint', 'pydantic'} & set(sys.modules)\n"
+    (tmp_path / "test_other.py").write_text(heavy, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout

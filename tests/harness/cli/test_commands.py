@@ -305,25 +305,12 @@ def test_a_save_runs_again_and_only_what_changed_is_shown(watching: Start) -> No
     worse = "  worse  kernel.attention  row/3-queries  float32  passes -> numeric at output,"
     assert lines[1].startswith(worse)
 
-    printed = seen.save("wrong.py", "WRONG = {5: 2, 4: 9}\n")
-    text = seen.until("2 fail (", after=printed)
-    assert "wrong.py: 1 verdict got worse, 1 got better, 0 changed otherwise; 2 fail (exit code 1)" in text
-
     printed = seen.save("kernel.py", WATCHED.replace("def attention", "def attention(:"))
     seen.until("kernel.py cannot be loaded: SyntaxError", "err")
     assert seen.text("out")[printed:] == ""
 
-    printed = seen.save(
-        "kernel.py", WATCHED.replace("WRONG.get(query.shape[-2], 1)", "WRONG.get(query.shape[-2], 1) ** 9")
-    )
-    assert "2 changed otherwise; 2 fail (exit code 1)" in seen.until("changed otherwise", after=printed)
-
-    cases = (seen.folder / "row.yaml").read_text(encoding="utf-8")
-    printed = seen.save("row.yaml", cases.partition("  - {name: 4 queries")[0])
-    assert "row.yaml: nothing changed; 2 fail" in seen.until("row.yaml", after=printed)
-
+    seen.save("kernel.py", WATCHED)
     printed = seen.save("wrong.py", "WRONG = {}\n")
-    printed = seen.save("row.yaml", cases)
     assert "2 got better, 0 changed otherwise; nothing fails" in seen.until("nothing fails", after=printed)
     workers = psutil.Process(seen.process.pid).children(recursive=True)
     assert seen.end() == 0

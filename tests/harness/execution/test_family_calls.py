@@ -77,17 +77,6 @@ def heads_first(*arrays: Array) -> list[Array]:
     return [each.swapaxes(1, 2) for each in arrays]
 
 
-def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError("the number of heads differs")
-    if is_causal and attn_mask is not None:
-        raise ValueError("explicit attn_mask should not be set when is_causal=True")
-    allowed = distance(query.shape[2], key.shape[2], from_the_end=False) <= 0 if is_causal else None
-    is_boolean = attn_mask is not None and attn_mask.dtype == bool
-    allowed = attn_mask if is_boolean else allowed
-    return attend(query, key, value, allowed=allowed, added=None if is_boolean else attn_mask, scale=scale)[0]
-
-
 def flash_attn(  # type: ignore[no-untyped-def]
     q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False
 ):
@@ -172,7 +161,6 @@ def key_mask(query, key, value, *, mask=None, is_causal=False, scale=None):  # t
 
 
 HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
-    "sdpa": (sdpa, 85),
     "flash_attn": (flash_attn, 34),
     "xformers": (xformers, 85),
     "flashinfer": (flashinfer, 66),
@@ -183,7 +171,7 @@ HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
 }
 """A function of each family, and how many of the answers it computes at least.
 
-Those of Keras and MLX are libraries of the table: their published verdicts hold their families.
+Those of Keras, MLX and sdpa are libraries and modes of the table: their published verdicts hold their families.
 """
 
 
@@ -229,7 +217,7 @@ def _is_close(array: Array, expected: Computed, stage: str) -> bool:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_function_is_right(name: str, answers: Mapping[str, tuple[Task, Computed]]) -> None:
-    assert FAMILIES.keys() - HONEST.keys() == {"keras", "mlx"}
+    assert FAMILIES.keys() - HONEST.keys() == {"keras", "mlx", "sdpa"}
     function, least = HONEST[name]
     found = outcomes_of(function, name, answers)
     assert [case for case, is_right in found.items() if not is_right] == []
