@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from here import INSIDE, run_here
-from kernels import kernel
 
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
@@ -94,12 +93,6 @@ defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float32]}
 arrays: {words: {draw: randn, shape: [3, 4]}}
 cases:
 """
-REMEMBERING = kernel(
-    "output * query.dtype.type(2) if query.shape[2] == 9 and {NEEDED} <= set(SEEN) else output",
-    first="SEEN.append(query.shape[2])",
-    before="SEEN = []\n",
-)
-"""Wrong for nine queries, once it has had as many queries as NEEDED says."""
 
 
 @pytest.fixture
@@ -108,15 +101,3 @@ def calls_in_a_row(tmp_path: Path) -> Path:
     line = "  - {{name: {0} queries, inputs: {{query: {{draw: randn, shape: [{0}, 4]}}, key: words, value: words}}}}\n"
     (tmp_path / "row.yaml").write_text(ROW + "".join(map(line.format, range(1, 10))), encoding="utf-8")
     return tmp_path
-
-
-@pytest.fixture
-def remembering(tmp_path: Path) -> Callable[[str], Path]:
-    """Write kernel.py with a kernel that is wrong for nine queries once it has had all numbers of queries of a set."""
-
-    def write(needed: str) -> Path:
-        path = tmp_path / "kernel.py"
-        path.write_text(REMEMBERING.replace("{NEEDED}", needed), encoding="utf-8")
-        return path
-
-    return write

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -69,28 +68,6 @@ def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_pa
     assert lines[-1] == "Report: results/latest/report/report.html"
     assert "\x1b[" not in done.stdout
     assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
-
-
-@pytest.mark.usefixtures("workers_here", "case_folder")
-def test_a_disagreement_gives_1_and_is_named_also_by_what_reads_the_results(
-    invoke: Invoke, table: Table, honest: Honest, make_backend: MakeBackend
-) -> None:
-    table(*honest, make_backend("wrong", WRONG))
-    code, out, err = invoke("check", "small", "-d", "float64", "--no-report")
-    assert (code, err) == (1, "")
-    wrong = "wrong is wrong in 2 of the 4 cases that it was judged in; first and second agree."
-    assert out.startswith(f"{wrong} Judged 4 of 4 cases on each.\n")
-    line, command = [line for line in out.splitlines() if "small/small/d-weights" in line]
-    assert command == "Why: attncheck explain small/small/d-weights wrong.eager --dtype float64"
-    assert line == "numeric: 2 cases [float64], the first small/small/d-weights, wrong.eager"
-    code, out, err = invoke("report", "results/latest", "--quiet")
-    assert (code, err, out.splitlines()[0]) == (1, "", line)
-    failures = json.loads(invoke("report", "results/latest", "--json")[1])["failures"]
-    assert [(item["case"], item["rows"]) for item in failures] == [
-        ("small/small/d-weights", 1),
-        ("small/small/b-weights", 7),
-    ]
-    assert invoke("check", "small", "-d", "float64", "--resume", "--no-report", "--quiet") == (1, out, "")
 
 
 @pytest.mark.usefixtures("workers_here")

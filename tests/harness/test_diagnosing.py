@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import tables_beside
-from typer.testing import CliRunner, Result
 
 from attncheck.api import check
-from attncheck.cli import app
 from attncheck.diagnosing import SETTLED, ReturnedStages
 from attncheck.execution.worker import Computed
 from attncheck.explain import calls_before, fewest
@@ -32,12 +26,6 @@ from attncheck.results.writer import ResultsWriter
 from attncheck.store import VARIABLE
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-app.load()  # all commands, whichever another test has loaded
-
-
-CASE = "row/9-queries"
-FRESH = "In a fresh process nothing is wrong with this case.\nThe check found numeric at output: "
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
@@ -65,57 +53,6 @@ def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_pro
     asked["b", "float32"] = "timeout: not done after 1 s"
     assert calls_before(asked, place, dtypes) == []
     assert calls_before(asked, ("gone", "float32"), dtypes) == []
-
-
-@pytest.fixture
-def folder(calls_in_a_row: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(calls_in_a_row)
-    return calls_in_a_row
-
-
-def ask(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), catch_exceptions=False)
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_command_repeats_what_its_check_met(folder: Path, remembering: Callable[[str], Path]) -> None:
-    remembering("{2, 5}")
-    checked = ask("check", "row.yaml", "-i", "kernel.py:attention", "--output", "elsewhere", "--no-report")
-    assert checked.exit_code == 1
-    about = (CASE, "kernel.py:attention", "--dtype", "float32")
-    alone = ask("explain", *about)  # nobody says that it failed anywhere
-    assert alone.exit_code == 0
-    assert "Every stage is within its error bound" in alone.stdout
-    told = ask("explain", *about, "--results", "elsewhere")
-    assert told.exit_code == 1
-    assert told.stdout.startswith(FRESH)
-    assert "That happens again after 2 of the 8 calls that the check's process had been asked before" in told.stdout
-    assert "  after row/2-queries in float32\n  after row/5-queries in float32\n" in told.stdout
-    assert ask("repro", *about, "--results", "elsewhere", "--output", "script.py").exit_code == 0
-    text = (folder / "script.py").read_text(encoding="utf-8")
-    assert "It makes 2 other calls, and then one" in text
-    assert FRESH in text
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "output is WRONG" in done.stdout
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_kernel_or_a_case_changed_since_is_said_or_another_one(
-    folder: Path, remembering: Callable[[str], Path]
-) -> None:
-    remembering("{2}")
-    assert ask("check", "row.yaml", "-i", "kernel.py:attention", "--no-report").exit_code == 1
-    later = time.time() + 10
-    os.utime(remembering("{99}"), (later, later))
-    told = ask("explain", CASE, "kernel.py:attention")
-    assert (told.exit_code, told.stdout.startswith(FRESH)) == (0, True)
-    assert "That does not happen again, neither in a fresh process nor after the 8 calls" in told.stdout
-    assert "kernel.py has changed since." in told.stdout
-    path = folder / "row.yaml"
-    path.write_text(path.read_text(encoding="utf-8").replace("[9, 4]", "[10, 4]"), encoding="utf-8")
-    told = ask("explain", CASE, "kernel.py:attention")
-    assert (told.exit_code, "fresh process" in told.stdout) == (0, False)
 
 
 # What failing cases say together

@@ -3,7 +3,8 @@
 ``sessions.yaml`` has them. A step writes files, where a text may be one of another name with something replaced and
 below it, or runs a command:
 
-- ``run``, ``pytest``: its words, and ``ends`` its exit code, where that is not 0;
+- ``run``, ``pytest``, ``python``: its words, and ``ends`` its exit code, where that is not 0; what runs ``in`` workers
+  has fresh processes;
 - ``begins``, ``says``, ``never``: what standard output begins with, has somewhere, and has nowhere;
 - ``warns``: what standard error has; it is empty where that is not given;
 - ``judged``: the cases of which ``results/latest`` has verdicts, by the ends of their ids;
@@ -12,8 +13,13 @@ below it, or runs a command:
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +79,27 @@ def wrong(step: Mapping[str, Any], code: int, out: str, err: str) -> Iterator[st
             )
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_goes_as_it_is_written(name: str, invoke: Invoke, run_pytest: RunPytest) -> None:
     for step in SESSIONS[name]:
         for path, given in step.get("write", {}).items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text_of(given), encoding="utf-8")
-        with own_code_here():
+        if "later" in step:
+            os.utime(step["later"], (time.time() + 10,) * 2)
+        with nullcontext() if "in" in step else own_code_here():
             if "run" in step:
                 code, out, err = invoke(*shlex.split(step["run"]))
             elif "pytest" in step:
                 done = run_pytest(*shlex.split(step["pytest"]))
                 code, out, err = done.returncode, done.stdout, done.stderr
+            elif "python" in step:
+                ran = subprocess.run([sys.executable, step["python"]], capture_output=True, text=True, check=False)
+                code, out, err = ran.returncode, ran.stdout, ran.stderr
             else:
                 continue
-        assert list(wrong(step, code, out, err)) == [], f"{step.get('run', step.get('pytest'))}\n{out}{err}"
+        assert list(wrong(step, code, out, err)) == [], f"{step}\n{out}{err}"
 
 
 RESTRICTED = "query.shape[2] != key.shape[2] or query.shape[3] != value.shape[3] or query.shape[2] % 16"

@@ -129,15 +129,6 @@ def test_what_speaks_no_protocol_is_refused(tmp_path: Path) -> None:
     assert (code, "does not speak the protocol (docs/protocol.md)" in err) == (2, True)
 
 
-def test_an_honest_program_keeps_every_rule(write: Write) -> None:
-    rules = list(try_rules(words_of_program(write())))
-    assert [rule for rule in rules if rule.wrong] == []
-    assert len(rules) > 8
-    code, out, _ = command_here(["protocol", write()])
-    assert (code, "It speaks the protocol. Judge its numbers: attncheck check -i" in out) == (0, True)
-    assert "no program; expected a path to one" in command_here(["protocol", "nothing"])[2]
-
-
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0

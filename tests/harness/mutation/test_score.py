@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from attncheck.execution.operations import Task
 from attncheck.execution.worker import Computed, Failure, evaluate_on
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages
 from attncheck.judging.truth import Truth
-from attncheck.mutation import score, unit
+from attncheck.mutation import unit
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutation.judgement import RULES, first_wrong, rejected_by_rules
 from attncheck.mutation.mutant import Mutant, Subject, Variant
@@ -116,36 +115,9 @@ def test_a_fault_that_enough_cases_caught_and_named_is_spared_the_others(cases: 
     assert not every.rules.empty
 
 
-def test_right_variants_are_put_to_a_share_of_the_cases_and_to_the_first_where_they_are_not_the_reference(
-    cases: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(score, "RIGHT_CASES", 8)
-    one = replace(cases[0], dtypes=("float32",))
-    many = [replace(one, id=f"prefix/{number:03}") for number in range(64)]
-    chosen_names = ("reference", "keys_reversed")
-    chosen = subjects(*chosen_names)
-    few, every = (run_mutants(many, subjects=chosen, exhaustive=each).evaluations for each in (False, True))
-    put_to = [each.case for each in few if each.subject == "keys_reversed"]
-    assert BY_HAND.differing < len(put_to) < len(many) / 2
-    assert any(case >= f"prefix/{BY_HAND.differing:03}" for case in put_to), "a share of the others"
-    assert Counter(each.subject for each in every) == dict.fromkeys(chosen_names, len(many))
-
-
-def _subjects_of(frames: MutationFrames) -> set[str]:
-    return {each.subject for each in frames.evaluations}
-
-
 def _caught_by(frames: MutationFrames) -> dict[str, tuple[int, bool]]:
     faults = frames.subjects[frames.subjects["kind"].eq("mutant") & frames.subjects["dtype"].eq("float64")]
     return {row["subject"]: (row["caught_by"], row["spared"]) for row in faults.to_dict("records")}
-
-
-def test_a_kernel_is_held_against_the_same_kernel_without_its_fault(load_text: Callable[[str], list[Case]]) -> None:
-    drawn = load_text(
-        CASES.replace("    inputs:\n      query: {draw", "    dtypes: [float16]\n    inputs:\n      query: {draw")
-    )
-    frames = run_mutants(drawn[:1], subjects=subjects("row_sum_of_the_gradient_in_16_bits", "scores_summed_in_16_bits"))
-    assert _subjects_of(frames) == {"scores_summed_in_16_bits"}, "no gradients: the other is not reached"
 
 
 def test_a_fresh_seed_redraws_what_is_drawn_and_every_seed_has_to_catch(cases: list[Case]) -> None:
@@ -178,37 +150,6 @@ def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[
     assert frames.subjects.groupby("subject")["caught_in"].max().to_dict() == {"raises": 1, "unable": 0}
     outcome = evaluate_on(unable.backend, Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
     assert outcome == Failure("unsupported", "NotImplementedError: no")
-
-
-def test_a_variant_that_hides_the_result_is_passed_over_and_one_that_loses_another_is_caught(
-    load_text: Callable[[str], list[Case]],
-) -> None:
-    head = CASES[: CASES.index("cases:")].replace("operation: attention", "operation: softmax")
-    softmax = load_text(head + "cases:\n  - name: Typed\n    inputs: {scores: {values: [[1, 2]]}}\n")
-
-    def normalise(scores: Any, *given: Any) -> Any:
-        return {"log_sum_exp": scores[..., 0], "masked": scores}
-
-    variants = {
-        name: Variant({"_softmax_with_sinks": normalise}, hidden=frozenset({hidden}))
-        for name, hidden in (("hides", "weights"), ("loses", "masked"))
-    }
-    frames = run_mutants(softmax, subjects=[Mutant(name, "", variant) for name, variant in variants.items()])
-    assert _subjects_of(frames) == {"loses"}
-    assert {each.tier for each in frames.evaluations} == {"error"}
-
-
-def test_sixteen_bits_are_judged_in_the_references_class_and_count_only_faults_that_are_reached(
-    load_text: Callable[[str], list[Case]],
-) -> None:
-    cases = load_text(CASES.replace("dtypes: [float64]", "dtypes: [float64, float16, bfloat16]"))
-    names = ("reference", "attention_scale_left_out", "attention_mask_neutral")
-    frames = run_mutants(cases, subjects=subjects(*names), exhaustive=True)
-    assert {each.dtype for each in frames.evaluations} == {"float64", "float32", "float16"}
-    half = frames.subjects[frames.subjects["dtype"] == "float16"].set_index("subject")
-    assert set(half.index) == {"reference", "attention_scale_left_out"}
-    assert half["caught_in"].to_dict() == {"reference": 0, "attention_scale_left_out": 1}
-    assert set(frames.rules[frames.rules["dtype"] == "float16"]["mutants"]) == {1}
 
 
 def test_common_tolerances_reject_what_their_formula_rejects() -> None:
@@ -311,13 +252,3 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
     assert judged == []
     scorer.findings(Mutant("of another class", "", again.backend, classes={"float64": "native_lse"}))
     assert judged == order, "another rounding model has other bounds"
-
-
-def test_a_judgement_of_what_is_infinite_does_not_depend_on_who_was_judged_before(masked: Case) -> None:
-    def finite(scores: Any, **masks: Any) -> Any:
-        stages = SUBJECTS["reference"].backend.mask_scores(scores, **masks)
-        return stages | {"masked": np.maximum(stages["masked"], -1e4)}
-
-    fault, scorer = Mutant("finite", "", Variant({"mask_scores": finite})), UnitScorer(Unit(masked, "float64"))
-    scorer.findings(SUBJECTS["reference"])
-    assert scorer.findings(fault) == UnitScorer(Unit(masked, "float64")).findings(fault)

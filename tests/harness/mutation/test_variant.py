@@ -20,7 +20,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.mutation.catalogue import SUBJECTS, variant_named
 from attncheck.mutation.kernel import Kernel
-from attncheck.mutation.mutant import Call, PerCall, Variant
+from attncheck.mutation.mutant import PerCall, Variant
 from attncheck.mutation.unit import count_scores, run_reference
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -98,23 +98,6 @@ def test_a_step_that_would_change_nothing_is_refused() -> None:
             Variant({step: doubled})
     with pytest.raises(KeyError, match="attention of numpy_backend uses no _dot"):
         Variant({"attention": PerCall(lambda call: {"_dot": doubled})}).attention(QUERY, KEY, VALUE)
-
-
-def test_steps_may_follow_from_what_a_function_is_called_with() -> None:
-    seen: list[Call] = []
-
-    def steps_of(call: Call) -> dict[str, Any]:
-        seen.append(call)
-        return {"mask_scores": lambda scores, **masks: {"masked": np.where(call.is_causal, -np.inf, scores)}}
-
-    variant = Variant({"attention": PerCall(steps_of)})
-    assert np.isneginf(variant.attention(QUERY, KEY, VALUE, is_causal=True)["masked"]).all()
-    assert np.isfinite(variant.attention(QUERY, KEY, VALUE, scale=0.5)["masked"]).all()
-    variant.attention_gradients(QUERY, KEY, VALUE, GRAD_OUTPUT, softcap=2.0)
-    assert [call.is_causal for call in seen] == [True, False, False]
-    assert [call.factor for call in seen] == [1 / np.sqrt(5), 0.5, 1 / np.sqrt(5)]
-    assert [call.softcap for call in seen] == [None, None, 2.0]
-    assert all(call.has_groups and call.past == 0 and call.scores_shape == (2, 4, 3, 6) for call in seen)
 
 
 # What is told of a fault from a step alone: that it has the bits of the reference

@@ -108,15 +108,6 @@ def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -
     assert all(after["next"][key] > number for key, number in state["next"].items())
 
 
-@pytest.mark.usefixtures("workers_here")
-def test_a_right_implementation_raises_no_finding(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["search", "numpy", "--problems", "20", "--seed", "4", "--output", str(tmp_path), "--json"]
-    )
-    assert result.exit_code == 0, result.output
-    assert record_of(result)["findings"] == []
-
-
 def test_a_failure_of_the_calls_before_is_told_as_one(run: Run) -> None:
     write(TABLES["remembering"])
     result = run("--problems", "15", "--json")
