@@ -180,13 +180,16 @@ def library_functions(
 
 
 def owner_of(call: str) -> tuple[Any, str]:
-    """Return the module of a library's function, and its name there.
+    """Return the module of a library's function, or its class there, and its name.
 
     ``module:Class().method`` is a method of an object that is made without arguments.
     """
     module, _, path = call.partition(":")
-    made, _, name = path.rpartition("().")
-    return (getattr(import_module(module), made)() if made else import_module(module)), name
+    holder, _, name = path.rpartition(".")
+    owner: Any = import_module(module)
+    if holder:
+        owner = getattr(owner, holder.removesuffix("()"))
+    return (owner() if holder.endswith("()") else owner), name
 
 
 def never_given(function: Callable[..., Any], family: Family) -> list[str]:

@@ -373,6 +373,25 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                 own_process=True,
                 environment={"TORCHDYNAMO_DISABLE": "1"},
             ),
+            *(
+                Library(
+                    kernel,
+                    description=f"dispatch_attention_fn of diffusers with its backend _native_{kernel}",
+                    call="diffusers.models.attention_dispatch:dispatch_attention_fn",
+                    family="sdpa",
+                    differs={"layout": "BLHD", **differs},
+                    given={"backend": f"_native_{kernel}"},
+                    module="attncheck.backends.torch_sdpa:LIBRARY",
+                    classes=classes,
+                    conventions=_ZERO_ROWS_OF_TORCH,
+                    holds_scores=kernel == "math",
+                    requires=requires,
+                )
+                for kernel, classes, differs, requires in (
+                    ("math", FUSED_BWD, {}, {}),
+                    ("flash", FUSED_BWD, {"mask": ""}, _ONE_WIDTH),
+                )
+            ),
         ),
         library(
             "x_transformers",
@@ -418,6 +437,50 @@ LIBRARIES: Mapping[str, BackendEntry] = {
             ),
             own_process_for=frozenset({"float64"}),
             imported="haiku",
+        ),
+        library(
+            "timm",
+            ("timm", "torch"),
+            "timm>=1.0",
+            *(
+                Library(
+                    name,
+                    description=f"timm.layers.Attention, without its projections, {of_timm}",
+                    call="attncheck.backends.library_arrays:timm_attention",
+                    family="sdpa",
+                    given={"fused": fused},
+                    differs={"layout": "BLHD"},
+                    module="attncheck.backends.torch_sdpa:LIBRARY",
+                    requires={**_ONE_WIDTH, "lengths": "equal"},
+                    **declared,
+                )
+                for name, fused, of_timm, declared in (
+                    (
+                        "fused",
+                        True,
+                        "which calls scaled_dot_product_attention",
+                        {"classes": FUSED_BWD, "conventions": _ZERO_ROWS_OF_TORCH, "holds_scores": False},
+                    ),
+                    # timm/layers/attention.py: the query is scaled and stored, and so are scores and weights.
+                    ("eager", False, "with set_fused_attn(False)", {"classes": EAGER_PRE}),
+                )
+            ),
+        ),
+        library(
+            "tinygrad",
+            ("tinygrad",),
+            "tinygrad>=0.14",
+            Library(
+                "sdpa",
+                description="tinygrad.Tensor.scaled_dot_product_attention on a CPU, compiled by clang",
+                call="tinygrad:Tensor.scaled_dot_product_attention",
+                family="sdpa",
+                attribute="TINYGRAD",
+                # tinygrad/mixin/rand.py and op.py: scores are stored, and so are weights. bfloat16 needs clang 17.
+                classes={**NATIVE, "float16": "eager"},
+                standard_only=True,
+            ),
+            environment={"DEV": "CPU", "PARALLEL": "0"},  # compilers in processes of their own would outlive ours
         ),
         library(
             "transformers",

@@ -5,9 +5,12 @@ How a library's attention is called says its family (``families.py``). Nothing i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import numpy as np
@@ -226,7 +229,45 @@ class PaddleArrays(EagerArrays):
         return paddle.grad([function(*leaves, **others)], leaves, [grad_output])
 
 
-MLX, PADDLE = MlxArrays(), PaddleArrays()
+class TinygradArrays(EagerArrays):
+    """Those of tinygrad, on a CPU."""
+
+    def prepare(self, dtype: str, threads: int) -> None:
+        """Nothing is configured: ``DEV`` says where, and what is computed lazily is computed by ``to_numpy``."""
+
+    def describe(self) -> dict[str, str]:
+        """Return the version and what may change the numbers."""
+        from tinygrad import Device
+
+        device = Device[Device.DEFAULT]
+        return {"version": version("tinygrad"), "device": Device.DEFAULT, "renderer": type(device.renderer).__name__}
+
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+        """Copy the array; bfloat16 goes over as its bits."""
+        from tinygrad import Tensor as Lazy
+        from tinygrad import dtypes
+
+        array = np.ascontiguousarray(array)
+        if array.dtype.name == "bfloat16":
+            return Lazy(array.view(np.uint16)).bitcast(dtypes.bfloat16)
+        return Lazy(array)
+
+    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+        """Compute the tensor, and return its numbers as an array."""
+        from tinygrad import dtypes
+
+        if tensor.dtype == dtypes.bfloat16:
+            import ml_dtypes  # adds bfloat16 to NumPy; tinygrad hands it out as float32
+
+            return np.asarray(tensor.bitcast(dtypes.uint16).numpy()).view(ml_dtypes.bfloat16)
+        return np.asarray(tensor.numpy())
+
+    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
+        """Differentiate through the call."""
+        return function(*inputs, **others).gradient(*inputs, gradient=grad_output)
+
+
+MLX, PADDLE, TINYGRAD = MlxArrays(), PaddleArrays(), TinygradArrays()
 
 
 def flax_weights(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, mask: Any = None, **options: Any) -> Any:
@@ -283,3 +324,31 @@ def haiku_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None)
     _require_one_key_head_each(query, key)
     tokens = [_merged_heads(each) for each in (query, key, value)]
     return hk.transform(attend).apply({}, None, *tokens).reshape(*query.shape[:3], value.shape[-1])
+
+
+def timm_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, is_causal: bool = False, *, fused: bool = True
+) -> Any:
+    """Call ``timm.layers.Attention`` with a projection that hands on queries, keys and values beside one another."""
+    import torch
+
+    _require_one_key_head_each(query, key)
+    heads, width = query.shape[2:]
+    layer = _import_from_its_file("timm", "timm.layers", "timm.layers.attention").Attention(heads * width, heads)
+    layer.fused_attn, layer.qkv, layer.proj = fused, torch.nn.Identity(), torch.nn.Identity()
+    tokens = torch.cat([_merged_heads(each) for each in (query, key, value)], dim=-1)
+    return layer(tokens, attn_mask, is_causal).reshape(*query.shape[:3], width)
+
+
+def _import_from_its_file(*names: str) -> Any:
+    """Import a module, the last of these names, without running the packages that it is in, which come before it.
+
+    ``import timm`` needs torchvision, of which PyPI has builds for torch with CUDA alone: beside another torch it raises.
+    What timm's attention does without where torchvision is not installed, it does without here.
+    """
+    for name in names[:-1]:
+        spec = find_spec(name)
+        assert spec is not None, name
+        sys.modules.setdefault(name, module_from_spec(spec))
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]  # as if it were not installed
+    return import_module(names[-1])

@@ -144,7 +144,7 @@ def _mean_difference(array: Array, other: Array) -> float:
     with np.errstate(all="ignore"):
         difference, size = float(np.abs(array - other).sum()), float(np.abs(other).sum())
     if math.isfinite(difference) and math.isfinite(size):  # and so is every number
-        return difference / (size + np.finfo(np.float64).tiny)
+        return difference / (size + float(np.finfo(np.float64).tiny))  # infinity, and no warning, where it overflows
     finite = np.isfinite(array) & np.isfinite(other)
     odd = ~finite & ~((array == other) | (np.isnan(array) & np.isnan(other)))
     with np.errstate(over="ignore"):

@@ -57,6 +57,7 @@ _IMPORTS: Mapping[str, str] = {
     "jax": "import jax",
     "mlx": "import mlx.core as mx",
     "paddle": "import paddle",
+    "tinygrad": "from tinygrad import Tensor",
 }
 _TO: Mapping[str, str] = {
     "numpy": "{array}",
@@ -65,6 +66,7 @@ _TO: Mapping[str, str] = {
     "jax": "jax.numpy.asarray({array})",
     "mlx": "mx.array({array}, {of_framework})",
     "paddle": "paddle.to_tensor({array})",
+    "tinygrad": "Tensor({array})",
 }
 _TO_BFLOAT16: Mapping[str, str] = {
     "torch": "torch.tensor({array}.astype(np.float32)).bfloat16()",
@@ -78,6 +80,7 @@ _FROM: Mapping[str, str] = {
     "jax": "np.asarray({array})",
     "mlx": "np.array({array}, np.float64)",
     "paddle": '{array}.astype("float64").numpy()',
+    "tinygrad": "{array}.double().numpy()",
 }
 ARRAYS: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.torch_sdpa", "LIBRARY"): "torch",
@@ -87,6 +90,7 @@ ARRAYS: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.jax_jit", "KERAS"): "jax",
     ("attncheck.backends.library_arrays", "MLX"): "mlx",
     ("attncheck.backends.library_arrays", "PADDLE"): "paddle",
+    ("attncheck.backends.library_arrays", "TINYGRAD"): "tinygrad",
 }
 """The framework of the arrays that a library's row names."""
 _COMPILED = frozenset({"LIBRARY_JIT"})

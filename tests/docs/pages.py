@@ -47,7 +47,7 @@ _ENDING = re.compile(r"\s+# exits with (\d+)$")
 _COMMENT = re.compile(r"\s+# .*$|^# .*$")
 _IMPORTED = re.compile(
     r"^(?:import|from) (torch|tensorflow|jax|onnxruntime|onnx|mlx|openvino|triton|tokamax|flax|paddle|transformers"
-    r"|keras|diffusers|x_transformers|equinox|haiku)\b",
+    r"|keras|diffusers|x_transformers|equinox|haiku|timm|tinygrad)\b",
     re.MULTILINE,
 )
 _VERSION = re.compile(r"(?<=[a-z] )\d+\.\d+\.\d+\S*")
