@@ -21,6 +21,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
+# Options and quotes in tables are to be copied: -- and " stay as they are.
+smartquotes = False
 # A page may leave out a level where a table of the specification comes between.
 suppress_warnings = ["myst.header"]
 
