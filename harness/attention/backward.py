@@ -36,11 +36,13 @@ from attncheck.attention.softmax import (
     Rows,
     Weights,
     exact_grad_logits,
+    further_exponent_error,
     moved_weights,
     normalisation_error,
     second_order,
     stored_log_sum_exp_error,
     stored_log_sum_exp_variance,
+    total_error,
 )
 from attncheck.attention.step import At, Step
 from attncheck.attention.weighted_mean import exact_grad_weights, output_bound, reach_of_grad_weights
@@ -284,7 +286,8 @@ def _worst_of_grad_logits(centred: Centred, value: Real, rounding: RoundingModel
     weights, gradient = centred.weights, centred.gradient.max_error
     delta = _of_delta(centred, rounding)
     if rounding.recomputes:
-        delta = np.maximum(delta, _of_delta_from_output(centred, rounding))
+        again, from_output = _of_delta_again(centred, rounding), _of_delta_from_output(centred, rounding)
+        delta = np.maximum(np.maximum(delta, again), from_output)
     of_delta = np.abs(centred.delta) + delta
     delta = delta + rounding.score_unit * of_delta + rounding.score_underflow
     size = np.abs(centred.gradient.value)
@@ -296,14 +299,30 @@ def _worst_of_grad_logits(centred: Centred, value: Real, rounding: RoundingModel
 
 
 def _of_delta(centred: Centred, rounding: RoundingModel) -> Real:
-    """Return the error of sum_j p dp, (..., Lq, 1)."""
+    """Return the error of sum_j p dp, (..., Lq, 1), of stored weights."""
+    weights = centred.weights
+    return _of_sum(centred, weights.stored - weights.moved, weights.stored, rounding)
+
+
+def _of_delta_again(centred: Centred, rounding: RoundingModel) -> Real:
+    """Return the error of sum_j p dp, (..., Lq, 1), of weights e^(s - L), which add up to T."""
+    weights = centred.weights
+    further = further_exponent_error(weights.rows, rounding)[..., np.newaxis]
+    rounded = np.expm1(further) + rounding.weight_unit + rounding.compute_unit
+    apart = weights.attended * (rounded * (weights.largest + weights.moved) + 2 * rounding.weight_underflow)
+    total = total_error(weights.rows, rounding)
+    return total * np.abs(centred.delta) + (1 + total) * _of_sum(centred, apart, weights.max_error, rounding)
+
+
+def _of_sum(centred: Centred, apart: Real, max_error: Real, rounding: RoundingModel) -> Real:
+    """Return the error of a sum of p dp: weights err by ``apart`` beside what perturbed exponents do, in all by P."""
     weights, gradient, size = centred.weights, centred.gradient.max_error, np.abs(centred.gradient.value)
     count = weights.rows.count
     summed = count * rounding.sum_unit + 2 * rounding.compute_unit
     if rounding.product_unit:  # by einsum, say
         summed = count * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.product_error
-    each = weights.moved * centred.largest + (weights.stored - weights.moved) * size
-    each = each + (weights.largest + weights.stored) * (gradient + summed * (size + gradient))
+    each = weights.moved * centred.largest + apart * size
+    each = each + (weights.largest + max_error) * (gradient + summed * (size + gradient))
     return sum_of_row(each + weights.attended * 2 * rounding.score_underflow)
 
 
@@ -341,6 +360,8 @@ def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
     lost = (2 * rounding.weight_underflow) ** 2 * sum_of_row(centred.weights.attended * gradient.value**2)
     variance = variance + lost + rows.count * (2 * rounding.score_underflow) ** 2
     if rounding.recomputes:
+        # What weights made again add up to: their errors and those of L may be apart.
+        of_sum = 2 * (rows.own_sum + rows.shared_sum) * square
         output, of_rows = centred.output**2, gradient.grad_output.value**2
         of_output = product_variance(rounding, rows.count, output, (p * p) @ gradient.values**2)
         of_output = of_output + rounding.output_count * rounding.output_unit**2 * output
@@ -348,7 +369,7 @@ def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
         of_row = product_variance(rounding, width, square, squares) + sum_of_row(of_rows * of_output)
         if gradient.grad_output.variance is not None:
             of_row += sum_of_row(gradient.grad_output.variance * output)
-        variance = np.maximum(variance, of_row)
+        variance = np.maximum(variance + of_sum, of_row)
     return variance + rounding.score_unit**2 * square
 
 

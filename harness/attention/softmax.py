@@ -477,9 +477,15 @@ def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
     """Return F, (..., Lq): the error of s - L beyond that of s - m, L being stored in the format of the computation."""
     unit, exact = rounding.compute_unit, rows.log_sum_exp[..., 0]
     kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
-    excess = np.where(rows.count[..., 0] > 0, exact - rows.maximum[..., 0], 0.0)
+    return log_sum_exp_bound(rows, exact, kept).max_error + further_exponent_error(rows, rounding)
+
+
+def further_exponent_error(rows: Rows, rounding: RoundingModel) -> Real:
+    """Return (c_x + c_m) u_c lambda, (..., Lq): what s - L rounds more than s - m does."""
+    excess = np.where(rows.count[..., 0] > 0, rows.log_sum_exp[..., 0] - rows.maximum[..., 0], 0.0)
     counts = rounding.difference_count + rounding.maximum_count
-    return log_sum_exp_bound(rows, exact, kept).max_error + counts * unit * np.maximum(excess, 0)
+    error: Real = counts * rounding.compute_unit * np.maximum(excess, 0)
+    return error
 
 
 def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:

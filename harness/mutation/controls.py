@@ -323,6 +323,9 @@ control(forms.delta_read_as, "gradient_row_sum_from_the_output",
     lambda call, terms: forms.delta_from_output(call), dtypes=WIDE)
 control(forms.in_gradients, "backward_weights_from_log_sum_exp",
     "p = exp(s - L), made again in the backward pass, and the row sum from the output", _backward, dtypes=WIDE)
+control(forms.in_gradients, "gradient_row_sum_of_weights_made_again", "p = exp(s - L) in the sum of p dp, too",
+    lambda call: {"attention": forms.stages_remembered(call, forms.weights_again(call.logits, call.log_sum_exp))},
+    dtypes=WIDE)
 control(forms.in_gradients, "fused_backward_pass",
     "weights made again, row sum from the output, sums in tiles of 64", partial(_backward, tile=64), dtypes=WIDE)
 control(forms.in_gradients, "query_gradient_scaled_last", "a (ds k) for (a ds) k", _scaled_last)

@@ -17,7 +17,7 @@ from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.walk import radius_walk, value_walk
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
-from attncheck.mutation.catalogue import CONTROLS
+from attncheck.mutation.catalogue import CONTROLS, SUBJECTS
 from attncheck.mutation.judgement import REFERENCE_CLASSES
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import computed_stages
@@ -189,7 +189,22 @@ def test_bounds_are_not_idle(name: str) -> None:
             assert bound.max(initial=0) <= U32 * 500 * max(size, 10.0), stage
             known = (bound > 0) & np.isfinite(exact.high)
             largest = max(largest, float((exact.error_of(array)[known] / bound[known]).max(initial=0)))
-    assert largest > 0.02 or set(truth.exact) == {"masked"}
+    assert largest > 0.015 or set(truth.exact) == {"masked"}
+
+
+def test_a_sum_over_weights_made_again_is_within_the_bounds_of_peaked_rows() -> None:
+    """Such weights add up to 1 but for L's error, which meets all of Delta, where y is nearly 0."""
+    control, beside = SUBJECTS["gradient_row_sum_of_weights_made_again"], []
+    for seed in range(8):
+        random = np.random.RandomState(seed).standard_normal
+        inputs = {name: random((2, 6, 5, 7)) for name in ("query", "key", "value", "grad_output")}
+        problem = Problem(GRADIENTS, {}, inputs | {"query": 9 * inputs["query"], "key": 9 * inputs["key"]})
+        stages = run_operation(control.backend, GRADIENTS, problem.inputs, {})
+        truth = problem.truth("float64")
+        error, bound = truth.exact["grad_query"].error_of(stages["grad_query"]), truth.bounds("native")["grad_query"]
+        assert (error <= bound.max_error).all()
+        beside.append((error / bound.max_error).max())
+    assert max(beside) > 0.01
 
 
 def test_heads_added_up_in_16_bits_are_within_the_bounds_of_such_kernels_alone() -> None:
