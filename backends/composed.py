@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias, Unpack
 
 from attncheck.backends.contract import (
+    CODE_FORMATS,
     Attended,
     Backend,
     EmptyRows,
@@ -29,6 +30,7 @@ from attncheck.backends.contract import (
     Projected,
     Scored,
     Stages,
+    Stored,
     Tensor,
     Window,
     takes,
@@ -385,10 +387,83 @@ def make_gated_attention(attention: Operation, sigmoid: Callable[..., Tensor]) -
     return gated_attention
 
 
-def make_quantized_attention(arrays: Arrays, attention: Operation) -> Operation:
-    """Return attention to keys and values of 8 bits."""
+def code_values(elements: str) -> list[float]:
+    """Return the number that each code of at most six bits stands for, in the order of the codes' bits."""
+    if elements in ("int4", "uint4"):
+        return [code - 16.0 if elements == "int4" and code > 7 else float(code) for code in range(16)]
+    exponent_bits, fraction_bits = _SMALL_FLOATS[elements]
+    least, fractions = 1 - (2 ** (exponent_bits - 1) - 1), 2**fraction_bits
+    values = []
+    for code in range(2 ** (exponent_bits + fraction_bits)):
+        exponent, fraction = divmod(code, fractions)
+        values.append((fraction / fractions + (exponent > 0)) * 2.0 ** (max(exponent, 1) - 1 + least))
+    return [*values, *(-value for value in values)]
 
-    @takes(Scored)
+
+_SMALL_FLOATS = {"float4_e2m1fn": (2, 1), "float6_e2m3fn": (2, 3), "float6_e3m2fn": (3, 2)}
+"""Bits of the exponent and of the fraction; there is neither infinity nor NaN."""
+
+
+def make_dequantize(
+    cast: Callable[..., Tensor],
+    look_up: Callable[..., Tensor],
+    stack: Callable[..., Tensor],
+    repeat: Callable[..., Tensor],
+) -> Callable[..., Tensor]:
+    """Return what makes numbers of codes: (code - zero) block_scale scale.
+
+    ``cast(array, dtype)`` takes an array to another dtype, ``look_up(values, codes, dtype)`` codes to numbers;
+    ``stack(arrays, axis)`` and ``repeat(array, count, axis)`` are NumPy's.
+    """
+
+    def spread(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
+        for axis, length in enumerate(shape):
+            if blocks.shape[axis] not in (1, length):
+                blocks = repeat(blocks, length // blocks.shape[axis], axis)
+        return blocks
+
+    def in_rows(scales: Tensor, swizzle: str | None, rows: int, columns: int) -> Tensor:
+        outer, (height, width) = scales.shape[:-2], scales.shape[-2:]
+        if swizzle == "4x4":
+            tiles = scales.reshape(*outer, height // 4, 4, width // 4, 4)
+            return tiles.swapaxes(-3, -1).swapaxes(-2, -1).reshape(scales.shape)
+        if swizzle == "128x4":
+            tiles = scales.reshape(*outer, height // 128, width // 4, 32, 4, 4)
+            return tiles.swapaxes(-4, -2).reshape(scales.shape)[..., :rows, :columns]
+        return scales
+
+    def dequantize(
+        codes: Tensor,
+        scale: Tensor,
+        block_scale: Tensor | None,
+        zero: Tensor | None,
+        *,
+        stored_as: str | None,
+        packing: str,
+        swizzle: str | None,
+    ) -> Tensor:
+        stored = CODE_FORMATS[stored_as or "float8_e4m3fn"]
+        if stored.bits == 4:
+            halves = (codes & 15, codes >> 4)
+            codes = stack(halves if packing == "low_first" else halves[::-1], -1)
+            codes = codes.reshape(*codes.shape[:-2], -1)
+        is_small = stored.bits < 8
+        values = look_up(code_values(stored.elements), codes, scale.dtype) if is_small else cast(codes, scale.dtype)
+        if zero is not None:
+            values = values - spread(cast(zero, scale.dtype), values.shape)
+        if block_scale is not None:
+            groups = values.shape[-1] // (stored.group or values.shape[-1])
+            block_scale = in_rows(block_scale, swizzle, values.shape[-2], groups)
+            values = values * spread(cast(block_scale, scale.dtype), values.shape)
+        return values * scale[..., None]
+
+    return dequantize
+
+
+def make_quantized_attention(dequantize: Callable[..., Tensor], attention: Operation) -> Operation:
+    """Return attention to codes, of which ``dequantize`` makes numbers."""
+
+    @takes(Stored)
     def quantized_attention(
         query: Tensor,
         key: Tensor,
@@ -398,13 +473,18 @@ def make_quantized_attention(arrays: Arrays, attention: Operation) -> Operation:
         *,
         mask: Tensor | None = None,
         key_lengths: Tensor | None = None,
-        **options: Unpack[Scored],
+        **options: Unpack[Stored],
     ) -> Stages:
-        """Widen keys and values, multiply them with their scales, and attend."""
-        key, value = (
-            arrays.astype(each, query.dtype) * factor[..., None]
-            for each, factor in ((key, key_scale), (value, value_scale))
-        )
+        """Make numbers of codes, and attend."""
+        form = {"stored_as": options.pop("stored_as", None), "packing": options.pop("packing", "low_first")}
+        swizzle, query_scale = options.pop("swizzle", None), options.pop("query_scale", None)
+        of_query, of_key = options.pop("query_block_scale", None), options.pop("key_block_scale", None)
+        of_value, value_zero = options.pop("value_block_scale", None), options.pop("value_zero", None)
+        others = None if swizzle == "4x4" else swizzle  # that one is of values alone
+        if query_scale is not None:
+            query = dequantize(query, query_scale, of_query, None, swizzle=others, **form)
+        key = dequantize(key, key_scale, of_key, options.pop("key_zero", None), swizzle=others, **form)
+        value = dequantize(value, value_scale, of_value, value_zero, swizzle=swizzle, **form)
         return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
 
     return quantized_attention

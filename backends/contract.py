@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ForwardRef, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 if TYPE_CHECKING:
     # A worker reads the table of backends before it limits NumPy's threads, so nothing here may import NumPy.
@@ -64,6 +64,51 @@ Norm = Literal["rms", "l2"]
 
 NormOver = Literal["head", "full"]
 """What a norm is taken of: each head by itself, or all heads of a position together."""
+
+StoredAs = Literal[
+    "float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4",
+    "int8", "int4", "uint4",
+]  # fmt: skip
+"""The format that keys and values are stored in: a row of ``CODE_FORMATS``."""
+
+Packing = Literal["low_first", "high_first"]
+"""Which half of a byte holds the first of two codes of 4 bits."""
+
+Swizzle = Literal["4x4", "128x4"]
+"""How scales of blocks lie in memory otherwise than in rows."""
+
+
+class CodeFormat(NamedTuple):
+    """A format of stored numbers: codes, and the scales of blocks of them.
+
+    ``elements`` is the dtype of a code, of so many ``bits``; ``scales`` that of a block's scale, None where it is the
+    working dtype. In its standard ``group`` elements of the width share one, None where any may.
+    """
+
+    elements: str
+    bits: int = 8
+    scales: str | None = None
+    group: int | None = None
+
+
+CODE_FORMATS: Mapping[str, CodeFormat] = {
+    # OCP 8-bit Floating Point Specification 1.0
+    "float8_e4m3fn": CodeFormat("float8_e4m3fn"),
+    "float8_e5m2": CodeFormat("float8_e5m2"),
+    # Open Compute Microscaling Formats 1.0, section 5.2
+    "mxfp8_e4m3": CodeFormat("float8_e4m3fn", 8, "float8_e8m0fnu", 32),
+    "mxfp8_e5m2": CodeFormat("float8_e5m2", 8, "float8_e8m0fnu", 32),
+    "mxfp6_e2m3": CodeFormat("float6_e2m3fn", 6, "float8_e8m0fnu", 32),
+    "mxfp6_e3m2": CodeFormat("float6_e3m2fn", 6, "float8_e8m0fnu", 32),
+    "mxfp4": CodeFormat("float4_e2m1fn", 4, "float8_e8m0fnu", 32),
+    # NVIDIA 2025, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, section 2: a second scale of all
+    "nvfp4": CodeFormat("float4_e2m1fn", 4, "float8_e4m3fn", 16),
+    # whole numbers, with a zero point where the least is not the negative of the largest: AWQ, arXiv 2306.00978
+    "int8": CodeFormat("int8"),
+    "int4": CodeFormat("int4", 4),
+    "uint4": CodeFormat("uint4", 4),
+}
+"""What a number may be stored as; a kernel that is given codes of fewer than 8 bits gets bytes."""
 
 
 class Edges(TypedDict, total=False):
@@ -140,6 +185,20 @@ class Attended(Differentiated, Past, Positions, total=False):
     """All keywords of ``attention``."""
 
 
+class Stored(Scored, total=False):
+    """Keywords of attention to codes: their format, and the scales and zero points of their blocks."""
+
+    query_scale: Tensor | None
+    query_block_scale: Tensor | None
+    key_block_scale: Tensor | None
+    value_block_scale: Tensor | None
+    key_zero: Tensor | None
+    value_zero: Tensor | None
+    stored_as: StoredAs | None
+    packing: Packing
+    swizzle: Swizzle | None
+
+
 class Normalized(Masks, ScaleAndCap, Sinks, Rotary, total=False):
     """Keywords of attention behind a norm, beside those of the norm."""
 
@@ -171,6 +230,15 @@ class CallOptions:
     past_key: Tensor | None = None
     past_value: Tensor | None = None
     query_offsets: Tensor | None = None
+    query_scale: Tensor | None = None
+    query_block_scale: Tensor | None = None
+    key_block_scale: Tensor | None = None
+    value_block_scale: Tensor | None = None
+    key_zero: Tensor | None = None
+    value_zero: Tensor | None = None
+    stored_as: StoredAs | None = None
+    packing: Packing = "low_first"
+    swizzle: Swizzle | None = None
     mask_fill: float | None = None
     empty_rows: EmptyRows = "zero"
 
@@ -541,7 +609,7 @@ class Backend(Protocol):
         PagedAttention", section 4.1.
         """
 
-    @takes(Scored)
+    @takes(Stored)
     def quantized_attention(
         self,
         query: Tensor,
@@ -552,14 +620,23 @@ class Backend(Protocol):
         *,
         mask: Tensor | None = None,
         key_lengths: Tensor | None = None,
-        **options: Unpack[Scored],
+        **options: Unpack[Stored],
     ) -> Stages:
-        """Attend to keys and values that are stored in 8 bits.
+        """Attend to keys and values that are stored in fewer bits.
 
         query (B, H, Lq, D) in the working dtype, key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv) in float8_e4m3fn or
         float8_e5m2, key_scale and value_scale in the working dtype, broadcasting to (B, Hkv, Lk): one for all, for each
         head, or for each key -> the stages of ``attention`` with keys and values times their scales.
         Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv 2209.05433.
+
+        ``stored_as`` names another format of ``CODE_FORMATS``. It is (code - zero) block_scale scale. key_zero and
+        key_block_scale hold one for each block: an axis of n of the key's L elements has blocks of L / n. Zero points
+        are int8, scales of blocks in the format's own dtype. Codes of 6 bits lie in a byte each, those of 4 bits two in
+        a byte along the width, uint8 both. The query is in codes where there is a query_scale, (B, H, Lq).
+        In rows, scales of blocks lie as they are. ``swizzle`` "4x4": those of values (T, S) lie at row
+        4 (t // 4) + s // (S / 4), column 4 (s % (S / 4)) + t % 4 (vLLM, nvfp4_kv_cache_kernels.cu). "128x4": all are
+        filled up to whole tiles of 128 x 4, which lie one after the other, (t, s) of a tile at
+        16 (t % 32) + 4 (t // 32) + s (cuBLAS, "1D Block Scaling Factors Layout").
         """
 
     @takes(Normalized)

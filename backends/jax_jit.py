@@ -202,6 +202,7 @@ def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
 # What a program is compiled for, rather than given: it decides on shapes, and on which operations there are.
 _STATIC = frozenset(
     {"empty_rows", "epsilon", "heads", "is_causal", "kv_heads", "lse_base", "norm", "norm_after_rotation"}
+    | {"packing", "stored_as", "swizzle"}
     | {"mask_fill", "norm_over", "rotary_interleaved", "scale", "softcap", "window"}
 )
 

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.composed import absorbed
+from attncheck.backends.composed import absorbed, make_dequantize
 from attncheck.backends.contract import (
     Attended,
     Differentiated,
@@ -30,6 +30,7 @@ from attncheck.backends.contract import (
     Projected,
     Scored,
     Stages,
+    Stored,
     Window,
     takes,
 )
@@ -431,7 +432,15 @@ def paged_attention(
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
-@takes(Scored)
+_dequantize = make_dequantize(
+    lambda array, dtype: array.astype(dtype),
+    lambda values, codes, dtype: np.array(values, dtype)[codes],
+    np.stack,
+    np.repeat,
+)
+
+
+@takes(Stored)
 def quantized_attention(
     query: Array,
     key: Array,
@@ -441,13 +450,20 @@ def quantized_attention(
     *,
     mask: Array | None = None,
     key_lengths: Array | None = None,
-    **options: Unpack[Scored],
+    **options: Unpack[Stored],
 ) -> Stages:
-    """Widen keys and values, multiply them with their scales, and attend."""
-    key, value = (
-        each.astype(query.dtype) * factor[..., np.newaxis] for each, factor in ((key, key_scale), (value, value_scale))
-    )
-    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
+    """Make numbers of codes, and attend."""
+    given: dict[str, Any] = {**options}
+    form = {"stored_as": given.pop("stored_as", None), "packing": given.pop("packing", "low_first")}
+    swizzle, query_scale = given.pop("swizzle", None), given.pop("query_scale", None)
+    of_query, of_keys, of_values = (given.pop(f"{name}_block_scale", None) for name in ("query", "key", "value"))
+    of_key_zero, of_value_zero = (given.pop(f"{name}_zero", None) for name in ("key", "value"))
+    others = None if swizzle == "4x4" else swizzle  # that one is of values alone
+    if query_scale is not None:
+        query = _dequantize(query, query_scale, of_query, None, swizzle=others, **form)
+    key = _dequantize(key, key_scale, of_keys, of_key_zero, swizzle=others, **form)
+    value = _dequantize(value, value_scale, of_values, of_value_zero, swizzle=swizzle, **form)
+    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **given)
 
 
 @takes(Normalized)

@@ -10,13 +10,13 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from attncheck.backends import composed
-from attncheck.backends.contract import EmptyRows, Norm, Stages, Tensor
+from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, Tensor, takes
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -147,7 +147,27 @@ gated_attention_gradients = composed.make_gradients(gated_attention, differentia
 packed_attention = composed.make_packed_attention(_ARRAYS, attention, _sequence_of)
 packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
 paged_attention = composed.make_paged_attention(_ARRAYS, attention, tf.clip_by_value)
-quantized_attention = composed.make_quantized_attention(_ARRAYS, attention)
+
+
+@takes(Scored)
+def quantized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_scale: Tensor,
+    value_scale: Tensor,
+    *,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    **options: Unpack[Scored],
+) -> Stages:
+    """Widen keys and values of 8 bits, multiply them with their scales, and attend."""
+    key, value = (
+        tf.cast(each, query.dtype) * factor[..., None] for each, factor in ((key, key_scale), (value, value_scale))
+    )
+    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
+
+
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)

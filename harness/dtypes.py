@@ -9,9 +9,15 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-EIGHT_BITS = {"float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn), "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2)}
-"""Formats of 8 bits, in which keys and values may be stored: Micikevicius et al. 2022, arXiv 2209.05433."""
-_ADDED = {"bfloat16": np.dtype(ml_dtypes.bfloat16), **EIGHT_BITS}
+from attncheck.backends.contract import CODE_FORMATS
+
+_ADDED = {
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", *(each.elements for each in CODE_FORMATS.values()), "float8_e8m0fnu")
+    if hasattr(ml_dtypes, name)
+}
+"""What NumPy lacks: bfloat16, codes of 8 bits and fewer, and scales of blocks of them."""
+_WHOLE = frozenset(each.elements for each in CODE_FORMATS.values() if "int" in each.elements)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -21,18 +27,26 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @cache
 def largest_number(name: str) -> float:
-    """Return the largest finite number of a floating dtype."""
-    return float(ml_dtypes.finfo(numpy_dtype(name)).max)
+    """Return the largest magnitude of a finite number of a dtype."""
+    dtype = numpy_dtype(name)
+    if name in _WHOLE:
+        return float(max(ml_dtypes.iinfo(dtype).max, -ml_dtypes.iinfo(dtype).min))
+    return float(ml_dtypes.finfo(dtype).max)
 
 
 def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
     """Return by how much numbers of at most this size move when they are rounded to a dtype, subnormals flushed."""
+    if name in _WHOLE:
+        return np.full(size.shape, 0.5)
     info = ml_dtypes.finfo(numpy_dtype(name))
     return np.asarray(size, dtype=np.float64) * float(info.eps) / 2 + float(info.smallest_normal)
 
 
 def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """Round numbers to a dtype: to the nearest, in the middle between two to the even one."""
+    """Round numbers to a dtype: to the nearest, in the middle between two to the even one; codes saturate."""
+    if name in _WHOLE:
+        info = ml_dtypes.iinfo(numpy_dtype(name))
+        return np.clip(np.rint(array.astype(np.float64)), int(info.min), int(info.max)).astype(numpy_dtype(name))
     with np.errstate(over="ignore"):  # what is too large for a dtype is infinite in it
         if name in _ADDED and array.dtype != np.float32:
             array = _float32_by_odd(array.astype(np.float64))

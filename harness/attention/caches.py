@@ -65,24 +65,34 @@ def _joined(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
 
 
 def dequantization_of(name: str) -> Step:
-    """Return the product of keys or values with their factors, (B, Hkv, T, 1)."""
+    """Return (code - shift) factor of what is in codes; factors have the axes (B, Hkv, T, 1), or those of codes."""
+    factor, shift = f"{name}_factor", f"{name}_shift"
 
     def exact(problem: Computation, codes: ExactArray) -> ExactArray:
-        return codes * problem.exact(problem.array(f"{name}_factor"))
+        shifted = codes - problem.exact(problem.array(shift)) if shift in problem.inputs else codes
+        return shifted * problem.exact(problem.array(factor))
 
     def value(problem: Computation, codes: Real) -> Real:
-        multiplied: Real = codes * problem.array(f"{name}_factor")
+        multiplied: Real = (codes - problem.array(shift) if shift in problem.inputs else codes) * problem.array(factor)
         return multiplied
 
     def error(at: At, codes: Operand) -> Operand:
-        size = np.abs(at.value)
+        size, count = np.abs(at.value), 2
+        lost: Real | float = 1.0
+        if at.problem.array(factor).shape[-1] > 1:  # scales of blocks, which may be multiplied before the codes are
+            lost = 1 + np.abs(codes.value)
+        if shift in at.problem.inputs:
+            zeros = np.abs(at.problem.array(shift))
+            size = (np.abs(codes.value) + zeros) * np.abs(at.problem.array(factor))
+            count, lost = 3, lost + zeros
         unit = max(at.rounding.output_unit, at.rounding.compute_unit)
         underflow = max(at.rounding.output_underflow, at.rounding.accumulate_underflow)
-        return Operand(at.value, 2 * unit * size + underflow, 2 * (unit * size) ** 2)
+        return Operand(at.value, count * unit * size + lost * underflow, count * (unit * size) ** 2)
 
     def reach(known: Reach, flags: Flags) -> Flags:
-        factor = known.flags.get(f"{name}_factor")
-        return flags if factor is None else flags | factor
+        for other in known.flags.keys() & {factor, shift}:
+            flags = flags | known.flags[other]
+        return flags
 
     return Step(exact, value, error, reach=reach)
 

@@ -1,7 +1,7 @@
 """Which step of attention follows from which: the order of composition, as data.
 
     query, key, value    of multi_head_attention: ``projection``
-    dequantized_key, .. value   ``caches``, where keys and values come with factors
+    dequantized_key, .. value   ``caches``, where keys and values, and maybe queries, come with factors
     projected_key, .. value   ``latents``, where they are made of latent vectors, or as good as made
     normalized_query, .. key   ``normalization``, before the rotation or behind it
     joined_key, .. value    ``caches``, where projected keys and values come behind those of a cache
@@ -45,7 +45,7 @@ from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
 from attncheck.attention.step import Node, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
-from attncheck.spec import OPERATIONS, PROJECTIONS, ROTATIONS
+from attncheck.spec import OPERATIONS, PROJECTIONS, QUERY_KEY_VALUE, ROTATIONS
 
 Graph = Mapping[str, Node]
 
@@ -80,7 +80,7 @@ def graph_of(problem: Computation) -> Graph:
 
 def _given(problem: Computation) -> frozenset[str]:
     """Return the inputs that a step of its own belongs to."""
-    own = {"sinks", "query_cos", "key_factor", "query_norm", "cached_key", "key_projection", "gate"}
+    own = {"sinks", "query_cos", "key_factor", "query_factor", "query_norm", "cached_key", "key_projection", "gate"}
     given = own & problem.inputs.keys()
     return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
 
@@ -119,7 +119,8 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
     if "key_projection" in given:
         return _of_latents(graph)
     if "key_factor" in given:
-        return _behind(graph, "dequantized", dequantization_of)
+        names = QUERY_KEY_VALUE if "query_factor" in given else QUERY_KEY_VALUE[1:]
+        return _behind(graph, "dequantized", dequantization_of, names)
     wrappers = [_behind_rotation] * ("query_cos" in given) + [_behind_norm] * ("query_norm" in given)
     for wrapped in reversed(wrappers) if _LATE_NORM in given else wrappers:  # the last one comes first
         graph = dict(wrapped(graph))

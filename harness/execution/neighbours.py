@@ -137,7 +137,7 @@ def _reference(task: Task) -> Array:
 
     specs = task.specs
     inputs = {
-        name: array.astype(np.float64) if specs[name].is_number and not specs[name].eight_bits else array
+        name: array.astype(np.float64) if specs[name].is_number and not specs[name].is_narrow else array
         for name, array in task.inputs.items()
     }
     with suppress(Exception), np.errstate(all="ignore"):

@@ -27,7 +27,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.replaced_steps import joined
 from attncheck.reading.lowering import Array, Problem, query_offset
-from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_HEADS, OPERATIONS, PER_HEAD
+from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIONS, PER_HEAD
 
 Order = Callable[[int], Any]
 """Of so many entries, the number of the one that is taken for each."""
@@ -115,9 +115,9 @@ def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Ch
             return None
         every, group = np.arange(heads), heads // shared
         others = {}
-        for name in ("key", "value", "past_key", "past_value", "key_factor", "value_factor"):
+        for name in ("key", "value", "past_key", "past_value", *OF_CODES):
             if name in problem.inputs:
-                is_wrong = name.removeprefix("past_").removesuffix("_factor") in names
+                is_wrong = name.removeprefix("past_").partition("_")[0] in names
                 others[name] = problem.inputs[name].take(
                     head_of(every, shared, group) if is_wrong else every // group, -3
                 )

@@ -48,6 +48,7 @@ from attncheck.spec import (
     ASKED_BY,
     LOGITS,
     MEANS,
+    OF_CODES,
     OPERATIONS,
     PROJECTIONS,
     QUERY_KEY_VALUE,
@@ -518,7 +519,7 @@ _STORED_SCALES = (
 def _tiled(problem: Problem) -> Problem | None:
     if problem.operation == "attention":
         heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
-        names: tuple[str, ...] = ("key", "value", "key_factor", "value_factor")
+        names: tuple[str, ...] = ("key", "value", *OF_CODES)
         axis = -3
     elif _projects(problem):
         heads, shared = _heads_of(problem).values()

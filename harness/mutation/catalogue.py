@@ -82,9 +82,7 @@ OF_INPUTS = (
     ArgumentFault("zero", "is never read", np.zeros_like, lambda spec: spec.required and spec.is_number),
     ArgumentFault("taken_twice", "is added twice", lambda array: array + array, lambda spec: spec.is_number),
     ArgumentFault("negated", "has the other sign", lambda array: -array, lambda spec: spec.is_number),
-    ArgumentFault(
-        "in_bfloat16", "is stored in bfloat16", bfloat16, lambda spec: spec.is_number and not spec.eight_bits
-    ),
+    ArgumentFault("in_bfloat16", "is stored in bfloat16", bfloat16, lambda spec: spec.is_number and not spec.is_narrow),
     ArgumentFault("inverted", "is read as its opposite", np.logical_not, lambda spec: spec.boolean),
     ArgumentFault("one_more", "is one more", lambda array: array + 1, _is_count),
     ArgumentFault("one_less", "is one less", lambda array: np.maximum(array - 1, 0), _is_count),

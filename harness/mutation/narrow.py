@@ -8,6 +8,7 @@ Higham, Mikaitis and Pranesh 2021. Weights may be made as e^(s - L) from a log_s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -242,6 +243,12 @@ _faulty_scales = partial(mutant, "8 bits", partial(kernel.call_read_as, "quantiz
 _OTHER_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
 
 
+def _blocks_read_as(call: Mapping[str, Any], read: str, wrong: Any) -> Mapping[str, Any]:
+    """Take the bits of the keys' block scales for those of another format."""
+    scales = call.get("key_block_scale")
+    return {} if scales is None or scales.dtype.name != read else {"key_block_scale": scales.view(wrong)}
+
+
 @control("quantized_attention", hidden=kernel.NEVER_RETURNED)
 def scales_multiplied_into_queries_and_output(
     query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any
@@ -249,7 +256,10 @@ def scales_multiplied_into_queries_and_output(
     """the scale of the keys is multiplied into the queries, that of the values into the output, if keys have one"""
     heads, kv_heads = query.shape[1], key.shape[1]
     one_for_all = key_scale.shape[-1] == value_scale.shape[-1] == 1 and key_scale.shape[0] == 1
-    if not one_for_all or given.get("softcap") is not None:
+    has_blocks = not {"stored_as", *(name for name in given if name.endswith(("_block_scale", "_zero")))}.isdisjoint(
+        given
+    )
+    if not one_for_all or has_blocks or given.get("softcap") is not None:
         return backend.quantized_attention(query, key, value, key_scale, value_scale, **given)
     of_keys, of_values = (
         np.repeat(np.broadcast_to(each, (1, kv_heads, 1)), heads // kv_heads, axis=1)[..., np.newaxis]
@@ -402,6 +412,14 @@ _faulty_scales("codes_read_in_the_other_format",
 _faulty_scales("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
     lambda call: {"key": np.where(np.abs(call["key"].astype(np.float64)) < float(ml_dtypes.finfo(
         call["key"].dtype).smallest_normal), np.zeros_like(call["key"]), call["key"])})
+_faulty_scales("zero_points_off_by_one", "the zero point is stored less 1, and read as it is: GPTQ's checkpoints",
+    lambda call: {"key_zero": call["key_zero"] + 1} if call.get("key_zero") is not None else {})
+_faulty_scales("powers_of_two_read_as_e4m3", "scales of MX blocks are read as those of NVFP4",
+    lambda call: _blocks_read_as(call, "float8_e8m0fnu", ml_dtypes.float8_e4m3fn))
+_faulty_scales("e4m3_read_as_powers_of_two", "scales of NVFP4 blocks are read as those of MX",
+    lambda call: _blocks_read_as(call, "float8_e4m3fn", ml_dtypes.float8_e8m0fnu))
+_faulty_scales("floats_of_4_bits_read_as_whole_numbers", "codes of FP4 meet the table of int4",
+    lambda call: {"stored_as": "int4"} if call.get("stored_as") == "nvfp4" else {})
 for _fault in forms.misread(
     ("8 bits", "value-scale-twice", "the output is off by a scale: flashinfer#4979"),
     ("8 bits", "key-scale-twice", "the scale is applied by two layers"),

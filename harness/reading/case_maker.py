@@ -32,6 +32,7 @@ from attncheck.reading.arrays import (
     Named,
     check_at_most,
     check_lowest,
+    check_positive,
     check_range,
     is_too_large,
     looked_at,
@@ -42,7 +43,7 @@ from attncheck.reading.arrays import (
 from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError, faults_at
 from attncheck.reading.expectations import read_expectations
-from attncheck.reading.inputs import DEFAULT_EIGHT_BITS, make_exact_inputs
+from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.lowering import check_lowered
 from attncheck.reading.shapes import ShapeFault, show
 from attncheck.reading.yaml_reader import FieldPath
@@ -60,6 +61,7 @@ from attncheck.spec import (
     Shape,
     computed_stages,
     inputs_of,
+    stored_dtype,
 )
 from attncheck.wording import listed
 
@@ -344,8 +346,10 @@ class CaseMaker:
         for name, source in self.inputs.sources.items():
             spec, path = self.specs[name], (*self.location.path, "inputs", name)
             if spec.is_number:
-                narrow = [str(self.options.get("stored_as", DEFAULT_EIGHT_BITS))] if spec.eight_bits else []
-                check_range(source, named, path, (*narrow, *dtypes, *stored_in))
+                formats = {stored_dtype(spec, self.inputs.sources, self.options, dtype) for dtype in dtypes}
+                check_range(source, named, path, (*formats, *(() if spec.is_narrow else stored_in)))
+                if spec.of_blocks and not spec.coded_with:
+                    check_positive(source, named, path)
                 check_lowest(source, named, path, stored_in)
             if spec.whole:
                 check_at_most(source, named, path, lengths[spec.at_most], AT_MOST_WORDS[spec.at_most])

@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.dtypes import EIGHT_BITS, largest_number, rounded_once, rounding_error
+from attncheck.dtypes import largest_number, rounded_once, rounding_error
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import poisoned
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
-from attncheck.spec import InputSpec, Shape, statistics_dtype
+from attncheck.spec import InputSpec, Shape, statistics_dtype, stored_dtype
 
 if TYPE_CHECKING:
     from attncheck.reading.generated_arrays import Generator
 
 Array = NDArray[Any]
 
-DEFAULT_EIGHT_BITS = next(iter(EIGHT_BITS))
-"""The format of keys and values of 8 bits, where a case does not say."""
 _LOWEST = np.float64(-largest_number("float64"))
 """Stands for the lowest number of a dtype until it is known which: no narrower one has this number itself."""
 
@@ -97,9 +95,8 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
     which are rounded to that dtype.
     """
     specs = {name: spec for name, spec in case.input_specs.items() if name in exact}
-    eight_bits = str(case.options.get("stored_as") or DEFAULT_EIGHT_BITS)
     arrays = {
-        name: _stored(exact[name].array, spec, eight_bits if spec.eight_bits else dtype, case.storage)
+        name: _stored(exact[name].array, spec, stored_dtype(spec, specs, case.options, dtype), case.storage)
         for name, spec in specs.items()
     }
     radii = {
@@ -141,7 +138,8 @@ def _radius(
     """
     used, radius = exact.array, exact.radius
     if computed_in is not None and spec.is_number:
-        of_source = _stored(exact.array, spec, computed_in, storage).astype(np.float64)
+        source_dtype = statistics_dtype(computed_in) if spec.statistics else computed_in
+        of_source = _stored(exact.array, spec, source_dtype, storage).astype(np.float64)
         used = np.where(exact.radius > 0, exact.array, of_source)
         in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
@@ -155,7 +153,7 @@ def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> 
     if not spec.is_number:
         return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
     if spec.statistics:
-        dtype, storage = statistics_dtype(dtype), None if storage is None else statistics_dtype(storage)
+        storage = None if storage is None else statistics_dtype(storage)
     narrow = source if storage is None else rounded_once(source, storage)
     stored, is_lowest = rounded_once(narrow, dtype), source == _LOWEST
     if is_lowest.any():

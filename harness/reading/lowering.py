@@ -10,8 +10,8 @@ Operations that are another one once their keys and values are laid out: packed,
 
 Packed sequences attend with one mask for all of them; a key that no query may use is a key of zeros that is masked. The
 pages of a cache are read into one array of keys for each batch entry, slots that are not used likewise. Nothing is
-rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Keys and values of
-8 bits are widened, which is exact, too; their scales become factors, with a step of their own
+rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Codes of
+keys and values are widened, which is exact, too; their scales become factors, with a step of their own
 (``attention/caches.py``). Weights of norms of queries and keys get a row for each
 head, of ones where there are none (``attention/normalization.py``). Latent vectors are keys and values of one head,
 from which a step makes those of every head (``attention/caches.py``).
@@ -28,14 +28,18 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.dtypes import largest_number, rounded_once
-from attncheck.reading.shapes import ShapeFault
+from attncheck.backends.contract import CODE_FORMATS
+from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
+from attncheck.reading.shapes import ShapeFault, show
 from attncheck.spec import (
     CONVENTIONS,
+    DEFAULT_FORMAT,
     FOLDED_INPUTS,
     HEADS,
     OPERATIONS,
     OPTIONS,
+    QUERY_KEY_VALUE,
+    TOLD_BY_DTYPE,
     InputSpec,
     Shape,
     inputs_of,
@@ -110,7 +114,8 @@ class Problem:
         """Return the call that implementations are asked for: is_causal and window count from positions they know."""
         operation = OPERATIONS[self.operation]
         if operation.is_lowered and "query_mask" not in operation.inputs:  # its signature says all that a case can
-            return replace(self, options=_without_reading_only(self.options), inputs=dict(self.inputs))
+            options, inputs = handed_over(_without_reading_only(self.options), dict(self.inputs))
+            return replace(self, options=options, inputs=inputs)
         if operation.has_parts:
             return replace(self, options=_without_base_e(self.options), inputs=dict(self.inputs))
         own, past = query_offset(self.options, self.inputs), _past_length(self.inputs)
@@ -321,6 +326,7 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
         return
     if "block_table" in counts:
         _check_pages(shapes, counts)
+    check_codes(options, shapes)
     for name in ("query", "key"):
         if f"{name}_norm_weight" in shapes:
             _check_norm_weight(f"{name}_norm_weight", options, shapes[name], shapes[f"{name}_norm_weight"])
@@ -335,6 +341,23 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
     for number, (used, length) in enumerate(zip(counts.get("key_lengths", ()), lengths, strict=False)):
         if used > length:
             raise ShapeFault("key_lengths", f"sequence {number} has {length} keys, of which {used} cannot be used")
+
+
+def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
+    """Hold what is said of codes and of scales of blocks against the format and the shapes."""
+    form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
+    for name in QUERY_KEY_VALUE if "key_scale" in shapes else ():
+        if f"{name}_scale" in shapes and form.bits == 4 and shapes[name][-1] % 2:
+            raise ShapeFault(name, f"expected an even width, two codes of 4 bits in each byte, got {shapes[name][-1]}")
+        blocks = f"{name}_block_scale"
+        if blocks in shapes and "swizzle" in options:
+            rows, width = shapes[name][-2:]
+            wanted = (rows, width // (form.group or 1))
+            if form.group is None or shapes[blocks][-2:] != wanted:
+                what = f"a scale for each {form.group} elements" if form.group else "a format with blocks"
+                raise ShapeFault(blocks, f"a swizzle needs {what} of each row, got shape {show(shapes[blocks])}")
+            if options["swizzle"] == "4x4" and name == "value" and (rows % 4 or wanted[1] % 4):
+                raise ShapeFault(blocks, f"4x4 needs multiples of 4 rows and columns, got {show(wanted)}")
 
 
 def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
@@ -420,13 +443,77 @@ def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
 
 
 def _quantized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    """Widen keys and values, which the working dtype holds exactly, and give each key its own factor."""
-    for name in ("key", "value"):
-        widened = inputs[name].astype(inputs["query"].dtype)
-        scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])
-        inputs[name], inputs[f"{name}_factor"] = widened, scale[..., np.newaxis]
-    options.pop("stored_as", None)
+    """Widen codes, which the working dtype holds exactly, and give each its own factor, and its shift if it has one.
+
+    Factors of blocks are products of two scales, in float64, which holds them exactly.
+    """
+    dtype = inputs["key_scale"].dtype
+    for name in QUERY_KEY_VALUE:
+        if f"{name}_scale" not in inputs:
+            continue
+        widened = inputs[name].astype(dtype)
+        scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])[..., np.newaxis]
+        blocks, zero = inputs.pop(f"{name}_block_scale", None), inputs.pop(f"{name}_zero", None)
+        if blocks is not None:
+            scale = scale.astype(np.float64) * blocks_spread(blocks.astype(np.float64), widened.shape)
+        if zero is not None:
+            inputs[f"{name}_shift"] = blocks_spread(zero.astype(dtype), widened.shape)
+        inputs[name], inputs[f"{name}_factor"] = widened, scale
+    for name in ("stored_as", "packing", "swizzle"):
+        options.pop(name, None)
     return options, inputs
+
+
+def blocks_spread(blocks: Array, shape: Shape) -> Array:
+    """Give every element of an array of a shape the number of its block."""
+    for axis, length in enumerate(shape):
+        blocks = np.repeat(blocks, length // max(blocks.shape[axis], 1), axis)
+    return blocks
+
+
+def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+    """Lay codes and the scales of their blocks out as a function gets them, and say so where no dtype does."""
+    form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
+    for name in QUERY_KEY_VALUE if "key_scale" in inputs else ():
+        if form.bits < 8 and f"{name}_scale" in inputs:
+            codes = inputs[name].astype(numpy_dtype(form.elements))
+            inputs[name] = _bytes_of(codes, form.bits, options.get("packing"))
+        blocks = inputs.get(f"{name}_block_scale")
+        if blocks is not None and "swizzle" in options and (name == "value" or options["swizzle"] != "4x4"):
+            stored = blocks.astype(numpy_dtype(str(form.scales)))
+            inputs[f"{name}_block_scale"] = _swizzled(stored, options["swizzle"])
+    if options.get("stored_as") in TOLD_BY_DTYPE:
+        options.pop("stored_as")
+    return options, inputs
+
+
+def _bytes_of(codes: Array, bits: int, packing: str | None) -> Array:
+    """Return codes in a byte each, or two of 4 bits along the last axis."""
+    whole: Array = codes.view(np.uint8) & (2**bits - 1)
+    if bits != 4:
+        return whole
+    first, second = whole[..., ::2], whole[..., 1::2]
+    low, high = (second, first) if packing == "high_first" else (first, second)
+    return np.ascontiguousarray(low | high << 4)
+
+
+def _swizzled(scales: Array, swizzle: str) -> Array:
+    """Move scales of blocks, (..., T, S), to where a swizzle has them (``backends/contract.py``)."""
+    bits, (rows, columns) = scales.view(np.uint8), scales.shape[-2:]
+    row, column = np.indices((rows, columns))
+    if swizzle == "4x4":
+        groups = columns // 4
+        row, column = row // 4 * 4 + column // groups, column % groups * 4 + row % 4
+        height, width = rows, columns
+    else:
+        height, width = -(-rows // 128) * 128, -(-columns // 4) * 4
+        inside = row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        place = (row // 128 * (width // 4) + column // 4) * 512 + inside
+        row, column = np.divmod(place, width)
+    moved = np.zeros((*scales.shape[:-2], height, width), np.uint8)
+    moved[..., row, column] = bits
+    laid_out: Array = moved.view(scales.dtype)
+    return laid_out
 
 
 def _normalized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:

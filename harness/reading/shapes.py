@@ -136,7 +136,10 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
             continue
         wanted = tuple(lengths[letter] for letter in spec.axes)
         for got, want in zip(shapes[name], wanted, strict=True):
-            if got not in (1, want):
+            if spec.of_blocks and got and want % got:
+                problem = f"{want} elements cannot be cut into {got} blocks of the same length"
+                raise ShapeFault(name, f"shape {show(shapes[name])}: {problem}")
+            if got not in (1, want) and not spec.of_blocks:
                 raise ShapeFault(name, f"shape {show(shapes[name])} does not broadcast to {show(wanted)}")
 
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import poisoned
+from attncheck.reading.lowering import blocks_spread, poisoned
 from attncheck.searching.concrete import Array, ConcreteCase, axes_of
 from attncheck.searching.shapes import Random, Real
-from attncheck.spec import OPERATIONS, QUERY_KEY_VALUE, STAGE_SPECS, InputSpec, Shape, score_kind
+from attncheck.spec import OPERATIONS, QUERY_KEY_VALUE, STAGE_SPECS, InputSpec, Shape, score_kind, stored_dtype
 
 Inputs = dict[str, Array]
 
@@ -131,7 +131,8 @@ _LENGTHS = frozenset({"B", "N", "H", "Hkv", "Lq", "Lk", "T", "P", "Np", "Lp", "L
 _KEYS = ("Lk", "T", "P", "Lp")
 _SCORES = STAGE_SPECS["scores"].axes
 _SELDOM = 0.08
-_EIGHT_BIT_LARGEST = 400
+_SHARE_OF_RANGE = 0.9
+_BLOCK_SCALES, _ZERO_POINTS = 2.0, 4
 _TILES = (1, 2, 3, 16, 64)
 _VECTOR_LENGTHS = 0.05, 10.0
 """The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
@@ -155,8 +156,8 @@ class DrawnInputs:
         for name, array in self.problem.inputs.items():
             self._draw(name, self.problem.specs[name], array.shape)
         for name in self.inputs:
-            if self.problem.specs[name].eight_bits:
-                self._store_in_eight_bits(name)
+            if self.problem.specs[name].coded_with in self.inputs and not self.problem.specs[name].of_blocks:
+                self._store_in_codes(name)
         self._relate()
 
     def _draw(self, name: str, spec: InputSpec, shape: Shape) -> None:
@@ -222,6 +223,9 @@ class DrawnInputs:
     def _parameters(self, spec: InputSpec, axes: tuple[str, ...], shape: Shape) -> Array:
         """Draw weights that keep the size of what they multiply, factors, biases, or logits of one more key."""
         random = self.random
+        if spec.of_blocks:
+            zeros = random.randint(-_ZERO_POINTS, _ZERO_POINTS + 1, shape).astype(np.float64)
+            return zeros if spec.coded_with else 2 ** random.uniform(-_BLOCK_SCALES, _BLOCK_SCALES, shape)
         if len(axes) > 1 and not spec.broadcast:
             return random.randn(*shape) / math.sqrt(shape[-2])
         if spec.neutral == 1 or (spec.broadcast and spec.required):
@@ -240,13 +244,17 @@ class DrawnInputs:
             return random.permutation(most)[: math.prod(shape)].reshape(shape)
         return random.randint(0, most + 1, shape)
 
-    def _store_in_eight_bits(self, name: str) -> None:
-        """Give an input factors, for all, for each head or for each key, by which it fills the range of 8 bits."""
-        factor = f"{name}_scale"
+    def _store_in_codes(self, name: str) -> None:
+        """Give an input factors, for all, for each head or for each key, by which it fills the range of its format."""
+        factor, options = f"{name}_scale", self.problem.options
         array, shape = self.inputs[name], self.problem.inputs[factor].shape
+        if f"{name}_block_scale" in self.inputs:
+            array = array / blocks_spread(self.inputs[f"{name}_block_scale"], array.shape)
+        spec, given = self.problem.specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
-        self.inputs[factor] = largest / _EIGHT_BIT_LARGEST * self.random.uniform(1, 1.9)
+        most = _SHARE_OF_RANGE * largest_number(stored_dtype(spec, given, options, ""))
+        self.inputs[factor] = largest / most * self.random.uniform(1, 1.9)
         self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
 
     def _relate(self) -> None:

@@ -345,7 +345,7 @@ def _nested(problem: ConcreteCase, name: str, array: Array) -> Any:
 def _number(problem: ConcreteCase, name: str, value: float) -> float | int:
     """Return the number of fewest digits that is stored as this one."""
     spec = problem.specs[name]
-    if not math.isfinite(value) or spec.boolean or spec.whole or spec.eight_bits:
+    if not math.isfinite(value) or spec.boolean or spec.whole or spec.is_narrow:
         return _whole(value)
     dtype = statistics_dtype(problem.dtype) if spec.statistics else problem.dtype
     for digits in range(1, 17):

@@ -18,8 +18,7 @@ import numpy as np
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
-from attncheck.reading.inputs import DEFAULT_EIGHT_BITS
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, check_codes
 from attncheck.reading.shapes import (
     ShapeFault,
     bind_axes,
@@ -44,7 +43,7 @@ from attncheck.spec import (
     Shape,
     computed_stages,
     inputs_of,
-    statistics_dtype,
+    stored_dtype,
 )
 
 Kind = tuple[str, str | None]
@@ -58,8 +57,8 @@ _PLAIN = 5
 """A kind is drawn in proportion to the number of its inputs and options, and so many; one that others become twice."""
 _SHARE, _FORBIDDING_SHARE = 0.12, 0.18
 """Of problems that may have an option or input, so many have it; more where few operations have it."""
-_NOT_DRAWN = frozenset({"score", "projections", "poison", *HEADS})
-"""Options that say how a file writes arrays, or that others follow from."""
+_NOT_DRAWN = frozenset({"score", "projections", "poison", "swizzle", *HEADS})
+"""Options that say how a file writes arrays, that others follow from, or that ask for shapes which no letter has."""
 _WHOLE_SHARE = 0.4
 """Of masks and biases, so many are as large as the scores."""
 
@@ -147,6 +146,7 @@ def outline(draw: Draw, kind: Kind, dtype: str, random: Random, avoided: Collect
     )
     try:
         found.lengths  # noqa: B018 # raises where inputs do not fit together
+        check_codes(options, {name: array.shape for name, array in found.inputs.items()})
     except ShapeFault:  # too narrow for a pair to be rotated, for instance
         return None
     is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # and all scores alike
@@ -261,14 +261,13 @@ class DrawnProblem(Problem):
 def stored(
     inputs: Mapping[str, Array], specs: Mapping[str, InputSpec], options: Mapping[str, Any], dtype: str
 ) -> dict[str, Array]:
-    """Round numbers once to a dtype, statistics to theirs, and what is stored in 8 bits to the format of an option."""
+    """Round numbers once to a dtype, statistics to theirs, and codes and their scales to their format's."""
     found = {}
     for name, array in inputs.items():
         spec = specs[name]
         if spec.is_number:
-            of_eight_bits = str(options.get("stored_as", DEFAULT_EIGHT_BITS)) if spec.eight_bits else dtype
             with np.errstate(over="ignore"):
-                array = rounded_once(array, statistics_dtype(dtype) if spec.statistics else of_eight_bits)
+                array = rounded_once(array, stored_dtype(spec, inputs, options, dtype))
         found[name] = np.ascontiguousarray(array)
     return found
 
@@ -452,7 +451,7 @@ def _with_special(problem: ConcreteCase, random: Random) -> ConcreteCase:
     if random.rand() >= _SPECIAL:
         return problem
     specs = problem.specs
-    plain = [name for name in _numbers_of(problem) if not (specs[name].statistics or specs[name].eight_bits)]
+    plain = [name for name in _numbers_of(problem) if not (specs[name].statistics or specs[name].is_narrow)]
     if not plain:
         return problem
     name, kind = pick(random, plain), pick(random, tuple(_SPECIALS))

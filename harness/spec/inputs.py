@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from attncheck.backends.contract import CODE_FORMATS
+from attncheck.spec.options import DEFAULT_FORMAT, statistics_dtype
 
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
@@ -21,8 +24,9 @@ class InputSpec:
     (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
     refused without it; one ``with_one_of`` some options and inputs says nothing without any of them, and one
     ``instead_of`` an option says what that would: ``not_both`` is why that has no place beside it. ``whole`` numbers
-    are counts: they keep their integers in every dtype. None is larger than the axis ``at_most`` is long. Those of
-    ``eight_bits`` are stored in a format of 8 bits, whatever the working dtype is.
+    are counts: they keep their integers in every dtype. None is larger than the axis ``at_most`` is long. One is in
+    codes where the input that it is ``coded_with`` is given. Of one ``of_blocks`` an axis may have any length that
+    divides the letter's: a number for each block.
     ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
 
     ``asks_for`` is the stage that is computed only where this input or another that asks for it is given; ``neutral``
@@ -45,7 +49,8 @@ class InputSpec:
     not_both: str = ""
     whole: bool = False
     at_most: str = "T"
-    eight_bits: bool = False
+    coded_with: str | None = None
+    of_blocks: bool = False
     statistics: bool = False
     asks_for: str | None = None
     neutral: float | None = None
@@ -62,6 +67,11 @@ class InputSpec:
     def first_stage(self) -> str:
         """The stage in which it shows first."""
         return self.asks_for or self.shows_in
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether the input may be stored in another format than the working dtype, and a narrower one."""
+        return self.coded_with is not None or self.of_blocks
 
     @property
     def is_number(self) -> bool:
@@ -190,6 +200,9 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
     "cached_value": InputSpec(("B", "Hkv", "P", "Dv")),
     "key_factor": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
     "value_factor": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
+    "query_factor": InputSpec(("B", "H", "Lq", "D"), broadcast=True),
+    "key_shift": InputSpec(("B", "Hkv", "T", "D"), broadcast=True),
+    "value_shift": InputSpec(("B", "Hkv", "T", "Dv"), broadcast=True),
     "key_projection": InputSpec(("H", "C", "D")),
     "value_projection": InputSpec(("H", "C", "Dv")),
     "query_norm": InputSpec(("H", "D")),
@@ -199,10 +212,12 @@ FOLDED_INPUTS: Mapping[str, InputSpec] = {
 }
 """What the canonical form of a case has in place of other inputs: a row for each query and each key.
 
-What is cached is a past in front of projections. Factors stand for scales of stored keys and values; weights of norms
-have a row for each head; projections make keys and values of latent vectors; parts that are merged are values of each
-query's own. A gate stays what it is.
+What is cached is a past in front of projections. Factors stand for scales of what is in codes, and shifts for zero
+points; weights of norms have a row for each head; projections make keys and values of latent vectors; parts that are
+merged are values of each query's own. A gate stays what it is.
 """
+OF_CODES: Sequence[str] = ("key_factor", "value_factor", "key_shift", "value_shift")
+"""What belongs to keys and values in codes, by head and key."""
 QUERY_KEY_VALUE: Sequence[str] = ("query", "key", "value")
 PART_INPUTS: Mapping[str, InputSpec] = {
     "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into="row_values"),
@@ -270,16 +285,50 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
 }
 """Keys and values in the pages of a cache, and which pages hold those of each batch entry."""
 _SCALE = InputSpec(("B", "Hkv", "Lk"), broadcast=True)
+
+
+def _scale_of_blocks(name: str, *axes: str, needs: str | None = None) -> InputSpec:
+    words = (f"{name[0]}_sf", f"{name}_block_scales", f"{name}_sf")
+    return optional(*axes, neutral=1, broadcast=True, of_blocks=True, needs=needs, synonyms=words)
+
+
+def _zero_of_blocks(name: str, *axes: str) -> InputSpec:
+    words = (f"{name}_zero_point", f"{name[0]}_zeros")
+    return optional(*axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", synonyms=words)
+
+
 QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
-    "query": QUERY,
-    "key": replace(ATTENTION_INPUTS["key"], eight_bits=True),
-    "value": replace(ATTENTION_INPUTS["value"], eight_bits=True),
+    "query": replace(QUERY, coded_with="query_scale"),
+    "key": replace(ATTENTION_INPUTS["key"], coded_with="key_scale"),
+    "value": replace(ATTENTION_INPUTS["value"], coded_with="value_scale"),
     "key_scale": replace(_SCALE, synonyms=("k_scale", "k_descale", "key_descale", "scale_k")),
     "value_scale": replace(_SCALE, synonyms=("v_scale", "v_descale", "value_descale", "scale_v")),
+    "query_scale": optional(
+        *("B", "H", "Lq"), neutral=None, broadcast=True, synonyms=("q_scale", "q_descale", "query_descale", "scale_q")
+    ),
+    "query_block_scale": _scale_of_blocks("query", "B", "H", "Lq", "D", needs="query_scale"),
+    "key_block_scale": _scale_of_blocks("key", "B", "Hkv", "Lk", "D"),
+    "value_block_scale": _scale_of_blocks("value", "B", "Hkv", "Lk", "Dv"),
+    "key_zero": _zero_of_blocks("key", "B", "Hkv", "Lk", "D"),
+    "value_zero": _zero_of_blocks("value", "B", "Hkv", "Lk", "Dv"),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths")},
     **OF_HEADS,
 }
-"""Keys and values stored in 8 bits, and what each number is multiplied with."""
+"""Keys and values in codes, and what makes numbers of these: (code - zero) block_scale scale."""
+ZERO_POINTS = "int8"
+"""The dtype of zero points, whatever that of the codes is."""
+
+
+def stored_dtype(spec: InputSpec, given: Collection[str], options: Mapping[str, Any], dtype: str) -> str:
+    """Return the dtype in which an input of numbers is stored, beside the inputs that are given."""
+    form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
+    if spec.of_blocks:
+        return ZERO_POINTS if spec.coded_with else form.scales or dtype
+    if spec.coded_with in given:
+        return form.elements
+    return statistics_dtype(dtype) if spec.statistics else dtype
+
+
 NORMALIZED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
     "query_norm_weight": optional("Nq", neutral=1, synonyms=("q_norm_weight", "q_norm", "q_weight", "norm_q_weight")),

@@ -317,7 +317,7 @@ OPERATIONS: Mapping[str, Operation] = {
         Operation(
             "quantized_attention",
             specs.QUANTIZED_INPUTS,
-            frozenset({"scale", "softcap", "is_causal", "window", "stored_as"}),
+            frozenset({"scale", "softcap", "is_causal", "window", "stored_as", "packing", "swizzle"}),
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),

@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from attncheck.backends.contract import EmptyRows, LseBase, Norm, NormOver, Window
+from attncheck.backends.contract import (
+    CODE_FORMATS,
+    EmptyRows,
+    LseBase,
+    Norm,
+    NormOver,
+    Packing,
+    StoredAs,
+    Swizzle,
+    Window,
+)
 
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 DEFAULT_SCORE: ScoreKind = "scaled_dot"
@@ -24,6 +34,12 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     "eager_cut": ("bfloat16",),
 }
 """The rounding models that an implementation may declare, and their dtypes; see ``spec.rounding``."""
+
+
+DEFAULT_FORMAT = next(iter(CODE_FORMATS))
+"""The format of keys and values in codes, where a case does not say."""
+TOLD_BY_DTYPE = frozenset({"float8_e4m3fn", "float8_e5m2"})
+"""Formats whose codes no function has to be told: their dtype says it."""
 
 
 def statistics_dtype(dtype: str) -> str:
@@ -194,9 +210,25 @@ class Options(Mapping[str, Any]):
         ),
     ] = None
     stored_as: Annotated[
-        Literal["float8_e4m3fn", "float8_e5m2"] | None,
+        StoredAs | None,
         OptionSpec(
-            "The format of 8 bits that keys and values are stored in; float8_e4m3fn if absent.", for_reading=True
+            "The format that keys and values are stored in, and a query that has a scale; float8_e4m3fn if absent. A "
+            "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says."
+        ),
+    ] = None
+    packing: Annotated[
+        Packing | None,
+        OptionSpec(
+            "Which half of a byte holds the first of two codes of 4 bits: low_first (if absent) or high_first.",
+            synonyms=("nibble_order",),
+        ),
+    ] = None
+    swizzle: Annotated[
+        Swizzle | None,
+        OptionSpec(
+            "How scales of blocks lie otherwise than in rows: 4x4, those of values, or 128x4, all of them.",
+            with_one_of=("query_block_scale", "key_block_scale", "value_block_scale"),
+            synonyms=("sf_layout", "scale_layout"),
         ),
     ] = None
     poison: Annotated[

@@ -148,8 +148,8 @@ def _drawn(name: str, spec: InputSpec, shape: tuple[int, ...], size: float, rand
     if name == "mask":
         return _mask(shape)
     numbers = size * random.standard_normal(shape)
-    if spec.eight_bits:
+    if spec.coded_with:
         return (20 * numbers).astype(np.int8)
-    if name in ("key_scale", "value_scale"):
+    if name.endswith("_scale") and name != "head_scale":
         return np.abs(numbers) / 20
     return numbers * (3.0 if name in ("log_sum_exps", "gate") else 0.5 if name.endswith("_weight") else 1.0)

@@ -188,7 +188,7 @@ def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
 
 # Problems: drawn by number alone, all that can be asked; written as cases, read again, and cut smaller
 
-FILE_ALONE = {"projections", "poison"}
+FILE_ALONE = {"projections", "poison", "swizzle"}
 """Options that say how a file is written."""
 
 
@@ -211,7 +211,7 @@ def test_a_problem_follows_from_seed_and_number() -> None:
 
 
 def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Path) -> None:
-    drawn, problems = drawn_from(400), problems_of(5)
+    drawn, problems = drawn_from(400), problems_of(5, 320)
     for some in (drawn, problems):
         assert {problem.operation for problem in some} == set(OPERATIONS)
         assert set(OPTIONS) - {name for problem in some for name in problem.options} == FILE_ALONE
