@@ -6,6 +6,7 @@ below it, or runs a command:
 - ``run``, ``pytest``, ``python``: its words, and ``ends`` its exit code, where that is not 0; what runs ``in`` workers
   has fresh processes;
 - ``begins``, ``says``, ``never``: what standard output begins with, has somewhere, and has nowhere;
+- with ``--json`` it prints a document that the schema allows, of its exit code;
 - ``warns``: what standard error has; it is empty where that is not given;
 - ``judged``: the cases of which ``results/latest`` has verdicts, by the ends of their ids;
 - ``leaves``: files that are there, with what they hold, or which are not there where that is null.
@@ -13,6 +14,7 @@ below it, or runs a command:
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -20,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from here import own_code_here
 from attncheck import accuracy
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
+from attncheck.reports.json_schema import results_schema
 from attncheck.results.reader import read_run
 
 DATA: dict[str, Any] = yaml.load(Path(__file__).with_name("sessions.yaml").read_text("utf-8"), yaml.CSafeLoader)
@@ -55,6 +59,13 @@ def as_list(given: str | list[str] | None) -> list[str]:
     return [given] if isinstance(given, str) else given or []
 
 
+@cache
+def schema() -> Any:
+    """Return what holds printed documents against their schema."""
+    jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="jsonschema-rs is not installed")
+    return jsonschema_rs.Draft202012Validator(json.loads(results_schema()))
+
+
 def wrong(step: Mapping[str, Any], code: int, out: str, err: str) -> Iterator[str]:
     """Yield what is otherwise than a step says."""
     if code != step.get("ends", 0):
@@ -64,6 +75,11 @@ def wrong(step: Mapping[str, Any], code: int, out: str, err: str) -> Iterator[st
     yield from (f"nowhere {text!r}" for text in as_list(step.get("says")) if text not in out)
     yield from (f"somewhere {text!r}" for text in as_list(step.get("never")) if text in out)
     yield from (f"no warning {text!r}" for text in as_list(step.get("warns")) if text not in err)
+    if "--json" in (words := step.get("run", "").split()):
+        found = json.loads(out, parse_constant=pytest.fail)
+        schema().validate(found)
+        if found["exit_code"] != code or (code == 2 and found["attncheck"]["command"] != words[0]):
+            yield "the document is of another exit code or command"
     if "warns" not in step and err:
         yield "standard error is not empty"
     if "judged" in step:

@@ -1,8 +1,7 @@
-"""Commands: what properties asks, the JSON of every command, what a shell offers, and a check that watches files."""
+"""What a shell offers, which is every name there is with nothing heavy behind it, and a check that watches files."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,112 +11,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 import psutil
 import pytest
 from bundled import bundled
 from kernels import kernel
 from processes import PATIENCE
-from tables import tables_beside
 
 from attncheck.cli import completion
 from attncheck.cli.watching import WatchedFiles, changed_files
 from attncheck.execution.implementations import every_implementation
-from attncheck.reports.json_schema import results_schema
 from attncheck.spec import DTYPES
 
-TABLES = tables_beside(__file__)
-
 pytestmark = pytest.mark.usefixtures("forked_workers")
-
-Invoke = Callable[..., tuple[int, str, str]]
-TEXTS = tables_beside(__file__)["commands"]
-
-
-# JSON: every command prints one document that the schema allows, also where it fails
-
-
-Read = Callable[..., Any]
-
-CASE = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"
-WHO = ("kernel.py:attention", "--dtype", "float32")
-
-
-@pytest.fixture(scope="module")
-def schema() -> Any:
-    """The schema of what is printed, as what holds documents against it."""
-    jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="jsonschema-rs is not installed")
-    return jsonschema_rs.Draft202012Validator(json.loads(results_schema()))
-
-
-@pytest.fixture
-def read(invoke: Invoke, schema: Any) -> Read:
-    """Run a command with --json; return what it printed, compared with the schema and its exit code."""
-    Path("kernel.py").write_text(TEXTS["ignoring"], encoding="utf-8")
-
-    def run(*arguments: str) -> Any:
-        code, out, _ = invoke(*arguments, "--json")
-        found = json.loads(out, parse_constant=pytest.fail)
-        schema.validate(found)
-        assert found["exit_code"] == code
-        return found
-
-    return run
-
-
-def test_a_check_and_what_reads_its_results(read: Read) -> None:
-    checked = read("check", "attention/a-causal*", "-i", *WHO, "--output", "results/a")
-    [failure] = [each for each in checked["failures"] if each["case"] == CASE]
-    assert (failure["verdict"], failure["stage"], failure["diagnosis"]) == ("numeric", "masked", "causality-ignored")
-    assert failure["element_stage"] == "weights", "it returns no masked scores"
-    assert len(failure["element"]) == 4
-    assert failure["error"] > failure["bound"]
-    assert failure["error"] == pytest.approx(abs(failure["computed"] - failure["exact"]))
-    assert failure["next"][0].startswith(f"attncheck explain {CASE} kernel.py:attention")
-    assert read("report", "results/a")["failures"] == checked["failures"]
-    read("run", CASE, "-i", *WHO, "--output", "results/b")
-    assert read("diff", "results/a", "results/b")["verdicts"] == []
-    assert read("publish", "results/b", "--published", "kept")["checked"] is False
-    assert read("publish", "results/b", "--published", "kept", "--check")["differences"] == []
-    read("survey", "results/b", "--output", "survey")
-    assert read("survey", "results/b", "--output", "survey", "--check")["differences"] == []
-
-
-def test_every_command_prints_a_document_that_the_schema_allows(read: Read) -> None:
-    """What they print, ``tests/net`` holds."""
-    explained = read("explain", CASE, *WHO)
-    [weights] = [each for each in explained["stages"] if each["stage"] == "weights"]
-    assert float.fromhex(weights["computed_hex"]) == weights["computed"] == explained["failures"][0]["computed"]
-    script = read("repro", CASE, *WHO, "--output", "repro.py", "--no-reduce")
-    assert script["next"] == [script["command"]] == ["python repro.py"]
-    nothing = read("reduce", CASE, "numpy")
-    assert (nothing["file"], nothing["failures"]) == (None, [])
-    assert read("show", "documents/base_r_vignette/four-words-attend-to-each-other")["numbers"]
-    only = read("show", CASE, "--stage", "weights")
-    assert ([each["name"] for each in only["stages"]], only["inputs"]) == (["weights"], [])
-    found = read("search", *WHO, "--problems", "2", "--operation", "attention")
-    assert len(found["failures"]) == len(found["findings"]) > 0
-    for words in (
-        ("reduce", CASE, *WHO, "--output", "small.yaml"),
-        ("conventions", *WHO),
-        ("properties", *WHO, "--property", "repeated"),
-        ("list", "cases", CASE),
-        ("vectors", "export", "vectors", CASE, "--dtype", "float32"),
-    ):
-        read(*words)
-
-
-@pytest.mark.parametrize(("arguments", "kind", "message"), TABLES["errors"])
-def test_an_error_is_a_document_too(arguments: tuple[str, ...], kind: str, message: str, read: Read) -> None:
-    Path("bad.yaml").write_text("title: 3\n", encoding="utf-8")
-    found = read(*arguments)
-    assert (found["exit_code"], found["error"]["kind"], found["attncheck"]["command"]) == (2, kind, arguments[0])
-    assert message in found["error"]["message"]
-    assert found["answer"] in found["error"]["message"]
-
-
-# What a shell offers: every name there is, and nothing heavy behind it
 
 
 def test_all_there_is_is_offered_and_nothing_else() -> None:
