@@ -2,8 +2,8 @@
 
 `_native_flex_attention` looks whether there is a mask before it looks whether the call is causal, and a call may not
 have both: `is_causal` has no effect, and nothing says so. A mask (B, Lk), which the other backends take for one of
-keys, is viewed as (B, 1, Lq, 1). `_native_math` and `_native_efficient` hand such a mask on as it is, which makes it one
-of (Lq, Lk) for all batch entries where there are as many entries as queries. No thread names any of it;
+keys, is viewed as (B, 1, Lq, 1). `_native_math` and `_native_efficient` hand such a mask on as it is, which makes it
+one of (Lq, Lk) for all batch entries where there are as many entries as queries. No thread names any of it;
 huggingface/diffusers#12605 is of backends that ignored masks.
 """
 
