@@ -343,8 +343,8 @@ def timm_attention(
 def _import_from_its_file(*names: str) -> Any:
     """Import a module, the last of these names, without running the packages that it is in, which come before it.
 
-    ``import timm`` needs torchvision, of which PyPI has builds for torch with CUDA only: with another torch it fails.
-    What timm's attention does without where torchvision is not installed, it does without here.
+    ``import timm`` needs torchvision, of which PyPI has builds for torch with CUDA alone: beside another torch it
+    raises. What timm's attention does without where torchvision is not installed, it does without here.
     """
     for name in names[:-1]:
         spec = find_spec(name)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import combinations, product
+from itertools import combinations, permutations, product
+from typing import Any
+
+import numpy as np
 
 Levels = dict[int, int]
 """The levels of some factors, both by number."""
 Exclusion = Mapping[int, Collection[int]]
 """Levels that do not go together: of each factor that it names, one of these."""
-_TRIED = 6
+_TRIED = 12
 """So many beginnings of a row are tried, and the one that adds most is kept."""
 
 
@@ -64,50 +67,59 @@ def covering_rows(sizes: Sequence[int], strength: int, excluded: Sequence[Exclus
 
 
 class _Rows:
-    """Rows being made. A level is a bit, and a combination is the bits of its levels."""
+    """Rows being made. Levels are numbered through all factors; ``_missing`` has an axis of them for each that meet."""
 
     def __init__(self, sizes: Sequence[int], strength: int, excluded: Sequence[Exclusion]) -> None:
         self._sizes, self._strength, self._excluded = sizes, strength, excluded
         self._first = [sum(sizes[:factor]) for factor in range(len(sizes))]
         self._bound = sorted({factor for each in excluded for factor in each})
         self._possible: dict[frozenset[tuple[int, int]], bool] = {}
-        self._missing: dict[int, Levels] = {}
+        self._missing = np.zeros((sum(sizes),) * strength, dtype=bool)
         for factors in combinations(range(len(sizes)), strength):
-            for chosen in product(*(range(sizes[factor]) for factor in factors)):
+            own = [slice(self._first[factor], self._first[factor] + sizes[factor]) for factor in factors]
+            for axes in permutations(own):
+                self._missing[axes] = True
+            for chosen in product(*(range(sizes[factor]) for factor in factors)) if self._bound else ():
                 levels = dict(zip(factors, chosen, strict=True))
-                if self._is_possible(levels):
-                    self._missing[self._bits(levels.items())] = levels
+                if not self._is_possible(levels):
+                    self._missing[self._places(self._numbers(levels))] = False
 
     def make(self) -> Iterator[tuple[int, ...]]:
         """Yield rows until no combination is missing."""
-        while self._missing:
-            step = max(1, len(self._missing) // _TRIED)
-            begun = [dict(levels) for levels in list(self._missing.values())[::step][:_TRIED]]
-            rows = [self._completed(levels) for levels in begun]
-            added = [[bits for bits in self._combinations(row) if bits in self._missing] for row in rows]
-            best = max(range(len(rows)), key=lambda number: len(added[number]))
-            for bits in added[best]:
-                del self._missing[bits]
-            yield tuple(rows[best][factor] for factor in range(len(self._sizes)))
+        owners = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        places = np.argwhere(self._missing)
+        places = places[(np.diff(places, axis=1) > 0).all(axis=1)]
+        while True:
+            places = places[self._missing[tuple(places.T)]]
+            if not len(places):
+                return
+            step = max(1, len(places) // _TRIED)
+            rows = [
+                self._completed({int(owners[level]): int(level) - self._first[owners[level]] for level in begun})
+                for begun in places[::step][:_TRIED]
+            ]
+            best = max(rows, key=lambda row: np.count_nonzero(self._missing[self._places(self._numbers(row))]))
+            self._missing[self._places(self._numbers(best))] = False
+            yield tuple(best[factor] for factor in range(len(self._sizes)))
 
     def _completed(self, levels: Levels) -> Levels:
         """Give every other factor the level that completes most; those with many levels come first."""
         for factor in sorted(set(range(len(self._sizes))) - levels.keys(), key=lambda each: (-self._sizes[each], each)):
-            present = [1 << self._first[other] + level for other, level in levels.items()]
-            partners = [sum(each) for each in combinations(present, self._strength - 1)]
-            gains: dict[int, int] = {}
-            for level in range(self._sizes[factor]):
-                if self._is_possible({**levels, factor: level}):
-                    bit = 1 << self._first[factor] + level
-                    gains[level] = sum((bit | others) in self._missing for others in partners)
-            levels[factor] = max(gains, key=lambda level: gains[level])
+            first, present = self._first[factor], self._numbers(levels)
+            completed = self._missing[first : first + self._sizes[factor]]
+            for axis in range(1, self._strength):
+                completed = completed.take(present, axis=axis)
+            gains = completed.reshape(self._sizes[factor], -1).sum(axis=1)
+            possible = [level for level in range(self._sizes[factor]) if self._is_possible({**levels, factor: level})]
+            levels[factor] = max(possible, key=lambda level: gains[level])
         return levels
 
-    def _combinations(self, levels: Levels) -> Iterator[int]:
-        return (self._bits(each) for each in combinations(levels.items(), self._strength))
+    def _numbers(self, levels: Levels) -> list[int]:
+        return [self._first[factor] + level for factor, level in levels.items()]
 
-    def _bits(self, levels: Collection[tuple[int, int]]) -> int:
-        return sum(1 << self._first[factor] + level for factor, level in levels)
+    def _places(self, numbers: Sequence[int]) -> Any:
+        """Return where all combinations of these levels stand."""
+        return np.ix_(*[numbers] * self._strength)
 
     def _is_possible(self, levels: Levels) -> bool:
         """Return whether a row may have these levels: whether those that exclusions name can be chosen for the rest."""

@@ -1,8 +1,8 @@
 """A design for what a kernel has: the bundled one, without what it does not take, at its widths and behind its tile.
 
-``cases/designs.yaml`` states which options, masks, heads and lengths meet. A level that gives a kernel an input or an
-option that it has no parameter for is left out, then a factor of which nothing is left, and what only they refer to. So
-what is added to the bundled design is in everybody's.
+``cases/designs/kernels.yaml`` states which options, masks, heads and lengths meet. A level that gives a kernel an input
+or an option that it has no parameter for is left out, then a factor of which nothing is left, and what only they refer
+to. So what is added to the bundled design is in everybody's.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DesignRequest:
 
 def design_text(request: DesignRequest) -> str:
     """Return the case file of a design. Raises ``UsageError`` where there is none for the function."""
-    [case] = read_yaml(Path(str(files("attncheck.cases") / "designs.yaml"))).data["cases"]
+    [case] = read_yaml(Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))).data["cases"]
     operation, design = request.operation, case[DESIGN]
     fields = {group: _taken(case[group], request) for group in ("options", "inputs")}
     inputs, has_gradients = fields["inputs"], OPERATIONS[operation].has_gradients

@@ -360,11 +360,16 @@ class Drift(NamedTuple):
 def drift(frames: Frames, directory: Path) -> Drift:
     """Compare a run's verdicts with the published ones, by case, implementation and dtype.
 
-    What the run left out because other cases stand for it is no difference, nor is a case that is not published.
+    What the run left out because other cases stand for it is no difference, nor is a case that is not published, or one
+    that is no longer there: what is published is of the corpus of its release.
     """
     left_out, published, found = _left_out(frames), read_verdicts(directory), verdicts_of(frames)
-    cases = {evaluation.case for evaluation in published}
-    expected = {evaluation: verdict.outcome for evaluation, verdict in published.items() if evaluation not in left_out}
+    cases = {evaluation.case for evaluation in published} & set(frames.results["case"])
+    expected = {
+        evaluation: verdict.outcome
+        for evaluation, verdict in published.items()
+        if evaluation.case in cases and evaluation not in left_out
+    }
     now = {evaluation: verdict.outcome for evaluation, verdict in found.items() if evaluation.case in cases}
     unpublished = {evaluation.case for evaluation in found} - cases
     return Drift(changes(expected, now), len(now), len(unpublished))

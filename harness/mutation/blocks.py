@@ -111,13 +111,13 @@ def _at_each(
     defect: str,
     form: Callable[[int], Steps],
     register: Any = _tiled,
-    diagnosis: str = "",
+    diagnosis: tuple[str, ...] = (),
     **more: Any,
 ) -> None:
     """Register a fault at each size, of tiles or of the width."""
     for size in sizes:
-        named = {"diagnosis": diagnosis.format(size)} if diagnosis else {}
-        register(form, name.format(size), defect.format(size), size, **named, **more)
+        names = tuple(each.format(size) for each in diagnosis)
+        register(form, name.format(size), defect.format(size), size, diagnosis=names, **more)
 
 
 def _padding_counted(tile: int) -> Steps:
@@ -210,7 +210,7 @@ def _scaled_twice(query: Array, key: Array, *, scale: float | None = None, softc
 _at_each((4, 16), "last_key_dropped_unless_multiple_of_{}",
     "a loop over {} keys at a time without its tail: SageAttention#376's kind",
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)), _faulty_blocks,
-    diagnosis="last-key-dropped")
+    diagnosis=("last-key-dropped",))
 _faulty_blocks("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped", "features in chunks of 8 without their tail",
     lambda query, key: backend._dot(*(each[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
         for each in (query, key))), at="raw_scores")
@@ -274,7 +274,7 @@ _at_each((32, 64, 80, 96, 128, 192, 256), "output_zero_at_width_{}",
     "a kernel that returns zeros is called for width {}: KernelBench#165's kind",
     lambda width: forms.inputs_changed(lambda query, key, value: (query, key,
         np.zeros_like(value) if query.shape[-1] == width else value)),
-    _sized, at="context", diagnosis="gradients-of-query-and-key-zero")
+    _sized, at="context", diagnosis=("gradients-of-query-and-key-zero",))
 _sized(forms.outputs_read_as, "columns_behind_whole_blocks_of_64_repeated",
     "structure: the last block of columns is stored with the first one's data",
     lambda output: np.where(_column(output) < output.shape[-1] // 64 * 64, output,
@@ -329,13 +329,13 @@ _sized(partial(_in_groups_of, 4), "groups_of_four_shifted",
     lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
 _at_each((32, *_TWO), "keys_behind_tiles_of_{}_dropped", "only whole tiles of {} keys are read: FlagGems#898",
     lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
-    at="weights", diagnosis="last-key-dropped")
+    at="weights", diagnosis=("last-key-dropped", "last-part-lost"))
 _at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 where the last tile needs no mask",
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
-    at="weights", diagnosis="last-key-dropped")
+    at="weights", diagnosis=("last-key-dropped", "last-part-lost"))
 _at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
     "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _padding_counted, at="weights",
-    diagnosis="zero-score-keys-to-tiles-of-{}")
+    diagnosis=("zero-score-keys-to-tiles-of-{}",))
 _at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
     _overlapping, at="weights")
 _at_each(_THREE, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",

@@ -443,7 +443,8 @@ _faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
 _faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None
-        else np.asarray(-10000.0, biased.dtype)), diagnosis=("empty-rows-uniform", "masked-at-minus-1e4"))
+        else np.asarray(-10000.0, biased.dtype)),
+    diagnosis=("empty-rows-uniform", "masked-at-minus-1e4", "fill-of-minus-1e4"))
 _faulty_caches(partial(_past_read_as, "attention"), "past_beyond_its_first_page_repeated",
     "every page of 16 keys read from the first one: tt-metal#41215's kind",
     lambda name, past, call: past[..., np.arange(past.shape[-2]) % 16, :], at="raw_scores")

@@ -413,7 +413,8 @@ class CaseMaker:
         """Return what a case says of itself, or else whether what it draws has rounding errors as statistics expect."""
         if self.entry.supports_statistics is not None:
             return self.entry.supports_statistics
-        if self.entry.storage is not None or self.options.get("scale") == 0:  # every weight of a row is the same
+        alike = self.options.get("scale") == 0 or self.options.get("mask_fill") is not None  # weights of a row
+        if self.entry.storage is not None or alike:
             return False
         named = self.arrays.sources
         return all(

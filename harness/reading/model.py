@@ -193,7 +193,8 @@ class CaseEntry(Strict):
         default=None,
         description="Whether the inputs are continuous and unstructured, so that rounding errors behave like noise and "
         "statistical tests apply. If absent: true where every number of the computation is drawn by rand, randn or "
-        "runif, at most multiplied, referred to, transposed or picked by distinct rows, and there is no `storage`; "
+        "runif, at most multiplied, referred to, transposed or picked by distinct rows, and there is no `storage`, no "
+        "`mask_fill` and no scale of 0; "
         "masks, lengths, and biases of 0 and -inf, do not count.",
     )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
-from attncheck.spec import INSTEAD_OF, OPERATIONS, SCORE_INPUTS, Operation
+from attncheck.spec import BY_SCORE, INSTEAD_OF, OPERATIONS, SCORE_INPUTS, Operation
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = bundled()
@@ -39,10 +38,11 @@ def cases_of(operation: str) -> list[Case]:
 
 
 def test_every_case_runs_in_float32_and_in_float64_unless_it_is_about_sizes_or_narrow_formats() -> None:
-    assert [case.id for case in CORPUS.cases if "float32" not in case.dtypes] == []
+    in_designs = [case for case in CORPUS.cases if case.id.startswith("designs/")]
+    assert [case.id for case in CORPUS.cases if "float32" not in case.dtypes and case not in in_designs] == []
     narrow = [case for case in CORPUS.cases if "float64" not in case.dtypes]
     # What shows at a size is the path that a kernel takes there, and few have fast ones in float64.
-    about = ("kernel_shapes/", "precision/", "designs/")
+    about = ("kernel_shapes/", "precision/", "designs/", "offsets/")
     assert [case.id for case in narrow if "half-precision" not in case.tags and not case.id.startswith(about)] == []
 
 
@@ -121,39 +121,34 @@ def test_every_option_and_input_of_every_operation_and_score_is_asked_for_and_le
     assert asked == {score: set(inputs) for score, inputs in SCORE_INPUTS.items()}
 
 
-# Every two options meet beyond a tile.
+# Every two and three options meet.
 
-TILE = 16
-CASES_OF_A_PAIR = 2
-MEANT_OF_OTHERS = {
-    "alignment": "says where a causal query or a window stands",
-    EMPTY_ROWS: "says what a mask left open",
-}
-"""Options that are not counted where few others are to be at fault, each with the reason."""
-FEW = {"multi_head_attention": 6}
-"""How many options a case of few has at most, where it is not four: projections have biases of their own."""
-
-
+NEVER_TOGETHER = ({"mask_fill", EMPTY_ROWS},)
+"""Options that say something else of the same rows: a row that is filled is not empty."""
 HANDED_ON = frozenset({"head_scale"})
 """Options that operations which become attention hand on to it as they are, so that they meet the others there."""
+STORED = {name for name in OPERATIONS["quantized_attention"].inputs if name.endswith(("_scale", "_zero"))} - {
+    "head_scale"
+}
+STORED |= {"stored_as", "packing", "swizzle"}
+"""How codes are stored, which is undone before anything is computed: every two meet in cases/block_formats.yaml."""
+OF_PAIRS = frozenset({"masking", "packed_attention_gradients", *BY_SCORE})
+"""Operations of which every two options meet: what comes after the scores is that of attention by a dot product."""
+
+Levels = tuple[Level, ...]
 
 
-Pair = tuple[Level, Level]
+def together(operation: Operation, strength: int) -> Iterator[Levels]:
+    """Yield levels of so many options that can meet."""
+    aside = (HANDED_ON if operation.is_lowered else frozenset()) | STORED
+    asked = [own for name, own in levels_of(operation).items() if name not in aside]
+    for options in combinations(asked, strength):
+        yield from (levels for levels in product(*options) if not why_never(levels))
 
 
-def pairs_of(operation: Operation) -> Iterator[Pair]:
-    """Yield every pair of levels of two options that can meet."""
-    levels = levels_of(operation)
-    asked = (own for name, own in levels.items() if not (operation.is_lowered and name in HANDED_ON))
-    for one, other in combinations(asked, 2):
-        for pair in ((first, second) for first in one for second in other):
-            if not why_never(pair):
-                yield pair
-
-
-def why_never(pair: Pair) -> str:
-    """Say why two levels cannot meet; empty where they can."""
-    texts, options = {level.text for level in pair}, {level.option for level in pair}
+def why_never(levels: Levels) -> str:
+    """Say why levels cannot meet; empty where they can."""
+    texts, options = {level.text for level in levels}, {level.option for level in levels}
     for option, scores in ONLY_WITH_SOME_SCORES.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
@@ -165,68 +160,38 @@ def why_never(pair: Pair) -> str:
             return "score_bias is an input of the additive and the bilinear score alone"
         if options & ONLY_WITH_SOME_SCORES.keys():
             return "the additive and the bilinear score have neither a scale nor a softcap"
-    return ""
-
-
-def has_few(case: Case, levels: frozenset[Level]) -> bool:
-    """Whether so few options meet in the case that little else can be at fault."""
-    specs = case.input_specs
-    needed = {(name, specs[name].needs) for name in case.inputs}
-    brought = {other for name, other in needed if (other, name) not in needed}
-    options = {level.option for level in levels} - MEANT_OF_OTHERS.keys() - brought
-    return len(options) <= FEW.get(case.operation, 4)
-
-
-def is_beyond_a_tile(case: Case) -> bool:
-    """Whether a case has more queries and more keys than a tile, and no multiple of it of either."""
-    shapes = case.input_shapes
-    if "key_pages" in shapes:
-        lengths = shapes["query"][-2], shapes["block_table"][-1] * shapes["key_pages"][1]
-    else:
-        keys = "latent" if "latent" in shapes else "key"
-        lengths = shapes["scores"][-2:] if "scores" in shapes else (shapes["query"][-2], shapes[keys][-2])
-    return all(length > TILE and length % TILE for length in lengths)
+    return next((f"{' and '.join(sorted(pair))} do not meet" for pair in NEVER_TOGETHER if pair <= options), "")
 
 
 def hands_on(operation: Operation) -> bool:
-    """Whether an operation hands all that another one takes on to that, which has the pairs."""
+    """Whether an operation hands all that another one takes on to that, where they meet."""
     lowered = OPERATIONS.get(operation.lowers_to or "")
     return lowered is not None and lowered.inputs.keys() <= operation.inputs.keys()
 
 
-WITH_PAIRS = [own for own in OPERATIONS.values() if not hands_on(own) and any(True for _ in pairs_of(own))]
-
-
 @cache
-def given_of(operation: str) -> list[tuple[frozenset[Level], bool]]:
-    """Return what the bundled cases of an operation that go beyond a tile give, and whether that is little."""
-    cases = (case for case in CORPUS.cases if case.operation == operation and is_beyond_a_tile(case))
-    return [(levels, has_few(case, levels)) for case in cases for levels in [given_levels(case)]]
+def met(operation: str, strength: int) -> frozenset[frozenset[Level]]:
+    """Return the levels that meet in any case of an operation."""
+    return frozenset(
+        frozenset(levels) for case in cases_of(operation) for levels in combinations(given_levels(case), strength)
+    )
 
 
-def missing(operation: Operation, given: Sequence[tuple[frozenset[Level], bool]]) -> list[str]:
-    """Say which pairs stand in too few cases, each in a line."""
-    having: dict[Level, set[int]] = defaultdict(set)
-    for place, (levels, _) in enumerate(given):
-        for level in levels:
-            having[level].add(place)
-    lines = []
-    for first, second in pairs_of(operation):
-        both = having[first] & having[second]
-        few = sum(given[place][1] for place in both)
-        if len(both) < CASES_OF_A_PAIR or not few:
-            most = FEW.get(operation.name, 4)
-            lines.append(
-                f"{operation.name}: {first.text} with {second.text}: in {len(both)} cases beyond a tile, {few} of "
-                f"them with at most {most} options; expected {CASES_OF_A_PAIR} and 1"
-            )
-    return lines
+def missing(operation: Operation, strength: int) -> list[str]:
+    """Say which levels stand together in no case, each in a line."""
+    found = met(operation.name, strength)
+    return [
+        f"{operation.name}: no case has {' and '.join(level.text for level in levels)}"
+        for levels in together(operation, strength)
+        if frozenset(levels) not in found
+    ]
 
 
-@pytest.mark.parametrize("operation", WITH_PAIRS, ids=lambda operation: operation.name)
-def test_every_two_options_meet_beyond_a_tile(operation: Operation) -> None:
-    lines = missing(operation, given_of(operation.name))
-    assert not lines, "\n".join([*lines, "write cases for them in cases/pairs*.yaml"])
+@pytest.mark.parametrize("strength", [2, 3])
+def test_every_two_and_three_options_that_can_meet_do(strength: int) -> None:
+    asked = [own for own in OPERATIONS.values() if not hands_on(own) and (strength == 2 or own.name not in OF_PAIRS)]
+    lines = [line for own in asked for line in missing(own, strength)]
+    assert not lines, "\n".join([*lines, "give the operation's design in cases/designs a factor or a level for it"])
 
 
 # Sizes with paths of their own.

@@ -61,7 +61,7 @@ MADE = {
     ),
     "attention_gradients": ({"sinks", "bias"}, {64, 128}, 1025),
 }
-DESIGNS = Path(str(files("attncheck.cases") / "designs.yaml"))
+DESIGNS = Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))
 POSITIONAL = {"query", "key", "value", "grad_output"}
 
 
@@ -102,17 +102,17 @@ def test_what_no_design_can_be_made_for_is_refused(tmp_path: Path) -> None:
 def test_the_bundled_design_has_every_option_of_attention_but_those_with_a_reason() -> None:
     reasons = {
         "scale": "one number for all, which meets no edge of a tile",
-        "head_scale": "meets every other option in cases/head_scale.yaml",
-        "rotary_cos": "rotates before anything is tiled: cases/rotary.yaml and pairs_rotary.yaml",
+        "head_scale": "meets every two others in cases/designs/attention.yaml",
+        "rotary_cos": "rotates before anything is tiled: cases/rotary.yaml and designs/attention.yaml",
         "query_mask": "is folded into the mask before any kernel is called",
-        "mask_fill": "stands in scores that the mask decides about: cases/pairs_mask_fill.yaml",
+        "mask_fill": "stands in scores that the mask decides about: cases/designs/attention.yaml",
         "empty_rows": "says what a query without a key gives, and here every query has one",
         "heads": "says how arrays are cut, which have an axis of heads here",
     }
     own = OPERATIONS["attention"]
     known = {name for name, spec in own.inputs.items() if not spec.required} | own.options
     second = {"kv_heads", "rotary_sin", "rotary_interleaved"}  # say nothing without another
-    [*cases] = load_case_file(DESIGNS, "designs.yaml", "designs", ("option-triples",))
+    [*cases] = load_case_file(DESIGNS, "kernels.yaml", "designs/kernels", ("option-triples",))
     given = {name for case in cases for name in (*case.inputs, *case.options)} - POSITIONAL
     assert known - second - given == reasons.keys()
 
