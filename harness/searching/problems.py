@@ -18,7 +18,7 @@ import numpy as np
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Problem, check_codes
+from attncheck.reading.lowering import Problem, blocks_spread, check_codes
 from attncheck.reading.shapes import (
     ShapeFault,
     bind_axes,
@@ -38,6 +38,7 @@ from attncheck.spec import (
     OPERATIONS,
     OPTIONS,
     PER_HEAD,
+    QUERY_KEY_VALUE,
     SCORE_SPECS,
     InputSpec,
     Shape,
@@ -319,11 +320,12 @@ def _steps(problem: Problem) -> Iterator[Array]:
     yield from problem.inputs.values()
     yield from _stages(problem)
     lowered = problem.lowered()
-    yield from (
-        lowered.inputs[name] * lowered.inputs[f"{name}_factor"]
-        for name in ("key", "value")
-        if f"{name}_factor" in lowered.inputs
-    )
+    for name in QUERY_KEY_VALUE:
+        if f"{name}_factor" in lowered.inputs:
+            codes = np.abs(lowered.inputs[name]) + np.abs(lowered.inputs.get(f"{name}_shift", 0))
+            yield codes * lowered.inputs[f"{name}_factor"]
+            if f"{name}_block_scale" in problem.inputs:  # before the second scale
+                yield codes * blocks_spread(problem.inputs[f"{name}_block_scale"], codes.shape)
     if own.has_gradients:
         given = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
         yield from _stages(Problem(PER_HEAD[0], lowered.options, given))
