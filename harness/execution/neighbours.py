@@ -32,6 +32,8 @@ _ATTEMPTS = 2
 """Cases beside which a thing is changed in one order, of each function of the contract."""
 _MAX_FRESH = 4
 """Suspicions that are looked into, each of which starts a process."""
+_OF_ENTRIES = ("key_lengths", "query_offsets")
+"""Whole numbers of each batch entry, of which one less is another call."""
 _VISIBLE = 2.0**-6
 """What the answers differ by, relative to the largest, where the rounding of no dtype hides it."""
 
@@ -111,7 +113,7 @@ def changed_tasks(task: Task) -> Iterator[tuple[str, Task]]:
         elif name in OPTIONS and OPTIONS[name].type is float:
             yield name, replace(task, options={**task.options, name: 1.5 * value})
     for name, spec in task.specs.items():
-        if name not in task.inputs or not (spec.broadcast or spec.of_head or name == "key_lengths"):
+        if name not in task.inputs or not (spec.broadcast or spec.of_head or name in _OF_ENTRIES):
             continue
         array, called = task.inputs[name], spec.called or name
         if spec.whole:

@@ -59,6 +59,7 @@ KERNELS: dict[str, tuple[Callable[[Memo, Given], Given], str]] = {
     "mask by shapes": (keeping("mask", "is_causal"), "the mask"),
     "bias by shapes": (keeping("bias"), "the bias"),
     "key lengths by shapes": (keeping("key_lengths"), "the key lengths"),
+    "query offsets by shapes": (keeping("query_offsets", "is_causal"), "query_offsets"),
     "the mask's batch axis by shapes": (mask_batch_kept, "the mask's batch axis"),
     "scale by itself": (keeping("scale", "scale"), ""),
     "mask by itself": (keeping("mask", "mask"), ""),
@@ -76,8 +77,10 @@ def tasks(option: str) -> Iterator[Task]:
             "mask": draw.random((2, 1, keys, keys)) < 0.6,
             "bias": draw.standard_normal((2, 2, keys, keys)),
             "key_lengths": np.array([keys - 1, keys // 2]),
+            "query_offsets": np.array([2, 3]),
         }
-        options = {name: value for name, value in ALL.items() if name == option}
+        named = "is_causal" if option == "query_offsets" else option  # offsets alone say nothing
+        options = {name: value for name, value in ALL.items() if name == named}
         yield Task("attention", options, {**arrays, **{name: each for name, each in more.items() if name == option}})
 
 
@@ -104,7 +107,7 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
 
     faults: set[str] = set()
     are_right: set[bool] = set()
-    for option in (*ALL, "mask", "bias", "key_lengths"):
+    for option in (*ALL, "mask", "bias", "key_lengths", "query_offsets"):
         memo.clear()
         calls = NeighbourCalls(evaluate, in_fresh_process)
         for task in tasks(option):
