@@ -28,7 +28,7 @@ from measuring import shown, table, timed
 from attncheck.store import VARIABLE
 
 MAX_SECONDS, MAX_GIB = 300.0, 6.0
-BETWEEN_LOOKS = 1.0
+BETWEEN_LOOKS = 0.5
 """Seconds between looks at the memory."""
 
 
@@ -54,10 +54,14 @@ def memory_of(process: psutil.Process) -> tuple[float, int]:
 
 def run_all(output: Path, environment: Mapping[str, str], arguments: Sequence[str]) -> Measured:
     """Run every implementation to its end, and look at its memory meanwhile."""
-    check = [sys.executable, "-m", "attncheck", "check", "--implementation", "all"]
-    command = [*check, "--output", str(output), *arguments]
+    return run(["--implementation", "all", "--output", str(output), *arguments], output.parent, environment)[0]
+
+
+def run(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[Measured, str]:
+    """Run ``attncheck check`` to its end, and look at its memory meanwhile; return that, and what it printed."""
+    command = [sys.executable, "-m", "attncheck", "check", *arguments]
     start, memory, processes = time.monotonic(), 0.0, 0
-    with (output.parent / "printed.txt").open("w+", encoding="utf-8") as printed:
+    with (folder / "printed.txt").open("w+", encoding="utf-8") as printed:
         with subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment) as started:
             watched = psutil.Process(started.pid)
             while started.poll() is None:
@@ -66,8 +70,9 @@ def run_all(output: Path, environment: Mapping[str, str], arguments: Sequence[st
                 time.sleep(BETWEEN_LOOKS)
         wall = time.monotonic() - start
         printed.seek(0)
-        last = (printed.read().strip() or "nothing").splitlines()[-1]
-    return Measured(wall, memory, processes, f"exit {started.returncode}: {last[:150]}")
+        text = printed.read()
+    last = (text.strip() or "nothing").splitlines()[-1]
+    return Measured(wall, memory, processes, f"exit {started.returncode}: {last[:150]}"), text
 
 
 def _row(name: str, runs: Sequence[Measured]) -> list[str]:

@@ -181,6 +181,13 @@ _STRICTEST: Requirements = {
     "query_length_multiple": 64,
     "key_length_multiple": 64,
 }
+_STARTS: tuple[Requirements, ...] = (
+    _STRICTEST,
+    {"lengths": "equal", "value_width": "equal"},
+    {"lengths": "equal"},
+    {"value_width": "equal"},
+)
+"""What is tried first: a wider width takes a scale, and longer sequences a mask, which not every function has."""
 _LEAST_MULTIPLE = 8
 _MOST_TRIED, _MOST_COUNTED = 60, 600
 """Cases that requirements are tried on, and those that are then tried with the ones that stay."""
@@ -232,22 +239,23 @@ def _spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
 
 
 def _loosened(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
-    """Halve what can be without a case less, and then drop what is not needed at all."""
-    computed = [case for case in sample if trial.computes(case, _STRICTEST)]
+    """Begin where most is computed, halve what can be without a case less, and then drop what is not needed at all."""
+    by_start = [[case for case in sample if trial.computes(case, start)] for start in _STARTS]
+    computed, requires = max(zip(by_start, _STARTS, strict=True), key=lambda each: len(each[0]))
     if not computed:
         return None
-    requires: Requirements = _STRICTEST
 
     def is_enough(looser: Requirements) -> bool:
         return all(trial.computes(case, looser) for case in computed)
 
-    for name, value in _STRICTEST.items():
+    start = requires
+    for name, value in start.items():
         while isinstance(value, int) and value > _LEAST_MULTIPLE:
             value //= 2
             if not is_enough({**requires, name: value}):
                 break
             requires = {**requires, name: value}
-    for name in _STRICTEST:
+    for name in start:
         without = {each: value for each, value in requires.items() if each != name}
         requires = without if is_enough(without) else requires
     return requires

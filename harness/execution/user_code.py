@@ -120,9 +120,12 @@ def merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any
 
 
 def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
-    """Return how a function is given an attribute: the line below it, or the option where it is a library's."""
-    text = json.dumps(table)
-    return f"{function}.{name} = {text}" if not file or ".py" in file else f"--declare {name}='{text}'"
+    """Return how a function is given an attribute: the line below it, or the option where it is a library's.
+
+    Without a function it is a whole file's.
+    """
+    text, owner = json.dumps(table), "" if function == "module" else f"{function}."
+    return f"{owner}{name} = {text}" if not file or ".py" in file else f"--declare {name}='{text}'"
 
 
 def _are_tables(*values: Any) -> bool:
