@@ -302,7 +302,7 @@ def test_numbers_of_a_file_are_expected_to_the_last_bit_or_refused(tmp_path: Pat
 
 
 def test_bundled_cases_come_back_as_they_were(tmp_path: Path) -> None:
-    store, names = Store(tmp_path), ("documents", "attention", "masks_of_models", "packed", "quantized", "designs/scores")
+    store, names = Store(tmp_path), ("documents", "attention", "masks_of_models", "packed", "designs/scores")
     first = select_cases(names, store=store)
     assert store.counts.keys() == {"missing", "kept"}
     second = select_cases(names, store=store)
