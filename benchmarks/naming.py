@@ -48,7 +48,7 @@ from attncheck.wording import AND, counted
 
 Array = NDArray[Any]
 
-PATTERNS = ("attention/*", "windows/*", "lengths/*", "grouped_heads/*", "softcap/*", "combinations/*", "coincidences/*")
+PATTERNS = ("attention/*", "windows/*", "lengths/*", "grouped_heads/*", "softcap/*", "coincidences/*")
 MAX_SCORES = 1 << 10
 
 FAULTS: dict[str, str] = {

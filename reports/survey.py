@@ -269,12 +269,16 @@ def _state(cells: Iterable[Cell]) -> str:
 
 
 def _left_out(frames: Frames) -> Counter[tuple[str, str]]:
-    """Count the cases that a mode was not asked for because it compiles each, by implementation and feature."""
+    """Count the cases that a mode was not asked for because it compiles each, by implementation and feature.
+
+    One that was asked for only in dtypes that the mode does not have is one of them: it may have the others.
+    """
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES)]
     found: Counter[tuple[str, str]] = Counter()
     for implementation, cases in rows.groupby("implementation")["case"]:
-        asked = set(results.loc[results["implementation"].eq(implementation) & results["lacks"].ne(ALL_CASES), "case"])
+        own = results["implementation"].eq(implementation)
+        asked = set(results.loc[own & results["verdict"].ne(Verdict.UNSUPPORTED), "case"])
         for case in set(cases) - asked:
             found.update((str(implementation), feature) for feature in features_of(frames.cases[case]))
     return found

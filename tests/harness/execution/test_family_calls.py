@@ -275,7 +275,7 @@ def flash_attn_paged(  # type: ignore[no-untyped-def]
     ids=["varlen", "paged"],
 )
 def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operation: str) -> None:
-    cases = ["packed", "paged", "pairs_sequences"]
+    cases = ["packed", "paged", "designs/sequences"]
     found = attncheck.check(function, cases=cases, signature="flash_attn", dtypes=["float64"])
     assert not failures_of(found)
     assert found.judged >= 9

@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "cases", "most"),
-    [("node", ("attention", "combinations"), 20), ("cc", ("softmax", "values"), 5)],
+    [("node", ("attention", "head_scale"), 20), ("cc", ("softmax", "values"), 5)],
     ids=["javascript", "c"],
 )
 def test_a_reader_in_another_language_finds_its_numbers_right(
