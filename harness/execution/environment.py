@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distributions, version
 from pathlib import Path
@@ -113,21 +113,27 @@ _FRAMEWORK_OF: Mapping[str, str] = {
 }
 
 
+def _frameworks(packages: Iterable[str]) -> set[str]:
+    return {_FRAMEWORK_OF[package] for package in packages if package in _FRAMEWORK_OF}
+
+
 @dataclass(frozen=True)
 class Imports:
     """The versions of the distributions that are imported, by name, and the top-level packages.
 
-    ``home`` is the distribution that a function of a library belongs to; a file of a user's has none.
+    ``home`` is the distribution that a function of a library belongs to; a file of a user's has none. Of whoever
+    imports no framework, ``libraries`` has those of others that import one, each with the framework.
     """
 
     versions: Mapping[str, str]
     packages: frozenset[str]
     home: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def framework(self) -> str | None:
         """The one framework, besides NumPy, that is imported; None for none, or where there are several."""
-        found = {_FRAMEWORK_OF[package] for package in self.packages if package in _FRAMEWORK_OF}
+        found = _frameworks(self.packages) or {*self.libraries.values()}
         return found.pop() if len(found) == 1 else None
 
     @property
@@ -202,7 +208,22 @@ def imports_of(target: Any) -> Imports:
     }
     top = name.partition(".")[0]
     home = next((each for each in installed.of(top) if each in versions), "") if top else ""
-    return Imports(dict(sorted(versions.items())), frozenset(packages), home)
+    return Imports(dict(sorted(versions.items())), frozenset(packages), home, _libraries_of(packages, own))
+
+
+def _libraries_of(packages: Collection[str], own: Collection[str]) -> Mapping[str, str]:
+    """Return which of the packages that are not its ``own`` import one framework, and which, where none is among them.
+
+    It is looked for in the names that their modules have; to read the source of a large library takes seconds.
+    """
+    if _frameworks(packages):
+        return {}
+    named = {
+        package: {name for module in _modules_of(package) for name in _packages(_named_by([*vars(module).values()]))}
+        for package in sorted({*packages} - {*own})
+    }
+    found = {package: _frameworks(names) for package, names in named.items()}
+    return {package: frameworks.pop() for package, frameworks in found.items() if len(frameworks) == 1}
 
 
 def _home(target: Any) -> tuple[str, set[str]]:

@@ -322,7 +322,8 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
     backend = BACKENDS[name]
     advice = []
     if not said and (imported := declared.get("imported_framework")):
-        advice = [advice_on_framework(imported, target.attribute or "attention", is_given=name == imported)]
+        function, library = target.attribute or "attention", declared.get("importing_library", "")
+        advice = [advice_on_framework(imported, function, library, is_given=name == imported)]
 
     mappings = ("conventions", "properties", "capabilities", "resources", "distributions")
     of_functions = ("required", "source", "requirements", "parameters")

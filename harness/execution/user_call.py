@@ -143,10 +143,13 @@ class UserBackend:
                 raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_of(function))) from error
             if not isinstance(error, TypeError | AttributeError | ValueError):
                 raise
-            wanted = _framework_of(function) if self._framework == "numpy" and _is_about_arrays(error) else None
-            if wanted is None:
+            if self._framework != "numpy" or not _is_about_arrays(error):
                 raise
-            raise AdvisedError(error, advice_on_framework(wanted, _name_of(function))) from error
+            imports = imports_of(function)
+            if (wanted := imports.framework) is None:
+                raise
+            library = next(iter(imports.libraries), "")
+            raise AdvisedError(error, advice_on_framework(wanted, _name_of(function), library)) from error
 
 
 _loaded: dict[Target, Any] = {}
@@ -315,10 +318,6 @@ def own_backend(target: Any, name: str, framework: BackendEntry, device: str = "
 
 
 @functools.lru_cache(maxsize=16)
-def _framework_of(function: Callable[..., Any]) -> str | None:
-    return imports_of(function).framework
-
-
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", "attention")
 
@@ -437,6 +436,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "device": _device(getattr(target, "device", None)),
         "resources": _resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
+        "importing_library": next(iter(imports.libraries), ""),
         "distributions": target.distributions if isinstance(target, ProgramFunctions) else imports.versions,
         "home": imports.home,
         "signature": family,

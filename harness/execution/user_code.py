@@ -71,12 +71,17 @@ class UnfitError(LoadError):
         self.name, self.function, self.misfits = name, function, misfits
 
 
-def advice_on_framework(name: str, function: str, *, is_given: bool = False) -> str:
-    """Return how a function is declared to take a framework's arrays, or where it ``is_given`` them, NumPy's."""
+def advice_on_framework(name: str, function: str, library: str = "", *, is_given: bool = False) -> str:
+    """Return how a function is declared to take a framework's arrays, or where it ``is_given`` them, NumPy's.
+
+    ``library`` is what imports the framework for it.
+    """
+    imports = f"{library}, which imports {name}," if library else name
     if is_given:
-        return f"it imports {name} alone and is given {name}'s arrays; --framework numpy gives it NumPy's"
+        alone = "" if library else " alone"
+        return f"it imports {imports}{alone} and is given {name}'s arrays; --framework numpy gives it NumPy's"
     return (
-        f"it imports {name} and is given NumPy's arrays; if it takes {name}'s, declare that: "
+        f"it imports {imports} and is given NumPy's arrays; if it takes {name}'s, declare that: "
         f'{function}.framework = "{name}" below it, or --framework {name}'
     )
 

@@ -270,14 +270,21 @@ def test_what_is_called_with_which_inputs_and_options(write: Write, tmp_path: Pa
     assert outcome_here(denying) == Failure("unsupported", "says that it has no value width", ("value width",))
 
 
-def test_who_imports_one_framework_alone_is_given_its_arrays(write: Write, tmp_path: Path) -> None:
+def test_who_imports_one_framework_alone_or_by_a_library_is_given_its_arrays(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
     for name in ("torch", "jax"):
         (tmp_path / f"{name}.py").touch()
+    install(tmp_path, "layers", "layers", "1.0", "import numpy, torch\n")
     for imported, framework, hint in (
         ("torch", "torch", "imports torch alone and is given torch's arrays; --framework numpy gives it NumPy's"),
         ("torch, numpy", "numpy", "imports torch and is given NumPy's arrays"),
         ("torch, jax", "numpy", ""),
         ("math", "numpy", ""),
+        ("layers", "torch", "imports layers, which imports torch, and is given torch's arrays; --framework numpy"),
+        ("layers, jax", "jax", "imports jax alone and is given jax's arrays"),
+        ("layers, numpy", "numpy", "imports layers, which imports torch, and is given NumPy's arrays"),
     ):
         entry = here(f"{write(f'import {imported}' + PLAIN)}:attention").entry
         assert isinstance(entry, UserImplementation)
