@@ -31,6 +31,7 @@ from attncheck.backends.contract import (
     Scored,
     Stages,
     Stored,
+    StoredPages,
     Tensor,
     Window,
     takes,
@@ -460,8 +461,32 @@ def make_dequantize(
     return dequantize
 
 
-def make_quantized_attention(dequantize: Callable[..., Tensor], attention: Operation) -> Operation:
-    """Return attention to codes, of which ``dequantize`` makes numbers."""
+def make_numbers_of_codes(dequantize: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """Return what makes numbers of query, key and value, and takes what belongs to codes out of the options."""
+
+    def numbers_of_codes(
+        query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], *, in_pages: bool = False
+    ) -> list[Tensor]:
+        form = {"stored_as": options.pop("stored_as", None), "packing": options.pop("packing", "low_first")}
+        swizzle = options.pop("swizzle", None)
+        found = []
+        for name, codes in (("query", query), ("key", key), ("value", value)):
+            parts = [codes, *(options.pop(f"{name}_{part}", None) for part in ("scale", "block_scale", "zero"))]
+            is_page = in_pages and name != "query"
+            if is_page:  # (Np, Lp, Hkv, D) -> (Np, Hkv, Lp, D), as keys lie outside of pages
+                parts = [None if part is None else part.swapaxes(1, 2) for part in parts]
+            if parts[1] is not None:
+                own = None if swizzle == "4x4" and name != "value" else swizzle  # that one is of values alone
+                codes = dequantize(*parts, swizzle=own, **form)
+                codes = codes.swapaxes(1, 2) if is_page else codes
+            found.append(codes)
+        return found
+
+    return numbers_of_codes
+
+
+def make_quantized_attention(numbers_of_codes: Callable[..., list[Tensor]], attention: Operation) -> Operation:
+    """Return attention to codes, of which ``numbers_of_codes`` makes numbers."""
 
     @takes(Stored)
     def quantized_attention(
@@ -476,16 +501,9 @@ def make_quantized_attention(dequantize: Callable[..., Tensor], attention: Opera
         **options: Unpack[Stored],
     ) -> Stages:
         """Make numbers of codes, and attend."""
-        form = {"stored_as": options.pop("stored_as", None), "packing": options.pop("packing", "low_first")}
-        swizzle, query_scale = options.pop("swizzle", None), options.pop("query_scale", None)
-        of_query, of_key = options.pop("query_block_scale", None), options.pop("key_block_scale", None)
-        of_value, value_zero = options.pop("value_block_scale", None), options.pop("value_zero", None)
-        others = None if swizzle == "4x4" else swizzle  # that one is of values alone
-        if query_scale is not None:
-            query = dequantize(query, query_scale, of_query, None, swizzle=others, **form)
-        key = dequantize(key, key_scale, of_key, options.pop("key_zero", None), swizzle=others, **form)
-        value = dequantize(value, value_scale, of_value, value_zero, swizzle=swizzle, **form)
-        return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
+        given = {**options, "key_scale": key_scale, "value_scale": value_scale}
+        numbers = numbers_of_codes(query, key, value, given)
+        return attention(*numbers, mask=mask, key_lengths=key_lengths, **given)
 
     return quantized_attention
 
@@ -551,6 +569,26 @@ def make_paged_attention(arrays: Arrays, attention: Operation, clip: Callable[[T
         rules = seen(positions - query_positions[..., None], *edges)
         mask = reduce(and_, [is_used[:, None], *rules])
         return attention(query, key, value, mask=mask[:, None], **options)
+
+    return paged_attention
+
+
+def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], paged: Operation) -> Operation:
+    """Return attention to pages that may hold codes, of which ``numbers_of_codes`` makes numbers."""
+
+    @takes(StoredPages)
+    def paged_attention(
+        query: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        block_table: Tensor,
+        key_lengths: Tensor,
+        **options: Unpack[StoredPages],
+    ) -> Stages:
+        """Make numbers of codes, page by page, and attend to those."""
+        given: dict[str, Any] = {**options}
+        numbers = numbers_of_codes(query, key_pages, value_pages, given, in_pages=True)
+        return paged(*numbers, block_table, key_lengths, **given)
 
     return paged_attention
 

@@ -199,6 +199,13 @@ class Stored(Scored, total=False):
     swizzle: Swizzle | None
 
 
+class StoredPages(Stored, total=False):
+    """Keywords of attention to pages, which may hold codes: their scales besides."""
+
+    key_scale: Tensor | None
+    value_scale: Tensor | None
+
+
 class Normalized(Masks, ScaleAndCap, Sinks, Rotary, total=False):
     """Keywords of attention behind a norm, beside those of the norm."""
 
@@ -230,6 +237,8 @@ class CallOptions:
     past_key: Tensor | None = None
     past_value: Tensor | None = None
     query_offsets: Tensor | None = None
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
     query_scale: Tensor | None = None
     query_block_scale: Tensor | None = None
     key_block_scale: Tensor | None = None
@@ -587,7 +596,7 @@ class Backend(Protocol):
         query uses has a gradient of 0.
         """
 
-    @takes(Scored)
+    @takes(StoredPages)
     def paged_attention(
         self,
         query: Tensor,
@@ -595,7 +604,7 @@ class Backend(Protocol):
         value_pages: Tensor,
         block_table: Tensor,
         key_lengths: Tensor,
-        **options: Unpack[Scored],
+        **options: Unpack[StoredPages],
     ) -> Stages:
         """Attend to keys and values that lie in pages of a cache.
 
@@ -607,6 +616,10 @@ class Backend(Protocol):
         ``is_causal`` and ``window`` count from the end: the last query stands at the last key that is used. A query
         without a key gets zeros. Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
         PagedAttention", section 4.1.
+
+        Pages are in codes where there is a key_scale and a value_scale, (Np, Lp, Hkv), as in ``quantized_attention``: a
+        slot of a page stands for a key there, and scales of blocks and zero points lie in pages as codes do. A swizzle
+        has the rows and columns (Lp, S) of each head of a page.
         """
 
     @takes(Stored)

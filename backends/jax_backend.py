@@ -137,11 +137,15 @@ gated_attention = composed.make_gated_attention(attention, jax.nn.sigmoid)
 gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
 packed_attention = composed.make_packed_attention(_ARRAYS, attention, _sequence_of)
 packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
-_dequantize = composed.make_dequantize(
-    jax.lax.convert_element_type, lambda values, codes, dtype: jnp.array(values, dtype)[codes], jnp.stack, jnp.repeat
+_numbers_of_codes = composed.make_numbers_of_codes(
+    composed.make_dequantize(
+        *(jax.lax.convert_element_type, lambda values, codes, dtype: jnp.array(values, dtype)[codes]),
+        *(jnp.stack, jnp.repeat),
+    )
 )
-paged_attention = composed.make_paged_attention(_ARRAYS, attention, jnp.clip)
-quantized_attention = composed.make_quantized_attention(_dequantize, attention)
+_paged = composed.make_paged_attention(_ARRAYS, attention, jnp.clip)
+paged_attention = composed.make_paged_attention_to_codes(_numbers_of_codes, _paged)
+quantized_attention = composed.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)

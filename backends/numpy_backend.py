@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.composed import absorbed, make_dequantize
+from attncheck.backends.composed import absorbed, make_dequantize, make_numbers_of_codes
 from attncheck.backends.contract import (
     Attended,
     Differentiated,
@@ -31,6 +31,7 @@ from attncheck.backends.contract import (
     Scored,
     Stages,
     Stored,
+    StoredPages,
     Window,
     takes,
 )
@@ -412,31 +413,35 @@ def packed_attention_gradients(
     return {name: np.concatenate(found, axis=-2) for name, found in parts.items()} | shared
 
 
-@takes(Scored)
+@takes(StoredPages)
 def paged_attention(
     query: Array,
     key_pages: Array,
     value_pages: Array,
     block_table: Array,
     key_lengths: Array,
-    **options: Unpack[Scored],
+    **options: Unpack[StoredPages],
 ) -> Stages:
-    """Attend to the pages of one batch entry after the other."""
-    edges = options.pop("is_causal", False), options.pop("window", None)
+    """Make numbers of codes, if there are any, and attend to the pages of one batch entry after the other."""
+    given: dict[str, Any] = {**options}
+    query, key_pages, value_pages = _numbers_of_codes(query, key_pages, value_pages, given, in_pages=True)
+    edges = given.pop("is_causal", False), given.pop("window", None)
     parts = []
     for own, pages, used in zip(query, block_table, key_lengths, strict=True):
         pages = pages[: -(-used // key_pages.shape[1])]  # what stands behind these in the table is no page
         key, value = (_read(each, pages)[:, :, :used] for each in (key_pages, value_pages))
         mask = _seen_from_the_end(own.shape[-2], key.shape[-2], *edges)
-        parts.append(attention(own[np.newaxis], key, value, mask=mask, **options))
+        parts.append(attention(own[np.newaxis], key, value, mask=mask, **given))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
-_dequantize = make_dequantize(
-    lambda array, dtype: array.astype(dtype),
-    lambda values, codes, dtype: np.array(values, dtype)[codes],
-    np.stack,
-    np.repeat,
+_numbers_of_codes = make_numbers_of_codes(
+    make_dequantize(
+        lambda array, dtype: array.astype(dtype),
+        lambda values, codes, dtype: np.array(values, dtype)[codes],
+        np.stack,
+        np.repeat,
+    )
 )
 
 
@@ -453,17 +458,8 @@ def quantized_attention(
     **options: Unpack[Stored],
 ) -> Stages:
     """Make numbers of codes, and attend."""
-    given: dict[str, Any] = {**options}
-    form = {"stored_as": given.pop("stored_as", None), "packing": given.pop("packing", "low_first")}
-    swizzle, query_scale = given.pop("swizzle", None), given.pop("query_scale", None)
-    of_query, of_keys, of_values = (given.pop(f"{name}_block_scale", None) for name in ("query", "key", "value"))
-    of_key_zero, of_value_zero = (given.pop(f"{name}_zero", None) for name in ("key", "value"))
-    others = None if swizzle == "4x4" else swizzle  # that one is of values alone
-    if query_scale is not None:
-        query = _dequantize(query, query_scale, of_query, None, swizzle=others, **form)
-    key = _dequantize(key, key_scale, of_keys, of_key_zero, swizzle=others, **form)
-    value = _dequantize(value, value_scale, of_values, of_value_zero, swizzle=swizzle, **form)
-    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **given)
+    given: dict[str, Any] = {**options, "key_scale": key_scale, "value_scale": value_scale}
+    return attention(*_numbers_of_codes(query, key, value, given), mask=mask, key_lengths=key_lengths, **given)
 
 
 @takes(Normalized)

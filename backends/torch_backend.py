@@ -155,14 +155,17 @@ attention_gradients = composed.make_gradients(attention, differentiate)
 gated_attention = composed.make_gated_attention(attention, torch.sigmoid)
 gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
 packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
-_dequantize = composed.make_dequantize(
-    Tensor.to,
-    lambda values, codes, dtype: torch.tensor(values, dtype=dtype, device=codes.device)[codes.long()],
-    torch.stack,
-    torch.repeat_interleave,
+_numbers_of_codes = composed.make_numbers_of_codes(
+    composed.make_dequantize(
+        Tensor.to,
+        lambda values, codes, dtype: torch.tensor(values, dtype=dtype, device=codes.device)[codes.long()],
+        torch.stack,
+        torch.repeat_interleave,
+    )
 )
-paged_attention = composed.make_paged_attention(_ARRAYS, attention, torch.clamp)
-quantized_attention = composed.make_quantized_attention(_dequantize, attention)
+_paged = composed.make_paged_attention(_ARRAYS, attention, torch.clamp)
+paged_attention = composed.make_paged_attention_to_codes(_numbers_of_codes, _paged)
+quantized_attention = composed.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)

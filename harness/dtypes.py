@@ -34,6 +34,13 @@ def largest_number(name: str) -> float:
     return float(ml_dtypes.finfo(dtype).max)
 
 
+@cache
+def holds_nan(name: str) -> bool:
+    """Return whether a dtype has a NaN, as codes of few bits and whole numbers have not."""
+    with np.errstate(invalid="ignore"):
+        return name not in _WHOLE and bool(np.isnan(np.array(np.nan).astype(numpy_dtype(name)).astype(np.float64)))
+
+
 def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
     """Return by how much numbers of at most this size move when they are rounded to a dtype, subnormals flushed."""
     if name in _WHOLE:

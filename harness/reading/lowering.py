@@ -20,7 +20,7 @@ from which a step makes those of every head (``attention/caches.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Self
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
+from attncheck.dtypes import holds_nan, largest_number, numpy_dtype, rounded_once
 from attncheck.reading.shapes import ShapeFault, show
 from attncheck.spec import (
     CONVENTIONS,
@@ -39,6 +39,7 @@ from attncheck.spec import (
     OPERATIONS,
     OPTIONS,
     QUERY_KEY_VALUE,
+    STEMS,
     TOLD_BY_DTYPE,
     InputSpec,
     Shape,
@@ -66,6 +67,7 @@ _SPECS: Mapping[str, InputSpec] = {
 }
 _MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
 _ROTARY = frozenset({"rotary_cos", "rotary_sin"})
+_OF_SLOTS = tuple(name for name, spec in OPERATIONS["paged_attention"].inputs.items() if spec.axes[:2] == ("Np", "Lp"))
 _PASTS = tuple((name, str(spec.folds_into)) for name, spec in _SPECS.items() if spec.folds_into in ("key", "value"))
 """Inputs that come before another one, and the name of that."""
 
@@ -304,14 +306,21 @@ def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
     """Return the inputs with what no query may use of keys and values replaced, as the option ``poison`` says."""
     if not options.get("poison"):
         return dict(inputs)
-    value = np.nan if options["poison"] == "nan" else min(_LARGE, largest_number(dtype))
+    is_nan = options["poison"] == "nan"
+    poisoned_inputs = dict(inputs)
     if "block_table" in inputs:
-        unused, names = ~_used_slots(inputs), ("key_pages", "value_pages")
+        unused, is_page = ~_used_slots(inputs), True
+        names = [name for name in _OF_SLOTS if name in inputs and inputs[name].shape[:2] == unused.shape]
     else:
-        unused, names = ~_Sequences.of(inputs).is_used, ("key", "value")
-    poisoned_inputs = {**inputs, **{name: inputs[name].copy() for name in names}}
+        unused, is_page, names = ~_Sequences.of(inputs).is_used, False, ["key", "value"]
     for name in names:
-        poisoned_inputs[name][unused if name.endswith("pages") else np.s_[..., unused, :]] = value
+        poisoned_inputs[name] = inputs[name].copy()
+        stored = inputs[name].dtype.name if is_page else dtype
+        value = np.nan if is_nan and holds_nan(stored) else min(_LARGE, largest_number(stored))
+        if is_page:
+            poisoned_inputs[name][unused] = rounded_once(np.array(value), stored)
+        else:
+            poisoned_inputs[name][..., unused, :] = value
     return poisoned_inputs
 
 
@@ -346,18 +355,28 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
 def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
     """Hold what is said of codes and of scales of blocks against the format and the shapes."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    for name in QUERY_KEY_VALUE if "key_scale" in shapes else ():
-        if f"{name}_scale" in shapes and form.bits == 4 and shapes[name][-1] % 2:
+    for name, stem in _in_codes(shapes):
+        if form.bits == 4 and shapes[name][-1] % 2:
             raise ShapeFault(name, f"expected an even width, two codes of 4 bits in each byte, got {shapes[name][-1]}")
-        blocks = f"{name}_block_scale"
+        blocks = f"{stem}_block_scale"
         if blocks in shapes and "swizzle" in options:
-            rows, width = shapes[name][-2:]
+            rows, width = shapes[name][_row_axis(name)], shapes[name][-1]
             wanted = (rows, width // (form.group or 1))
-            if form.group is None or shapes[blocks][-2:] != wanted:
+            if form.group is None or (shapes[blocks][_row_axis(name)], shapes[blocks][-1]) != wanted:
                 what = f"a scale for each {form.group} elements" if form.group else "a format with blocks"
                 raise ShapeFault(blocks, f"a swizzle needs {what} of each row, got shape {show(shapes[blocks])}")
-            if options["swizzle"] == "4x4" and name == "value" and (rows % 4 or wanted[1] % 4):
+            if options["swizzle"] == "4x4" and stem == "value" and (rows % 4 or wanted[1] % 4):
                 raise ShapeFault(blocks, f"4x4 needs multiples of 4 rows and columns, got {show(wanted)}")
+
+
+def _in_codes(given: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield what is given in codes, and what the names of its scales begin with."""
+    return ((name, stem) for name, stem in STEMS.items() if name in given and f"{stem}_scale" in given)
+
+
+def _row_axis(name: str) -> int:
+    """Return the axis of keys or queries; a page has its heads behind it."""
+    return -3 if name.endswith("_pages") else -2
 
 
 def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
@@ -433,13 +452,19 @@ def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     is_used = positions < used[:, np.newaxis]  # (B, T)
     pages = np.where(is_used[:, ::page], table, 0)  # what is not used may be no page at all
     for name in ("key", "value"):
-        cache = inputs.pop(f"{name}_pages")
-        rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, D) before
-        inputs[name] = np.where(is_used[..., np.newaxis, np.newaxis], rows, np.zeros_like(rows)).swapaxes(1, 2)
+        inputs[name] = inputs.pop(f"{name}_pages")
+        slots = inputs[name].shape[:2]
+        for part in (name, f"{name}_scale", f"{name}_block_scale", f"{name}_zero"):
+            if part in inputs:
+                cache = blocks_spread(inputs[part], (*slots, *inputs[part].shape[2:]))
+                rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, ...) before
+                used_rows = is_used.reshape(*is_used.shape, *[1] * (rows.ndim - 2))
+                inputs[part] = np.where(used_rows, rows, np.zeros_like(rows)).swapaxes(1, 2)
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
     allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
-    return options, {**inputs, "mask": allowed[:, np.newaxis]}
+    laid_out = options, {**inputs, "mask": allowed[:, np.newaxis]}
+    return _quantized(*laid_out) if "key_scale" in inputs else laid_out
 
 
 def _quantized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
@@ -474,14 +499,14 @@ def blocks_spread(blocks: Array, shape: Shape) -> Array:
 def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Lay codes and the scales of their blocks out as a function gets them, and say so where no dtype does."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    for name in QUERY_KEY_VALUE if "key_scale" in inputs else ():
-        if form.bits < 8 and f"{name}_scale" in inputs:
+    for name, stem in list(_in_codes(inputs)):
+        if form.bits < 8:
             codes = inputs[name].astype(numpy_dtype(form.elements))
             inputs[name] = _bytes_of(codes, form.bits, options.get("packing"))
-        blocks = inputs.get(f"{name}_block_scale")
-        if blocks is not None and "swizzle" in options and (name == "value" or options["swizzle"] != "4x4"):
-            stored = blocks.astype(numpy_dtype(str(form.scales)))
-            inputs[f"{name}_block_scale"] = _swizzled(stored, options["swizzle"])
+        blocks, axis = inputs.get(f"{stem}_block_scale"), _row_axis(name)
+        if blocks is not None and "swizzle" in options and (stem == "value" or options["swizzle"] != "4x4"):
+            stored = blocks.astype(numpy_dtype(str(form.scales))).swapaxes(axis, -2)
+            inputs[f"{stem}_block_scale"] = _swizzled(stored, options["swizzle"]).swapaxes(axis, -2)
     if options.get("stored_as") in TOLD_BY_DTYPE:
         options.pop("stored_as")
     return options, inputs

@@ -136,11 +136,12 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
             continue
         wanted = tuple(lengths[letter] for letter in spec.axes)
         for got, want in zip(shapes[name], wanted, strict=True):
-            if spec.of_blocks and got and want % got:
+            if got in (1, want) or (spec.of_blocks and 0 < got < want and want % got == 0):
+                continue
+            if spec.of_blocks:
                 problem = f"{want} elements cannot be cut into {got} blocks of the same length"
                 raise ShapeFault(name, f"shape {show(shapes[name])}: {problem}")
-            if got not in (1, want) and not spec.of_blocks:
-                raise ShapeFault(name, f"shape {show(shapes[name])} does not broadcast to {show(wanted)}")
+            raise ShapeFault(name, f"shape {show(shapes[name])} does not broadcast to {show(wanted)}")
 
 
 def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:

@@ -25,7 +25,16 @@ from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import blocks_spread, poisoned
 from attncheck.searching.concrete import Array, ConcreteCase, axes_of
 from attncheck.searching.shapes import Random, Real
-from attncheck.spec import OPERATIONS, QUERY_KEY_VALUE, STAGE_SPECS, InputSpec, Shape, score_kind, stored_dtype
+from attncheck.spec import (
+    OPERATIONS,
+    QUERY_KEY_VALUE,
+    STAGE_SPECS,
+    STEMS,
+    InputSpec,
+    Shape,
+    score_kind,
+    stored_dtype,
+)
 
 Inputs = dict[str, Array]
 
@@ -177,7 +186,7 @@ class DrawnInputs:
             self.inputs[name] = self._scores(shape) if spec.required else self._bias(shape)
         elif spec.statistics:
             self.inputs[name] = self._log_sum_exps(shape)
-        elif role_of(axes) is not None:
+        elif role_of(axes) is not None and not spec.of_blocks:
             self._draw_operands(name, axes, shape)
         else:
             self.inputs[name] = self._parameters(spec, axes, shape)
@@ -246,10 +255,11 @@ class DrawnInputs:
 
     def _store_in_codes(self, name: str) -> None:
         """Give an input factors, for all, for each head or for each key, by which it fills the range of its format."""
-        factor, options = f"{name}_scale", self.problem.options
+        stem, options = STEMS[name], self.problem.options
+        factor, blocks = f"{stem}_scale", f"{stem}_block_scale"
         array, shape = self.inputs[name], self.problem.inputs[factor].shape
-        if f"{name}_block_scale" in self.inputs:
-            array = array / blocks_spread(self.inputs[f"{name}_block_scale"], array.shape)
+        if blocks in self.inputs:
+            array = array / blocks_spread(self.inputs[blocks], array.shape)
         spec, given = self.problem.specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
@@ -264,7 +274,8 @@ class DrawnInputs:
             inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
         if OPERATIONS[self.problem.operation].has_parts:
             self._relate_parts()
-        if {"poison"} <= OPERATIONS[self.problem.operation].options and "key_lengths" in inputs and random.rand() < 0.3:
+        can_be_poisoned = "poison" in OPERATIONS[self.problem.operation].options and "key_scale" not in inputs
+        if can_be_poisoned and "key_lengths" in inputs and random.rand() < 0.3:
             self.inputs = poisoned({"poison": "nan"}, inputs, "float64")
         if OPERATIONS[self.problem.operation].has_projections and random.rand() < 1 / 2:
             alike = {name: inputs["query"] for name in ("key", "value") if inputs[name].shape == inputs["query"].shape}

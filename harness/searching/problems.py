@@ -40,6 +40,7 @@ from attncheck.spec import (
     PER_HEAD,
     QUERY_KEY_VALUE,
     SCORE_SPECS,
+    STEMS,
     InputSpec,
     Shape,
     computed_stages,
@@ -324,8 +325,12 @@ def _steps(problem: Problem) -> Iterator[Array]:
         if f"{name}_factor" in lowered.inputs:
             codes = np.abs(lowered.inputs[name]) + np.abs(lowered.inputs.get(f"{name}_shift", 0))
             yield codes * lowered.inputs[f"{name}_factor"]
-            if f"{name}_block_scale" in problem.inputs:  # before the second scale
-                yield codes * blocks_spread(problem.inputs[f"{name}_block_scale"], codes.shape)
+    for name, stem in STEMS.items():
+        if name in problem.inputs and f"{stem}_block_scale" in problem.inputs:  # before the second scale
+            codes = np.abs(problem.inputs[name].astype(np.float64))
+            zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
+            of_blocks = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
+            yield (codes + blocks_spread(zeros, codes.shape)) * blocks_spread(of_blocks, codes.shape)
     if own.has_gradients:
         given = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
         yield from _stages(Problem(PER_HEAD[0], lowered.options, given))

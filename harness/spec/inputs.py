@@ -273,18 +273,9 @@ USED_KEYS: Mapping[str, InputSpec] = {
     ),
     **OF_HEADS,
 }
-PAGED_INPUTS: Mapping[str, InputSpec] = {
-    "query": QUERY,
-    "key_pages": InputSpec(("Np", "Lp", "Hkv", "D"), synonyms=("k_cache", "key_cache", "paged_key")),
-    "value_pages": InputSpec(("Np", "Lp", "Hkv", "Dv"), synonyms=("v_cache", "value_cache", "paged_value")),
-    "block_table": InputSpec(("B", "W"), whole=True, at_most="Np", synonyms=("block_tables", "page_table")),
-    "key_lengths": InputSpec(
-        ("B",), whole=True, asks_for="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
-    ),
-    **OF_HEADS,
-}
-"""Keys and values in the pages of a cache, and which pages hold those of each batch entry."""
 _SCALE = InputSpec(("B", "Hkv", "Lk"), broadcast=True)
+_KEY_SCALE_WORDS = ("k_scale", "k_descale", "key_descale", "scale_k")
+_VALUE_SCALE_WORDS = ("v_scale", "v_descale", "value_descale", "scale_v")
 
 
 def _scale_of_blocks(name: str, *axes: str, needs: str | None = None) -> InputSpec:
@@ -292,29 +283,68 @@ def _scale_of_blocks(name: str, *axes: str, needs: str | None = None) -> InputSp
     return optional(*axes, neutral=1, broadcast=True, of_blocks=True, needs=needs, synonyms=words)
 
 
-def _zero_of_blocks(name: str, *axes: str) -> InputSpec:
+def _zero_of_blocks(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name}_zero_point", f"{name[0]}_zeros")
-    return optional(*axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", synonyms=words)
+    return optional(*axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", needs=needs, synonyms=words)
 
 
+def _of_codes(*lies: str, needs: str | None = None) -> Mapping[str, InputSpec]:
+    """Return what makes numbers of codes beside the scales of keys and values, which lie on these axes."""
+    rows = ("B", "H", "Lq")
+    words = ("q_scale", "q_descale", "query_descale", "scale_q")
+    return {
+        "query_scale": optional(*rows, neutral=None, broadcast=True, needs=needs, synonyms=words),
+        "query_block_scale": _scale_of_blocks("query", *rows, "D", needs="query_scale"),
+        "key_block_scale": _scale_of_blocks("key", *lies, "D", needs=needs),
+        "value_block_scale": _scale_of_blocks("value", *lies, "Dv", needs=needs),
+        "key_zero": _zero_of_blocks("key", *lies, "D", needs=needs),
+        "value_zero": _zero_of_blocks("value", *lies, "Dv", needs=needs),
+    }
+
+
+PAGED_INPUTS: Mapping[str, InputSpec] = {
+    "query": replace(QUERY, coded_with="query_scale"),
+    "key_pages": InputSpec(
+        ("Np", "Lp", "Hkv", "D"), coded_with="key_scale", synonyms=("k_cache", "key_cache", "paged_key")
+    ),
+    "value_pages": InputSpec(
+        ("Np", "Lp", "Hkv", "Dv"), coded_with="value_scale", synonyms=("v_cache", "value_cache", "paged_value")
+    ),
+    "block_table": InputSpec(("B", "W"), whole=True, at_most="Np", synonyms=("block_tables", "page_table")),
+    "key_lengths": InputSpec(
+        ("B",), whole=True, asks_for="masked", synonyms=("cache_seqlens", "seq_lens", "context_lens", "kv_lens")
+    ),
+    "key_scale": optional(
+        *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="value_scale", synonyms=_KEY_SCALE_WORDS
+    ),
+    "value_scale": optional(
+        *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="key_scale", synonyms=_VALUE_SCALE_WORDS
+    ),
+    **_of_codes("Np", "Lp", "Hkv", needs="key_scale"),
+    **OF_HEADS,
+}
+"""Keys and values in the pages of a cache, and which pages hold those of each batch entry.
+
+Pages hold codes where there are scales of them.
+"""
 QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "query": replace(QUERY, coded_with="query_scale"),
     "key": replace(ATTENTION_INPUTS["key"], coded_with="key_scale"),
     "value": replace(ATTENTION_INPUTS["value"], coded_with="value_scale"),
-    "key_scale": replace(_SCALE, synonyms=("k_scale", "k_descale", "key_descale", "scale_k")),
-    "value_scale": replace(_SCALE, synonyms=("v_scale", "v_descale", "value_descale", "scale_v")),
-    "query_scale": optional(
-        *("B", "H", "Lq"), neutral=None, broadcast=True, synonyms=("q_scale", "q_descale", "query_descale", "scale_q")
-    ),
-    "query_block_scale": _scale_of_blocks("query", "B", "H", "Lq", "D", needs="query_scale"),
-    "key_block_scale": _scale_of_blocks("key", "B", "Hkv", "Lk", "D"),
-    "value_block_scale": _scale_of_blocks("value", "B", "Hkv", "Lk", "Dv"),
-    "key_zero": _zero_of_blocks("key", "B", "Hkv", "Lk", "D"),
-    "value_zero": _zero_of_blocks("value", "B", "Hkv", "Lk", "Dv"),
+    "key_scale": replace(_SCALE, synonyms=_KEY_SCALE_WORDS),
+    "value_scale": replace(_SCALE, synonyms=_VALUE_SCALE_WORDS),
+    **_of_codes("B", "Hkv", "Lk"),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths")},
     **OF_HEADS,
 }
 """Keys and values in codes, and what makes numbers of these: (code - zero) block_scale scale."""
+STEMS: Mapping[str, str] = {
+    name: spec.coded_with.removesuffix("_scale")
+    for inputs in (QUANTIZED_INPUTS, PAGED_INPUTS)
+    for name, spec in inputs.items()
+    if spec.coded_with and not spec.of_blocks
+}
+"""Inputs that may be in codes, and what the names of their scales and zero points begin with."""
 ZERO_POINTS = "int8"
 """The dtype of zero points, whatever that of the codes is."""
 

@@ -216,6 +216,7 @@ _ATTENTION_OPTIONS = frozenset(
 _NORMS = frozenset({"norm", "norm_over", "epsilon", "norm_after_rotation"})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
 _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poison"})
+_OF_CODES = frozenset({"stored_as", "packing", "swizzle"})
 _WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
 _WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
@@ -310,14 +311,14 @@ OPERATIONS: Mapping[str, Operation] = {
         Operation(
             "paged_attention",
             specs.PAGED_INPUTS,
-            _SEQUENCE_OPTIONS,
+            _SEQUENCE_OPTIONS | _OF_CODES,
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
             "quantized_attention",
             specs.QUANTIZED_INPUTS,
-            frozenset({"scale", "softcap", "is_causal", "window", "stored_as", "packing", "swizzle"}),
+            _OF_CODES | {"scale", "softcap", "is_causal", "window"},
             (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),

@@ -213,13 +213,15 @@ class Options(Mapping[str, Any]):
         StoredAs | None,
         OptionSpec(
             "The format that keys and values are stored in, and a query that has a scale; float8_e4m3fn if absent. A "
-            "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says."
+            "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says.",
+            with_one_of=("key_scale",),
         ),
     ] = None
     packing: Annotated[
         Packing | None,
         OptionSpec(
             "Which half of a byte holds the first of two codes of 4 bits: low_first (if absent) or high_first.",
+            with_one_of=("key_scale",),
             synonyms=("nibble_order",),
         ),
     ] = None

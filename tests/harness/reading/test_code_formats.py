@@ -72,7 +72,7 @@ def test_swizzled_scales_lie_where_their_sources_say(swizzle: str) -> None:
 
 
 def test_a_case_is_the_attention_of_its_numbers_however_it_is_handed_over() -> None:
-    cases = select_cases(["block_formats"]).cases
+    cases = [case for case in select_cases(["block_formats"]).cases if case.operation == "quantized_attention"]
     assert {case.options.get("stored_as") for case in cases} == CODE_FORMATS.keys() - {"float8_e4m3fn", "float8_e5m2"}
     for case in cases:
         inputs = convert_inputs(case, make_exact_inputs(case), "float64").arrays
@@ -99,3 +99,28 @@ def test_a_case_is_the_attention_of_its_numbers_however_it_is_handed_over() -> N
         np.testing.assert_allclose(stages["output"], wanted, rtol=1e-12, err_msg=case.id)
         lowered = Computation.of(Problem.lowered(problem).canonical())
         assert lowered.inputs["key"].dtype == np.float64
+
+
+def test_pages_of_codes_are_the_codes_of_their_slots() -> None:
+    cases = [case for case in select_cases(["block_formats"]).cases if case.operation == "paged_attention"]
+    assert len({case.options.get("stored_as") for case in cases}) == 8
+    for case in cases:
+        inputs = convert_inputs(case, make_exact_inputs(case), "float64").arrays
+        called = case.problem(inputs).called()
+        stages = numpy_backend.paged_attention(**called.inputs, **called.options)
+        options = {name: case.options[name] for name in ("stored_as", "packing") if name in case.options}
+        page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[2]
+        for entry, used in enumerate(inputs["key_lengths"].tolist()):
+            slots = [(int(inputs["block_table"][entry, key // page]), key % page) for key in range(used)]
+            given = {"query": inputs["query"][entry : entry + 1]}
+            for name in ("query_scale", "query_block_scale"):
+                if name in inputs:
+                    given[name] = np.broadcast_to(inputs[name], (2, *inputs[name].shape[1:]))[entry : entry + 1]
+            for name, pages in inputs.items():
+                if name.startswith(("key_", "value_")) and name != "key_lengths":
+                    rows = [pages[min(at, len(pages) - 1), min(slot, pages.shape[1] - 1)] for at, slot in slots]
+                    given[name.removesuffix("_pages")] = np.stack(rows)[np.newaxis].swapaxes(1, 2)
+            plain = Problem("quantized_attention", options, given).called()  # keys of a batch entry, none swizzled
+            mask = np.tri(queries, used, used - queries, dtype=np.bool_) if case.options.get("is_causal") else None
+            wanted = numpy_backend.quantized_attention(**plain.inputs, **plain.options, mask=mask)["output"]
+            np.testing.assert_allclose(stages["output"][entry], wanted[0], rtol=1e-12, err_msg=case.id)
