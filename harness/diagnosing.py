@@ -45,6 +45,8 @@ MAX_SCORES = 1 << 17
 """Elements of a score matrix up to which anything is handed on to a case."""
 MAX_NAMELESS = 6
 """Cases one after the other that fit nothing, until the rest is left without a name."""
+MANY_NUMBERS = 64
+"""Numbers of a stage from which an accuracy is told; of the simplest cases, few have so many."""
 
 Returned: TypeAlias = Callable[[Evaluation], Computed | None]
 """Gives what was returned, where it is still known."""
@@ -81,6 +83,11 @@ class FailingEvaluation:
         given = len(shapes) + sum(value is not None for value in self.case.options.values())
         elements = sum(math.prod(shape) for shape in shapes.values())
         return elements, given, self.unit.case, DTYPES.index(self.unit.dtype)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers were returned of the first stage that fails."""
+        return 0 if self.returned is None else self.returned.stages[self.rows[0].stage].size
 
     @property
     def is_whole(self) -> bool:
@@ -228,10 +235,15 @@ class _Searches:
         """Examine the simplest; ``settled`` are the readings that are handed on, with the numbers that were fitted."""
         left = self._without_explained(members, settled)
         examined: list[FailingEvaluation] = []
-        nameless = 0
-        while left and nameless < MAX_NAMELESS and len(examined) < MAX_EXAMINED:
+        nameless, least = 0, 0
+        while left and len(examined) < MAX_EXAMINED:
+            if nameless == MAX_NAMELESS and not any(each.numbers >= MANY_NUMBERS for each in examined[-MAX_NAMELESS:]):
+                nameless, least = 0, MANY_NUMBERS
             seen = {each.case.id for each in examined}
-            each = next((one for one in left if one.case.id not in seen), left[0])
+            possible = [one for one in left if one.numbers >= least]
+            if nameless == MAX_NAMELESS or not possible:
+                break
+            each = next((one for one in possible if one.case.id not in seen), possible[0])
             left.remove(each)
             if not self._examine(each):
                 continue
@@ -240,6 +252,8 @@ class _Searches:
             if names := self._agreed(examined, settled):
                 settled |= names
                 left = self._without_explained(left, names)
+                # Few numbers tell no accuracy by themselves.
+                self._without_explained([one for one in examined if not self.evidence[one.key].fits], names)
         self.evidence |= {each.key: each.nothing for each in left}
 
     def _examine(self, each: FailingEvaluation) -> bool:

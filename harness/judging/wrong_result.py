@@ -209,8 +209,11 @@ def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
     return all(agrees(truth, stage, array, rounding_model) for stage, array in failing.items())
 
 
-def judge_accuracy(wrong: WrongResult) -> tuple[Alternative | None, set[str]]:
-    """Return the accuracy that what fails has, if any can be told, and the names of those that it has not."""
+def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alternative | None, set[str]]:
+    """Return the accuracy that what fails has, if any can be told, and the names of those that it has not.
+
+    A few errors tell none. Of an implementation of which other cases told it, they are that one's.
+    """
     truth, failing, refuted = wrong.truth, wrong.stages, set[str]()
     for dtype, of_format in _FORMATS:
         name = ACCURACIES[dtype].name
@@ -224,11 +227,9 @@ def judge_accuracy(wrong: WrongResult) -> tuple[Alternative | None, set[str]]:
             continue
         first = min(failing, key=stage_position)
         is_noise = _is_noise(truth, bounds[first].sigma, first, failing[first])
-        if is_noise is None:
-            return None, refuted
-        if is_noise:
+        if is_noise or (is_noise is None and is_known):
             return ACCURACIES[dtype].alternative(Form(wrong.problem), is_fitted=True), refuted
-        return None, refuted | {accuracy.name for accuracy in ACCURACIES.values()}
+        return None, refuted if is_noise is None else refuted | {accuracy.name for accuracy in ACCURACIES.values()}
     return None, refuted
 
 
@@ -444,8 +445,8 @@ class FailingCase:
         if bias is not None and "bias" in problem.inputs:
             yield bias_fitted(problem, bias)
         if any(name.startswith(ACCURACY) for name in names):
-            accuracy, _ = judge_accuracy(self._wrong)
-            yield from () if accuracy is None else (accuracy,)
+            accuracy, _ = judge_accuracy(self._wrong, is_known=True)
+            yield from () if accuracy is None or accuracy.name not in names else (accuracy,)
             yield from judge_trades(self._wrong)[0]
 
     def _fits(self, reading: Alternative) -> bool:

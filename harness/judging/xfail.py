@@ -131,7 +131,9 @@ def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFail
         failing.add(row.case)
         ratio = largest_ratio(row.ratio, row.introduced_ratio)
         for place, each in entries.items():
-            is_named = each.concerns(each.entry.implementation, row.case, row.dtype)
+            is_named = each.concerns(each.entry.implementation, row.case, row.dtype) and _is_alike(
+                row, each.entry.reason
+            )
             if is_named and each.excuses(row.stage, row.verdict, ratio, row.empty_rows):
                 cases.setdefault(place, set()).add(row.case)
     said = []
@@ -140,6 +142,11 @@ def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFail
         share = f"{len(cases[place])} of its {counted(len(failing), 'case')}"
         said.append(f"{entry.implementation} fails alike in {share}: {entry.reason.rstrip('.')} ({thread})")
     return "; ".join(said)
+
+
+def _is_alike(row: Row, reason: str) -> bool:
+    """Return whether a row may fail for a reason: numbers say that themselves, and of errors the kind is named."""
+    return bool(row.stage) or row.message.partition(":")[0] in reason
 
 
 _Numbered: TypeAlias = tuple[int, ExpectedFailure]

@@ -67,15 +67,24 @@ def ignoring_causality(query: Array, key: Array, value: Array, *, is_causal: boo
     return np.asarray(weights / weights.sum(-1, keepdims=True) @ value)
 
 
+def write_causal(folder: Path, lengths: Sequence[int]) -> str:
+    """Write a case for each number of queries into a folder."""
+    texts = [
+        TEXTS["of_queries"].replace("NAME", f"Queries {n}" + " again" * (n in lengths[:at]))
+        for at, n in enumerate(lengths)
+    ]
+    cases = [text.replace("LENGTH", str(n)) for text, n in zip(texts, lengths, strict=True)]
+    folder.mkdir()
+    (folder / "causal.yaml").write_text(TEXTS["causal"] + "".join(cases), encoding="utf-8")
+    return str(folder)
+
+
 @pytest.fixture
 def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Write eleven cases, with two to twelve queries, into a folder."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    cases = [TEXTS["of_queries"].replace("NAME", f"Queries {n}").replace("LENGTH", str(n)) for n in range(2, 13)]
-    (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "causal.yaml").write_text(TEXTS["causal"] + "".join(cases), encoding="utf-8")
     with own_code_here():
-        yield str(tmp_path / "cases")
+        yield write_causal(tmp_path / "cases", range(2, 13))
 
 
 @pytest.fixture
@@ -131,6 +140,19 @@ def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(causal: str, 
 
     failures = check(attention, cases=[causal]).failures
     assert ({row.diagnosis for row in failures}, len(failures), len(examined) < 11) == ({None}, 11, True)
+
+
+@pytest.mark.usefixtures("causal")
+def test_an_accuracy_that_only_large_cases_tell_is_that_of_the_small_ones_too(tmp_path: Path) -> None:
+    def attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
+        query, key, value = (each.astype(np.float32) for each in (query, key, value))
+        allowed = np.tri(query.shape[-2], key.shape[-2], dtype=bool) | (not is_causal)
+        scores = np.where(allowed, query @ np.swapaxes(key, -1, -2) / query.shape[-1] ** 0.5, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.asarray(weights / weights.sum(-1, keepdims=True) @ value).astype(np.float64)
+
+    failures = check(attention, cases=[write_causal(tmp_path / "few", [1, 2, 3, 1, 2, 3, 16, 17, 18])]).failures
+    assert [row.diagnosis for row in failures] == ["accuracy-of-float32"] * 9
 
 
 def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ def test_reasons_and_messages(record: Record, row: MakeRow) -> None:
         f"torch.* fails alike in 1 of its 2 cases: {OTHER} (no thread known)"
     )
     assert not recorded_alike([row(case="other/one", **own)], entries)
+    entries = record([{"verdict": "error", "reason": "An axis of no key raises IndexError"}]).expected_failures
+    raised = {"implementation": "mine.attention", "verdict": "error", "stage": "", "ratio": None}
+    assert not recorded_alike([row(message="ValueError: no such thing", **raised)], entries), "both raise, and no more"
+    assert "fails alike in 1 of its 1 case" in recorded_alike([row(message="IndexError: 0", **raised)], entries)
     entries, place = record([LIMITED]).expected_failures, ("torch.sdpa", "file/one", "float32", "output", "numeric")
     assert reason_for(entries, *place, ratio=7.0) is entries[0]
     assert reason_for(entries, *place) is reason_for(entries, *place, ratio=7e3) is None
