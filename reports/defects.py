@@ -22,6 +22,7 @@ import pandas as pd
 from attncheck.commands import command, words_of
 from attncheck.errors import ExitCode
 from attncheck.execution.user_code import declaration
+from attncheck.reports.failure_patterns import LACKING, in_common
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -35,7 +36,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.summary import findings
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
-from attncheck.wording import AND, BESIDE, BY_ITSELF, counted
+from attncheck.wording import AND, BESIDE, BY_ITSELF, counted, listed
 
 Row = Mapping[str, Any]
 Diagnosed = Mapping[tuple[str, str, str], Row]
@@ -151,7 +152,11 @@ def declaration_lines(frames: Frames) -> list[str]:
     """
     failing = [column for column in frames.columns if defects_of(frames, column)]
     alike = {column: frames.asked[column.environment].alike.get(column.implementation) for column in failing}
-    lines = [(column, line) for column in failing for line in (_declaration(frames, column), alike[column])]
+    lines = [
+        (column, line)
+        for column in failing
+        for line in (_declaration(frames, column), _capabilities(frames, column), alike[column])
+    ]
     return [f"{frames.title(column, with_version=False)}: {line}" for column, line in lines if line]
 
 
@@ -165,10 +170,35 @@ def _declaration(frames: Frames, column: Column) -> str:
         found.setdefault(*convention)
     if not found:
         return ""
-    file, *_ = frames.again.get(column.environment, {}).get(column.implementation, [""])
     table = {**asked.conventions.get(column.implementation, {}), **found}
-    declared = declaration(file, column.implementation.partition(".")[2], "conventions", table)
-    return f"if it means {'this' if len(found) == 1 else 'these'}, declare it: {declared}"
+    them = "this" if len(found) == 1 else "these"
+    return f"if it means {them}, declare it: {_declared(frames, column, 'conventions', table)}"
+
+
+_LACKS = {
+    "grouped_heads": "takes no keys that heads share",
+    "value_width": "takes no values of another width than the keys",
+    "dtypes": "is meant for float32 alone",
+}
+"""A capability that is not there, in words."""
+
+
+def _capabilities(frames: Frames, column: Column) -> str:
+    """Return the line by which a user's function declares that it lacks what it fails in wherever that is asked."""
+    if column.implementation not in frames.asked[column.environment].own:
+        return ""
+    own = defects_of(frames, column)
+    where = [each for each in in_common(frames) if each.column == column and each.failing == each.holding]
+    found: dict[str, Any] = {LACKING[each.where]: False for each in where if each.where in LACKING}
+    if any(each.diagnosis == "accuracy-of-float32" and each.dtypes == ("float64",) for each in own):
+        found["dtypes"] = ["float32"]
+    words = listed([_LACKS[name] for name in found])
+    return f"if it {words}, declare it: {_declared(frames, column, 'capabilities', found)}" if found else ""
+
+
+def _declared(frames: Frames, column: Column, name: str, table: Mapping[str, Any]) -> str:
+    file, *_ = frames.again.get(column.environment, {}).get(column.implementation, [""])
+    return declaration(file, column.implementation.partition(".")[2], name, table)
 
 
 class _Cause(NamedTuple):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import combinations
 from typing import Any
@@ -62,6 +62,8 @@ class FailurePattern:
     tile: int = 0
     """The tile that explains it, where one does."""
     exceptions: int = 0
+    advice: str = ""
+    """The way in which a user's function says that it does not take these."""
 
     @property
     def passing_elsewhere(self) -> int:
@@ -76,13 +78,30 @@ class FailurePattern:
         return (
             f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.holding:,}{counted}; "
             f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
+            f"{f'; {self.advice}' if self.advice else ''}"
         )
 
 
 @once_for_frames
 def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
-    return tuple(found for column in frames.columns for found in _of_column(frames, column))
+    found = (each for column in frames.columns for each in _of_column(frames, column))
+    return tuple(replace(each, advice=_advice(frames, each)) for each in found)
+
+
+def _advice(frames: Frames, pattern: FailurePattern) -> str:
+    """Return how a user's function says that it does not take the cases of which none could be run."""
+    is_own = pattern.column.implementation in frames.asked[pattern.column.environment].own
+    is_told = is_own and pattern.verb == _CANNOT_RUN and pattern.failing == pattern.holding
+    return (
+        "if it takes none of these, let it raise NotImplementedError"
+        if is_told and pattern.where not in LACKING
+        else ""
+    )
+
+
+LACKING = {"H differs from Hkv": "grouped_heads", "D differs from Dv": "value_width"}
+"""The capability that a function lacks that fails there."""
 
 
 def in_common_lines(frames: Frames) -> list[str]:
@@ -92,7 +111,9 @@ def in_common_lines(frames: Frames) -> list[str]:
 
 def _of_column(frames: Frames, column: Column) -> Iterator[FailurePattern]:
     judged = judged_of(frames, column)
-    yield from _told(frames, column, judged, judged["fails"].to_numpy(), _FAILS, (_way, _kind))
+    verdicts = judged["verdict"][judged["fails"]]
+    verb = _FAILS if any(_way(verdict, "") == _IS_WRONG for verdict in verdicts) else _CANNOT_RUN
+    yield from _told(frames, column, judged, judged["fails"].to_numpy(), verb, (_way, _kind))
 
 
 _Label = Callable[[str, str], str]

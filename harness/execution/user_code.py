@@ -129,8 +129,10 @@ def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -
 
     Without a function it is a whole file's.
     """
-    text, owner = json.dumps(table), "" if function == "module" else f"{function}."
-    return f"{owner}{name} = {text}" if not file or ".py" in file else f"--declare {name}='{text}'"
+    if file and ".py" not in file:
+        return f"--declare {name}='{json.dumps(table)}'"
+    python = str(dict(table)).replace("'", '"')  # of names, lists and numbers
+    return f"{'' if function == 'module' else f'{function}.'}{name} = {python}"
 
 
 def _are_tables(*values: Any) -> bool:
