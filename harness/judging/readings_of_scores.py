@@ -1,7 +1,7 @@
 """Readings of scores and of what they are made of: scales, biases, softcaps, rotations, norms, heads and projections.
 
 Normalised queries and keys may be taken for others: with no norm, another one, of other elements, elsewhere, or with
-other weights. Latent vectors and scales of 8 bits are read otherwise before they are lowered.
+other weights. Latent vectors and codes (``readings_of_codes.py``) are read otherwise before they are lowered.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from attncheck.judging.alternatives import (
     with_input,
     without,
 )
+from attncheck.judging.readings_of_codes import CODE_READINGS
 from attncheck.judging.readings_of_entries import has_heads
 from attncheck.reading.lowering import Problem, query_offset, rows_of_tables
 from attncheck.spec import (
@@ -487,32 +488,6 @@ _LATENTS = (
 )  # fmt: skip
 
 
-def _inverse(scale: Any) -> Any:
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
-    return inverse if np.isfinite(inverse.astype(np.float64)).all() else None
-
-
-_STORED_SCALES = (
-    *(
-        Reading(f"{name}-scale-{slug}", says.format(name=name), change, f"{name}_scale", stage)
-        for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
-        for slug, says, change in (
-            ("ignored", "the scale of the {name}s is left out", with_input(f"{name}_scale", np.ones_like)),
-            ("twice", "the scale of the {name}s is multiplied twice", with_input(f"{name}_scale", np.square)),
-            ("divided", "the {name}s are divided by their scale", with_input(f"{name}_scale", _inverse)),
-            ("of-first-head", "the {name} scale of the first head is taken for all", of_first(f"{name}_scale", -2)),
-        )
-    ),
-    Reading("key-scale-of-next-key", "the scale of the next key is taken",
-            with_input("key_scale", lambda scale: np.roll(scale, -1, axis=-1)), "key_scale", LOGITS[0]),
-    Reading("scales-swapped", "the scales of keys and values are swapped",
-            lambda called: called.with_inputs(
-                key_scale=called.inputs["value_scale"], value_scale=called.inputs["key_scale"]
-            ), "key_scale", LOGITS[0]),
-)  # fmt: skip
-
-
 # Heads and projections.
 
 
@@ -739,7 +714,7 @@ SCORE_READINGS: Mapping[str, Sequence[Reading]] = {
     "Scores, bias and softcap": (*_SCORES, *_ROTATIONS),
     "Norms of queries and keys": _NORMS,
     "Latent vectors": tuple(replace(reading, before_lowering=True) for reading in _LATENTS),
-    "Scales of 8 bits": tuple(replace(reading, before_lowering=True) for reading in _STORED_SCALES),
+    "Codes and their scales": CODE_READINGS,
     "Heads and projections": _HEADS,
     "Merging parts": _PARTS,
 }

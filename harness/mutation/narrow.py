@@ -243,6 +243,24 @@ _faulty_scales = partial(mutant, "8 bits", partial(kernel.call_read_as, "quantiz
 _OTHER_FORMAT = {"float8_e4m3fn": ml_dtypes.float8_e5m2, "float8_e5m2": ml_dtypes.float8_e4m3fn}
 
 
+def _of_four_bits(call: Mapping[str, Any], *formats: str) -> bool:
+    return str(call.get("stored_as")) in formats
+
+
+def _swizzle_ignored(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read the scales of blocks in rows, wherever they lie: of whole tiles, those of the first rows and columns."""
+    if call.get("swizzle") is None:
+        return {}
+    groups = 16 if call["stored_as"] == "nvfp4" else 32
+    per_byte = 2 if call["stored_as"] in ("mxfp4", "nvfp4") else 1
+    names = [name for name in ("query", "key", "value") if call.get(f"{name}_block_scale") is not None]
+    shapes = {name: call[name].shape for name in names}
+    return {"swizzle": None} | {
+        f"{name}_block_scale": call[f"{name}_block_scale"][..., : shape[-2], : shape[-1] * per_byte // groups]
+        for name, shape in shapes.items()
+    }
+
+
 def _blocks_read_as(call: Mapping[str, Any], read: str, wrong: Any) -> Mapping[str, Any]:
     """Take the bits of the keys' block scales for those of another format."""
     scales = call.get("key_block_scale")
@@ -409,17 +427,33 @@ _faulty_scales("codes_read_in_the_other_format",
     "the bits are read in the other format of 8 bits: jax#34375's kind",
     lambda call: {"key": call["key"].view(_OTHER_FORMAT[call["key"].dtype.name])
         if call["key"].dtype.name in _OTHER_FORMAT else call["key"] * 2})
+_faulty_scales("codes_read_as_fnuz", "AMD's form of e4m3, whose codes stand for half as much, is read for OCP's",
+    lambda call: {name: call[name].view(ml_dtypes.float8_e4m3fnuz) for name in ("query", "key", "value")
+        if call[name].dtype.name == "float8_e4m3fn"}, diagnosis="float8-read-as-fnuz")
+_faulty_scales("nibbles_read_in_the_other_order", "the first code is read from the other half of each byte",
+    lambda call: {"packing": "low_first" if call.get("packing") == "high_first" else "high_first"}
+        if _of_four_bits(call, "int4", "uint4", "mxfp4", "nvfp4") else {}, diagnosis="nibbles-swapped")
+_faulty_scales("unsigned_codes_read_with_a_sign", "four bits are sign-extended",
+    lambda call: {"stored_as": "int4"} if _of_four_bits(call, "uint4") else {}, diagnosis="four-bits-with-a-sign")
+_faulty_scales("signed_codes_read_without_a_sign", "four bits are masked, and not sign-extended",
+    lambda call: {"stored_as": "uint4"} if _of_four_bits(call, "int4") else {}, diagnosis="four-bits-without-a-sign")
+_faulty_scales("swizzled_scales_read_in_rows", "the layout of the scales is not looked at", _swizzle_ignored,
+    diagnosis="swizzled-scales-in-rows")
 _faulty_scales("small_codes_flushed_to_zero", "codes below the least normal number are flushed to zero",
     lambda call: {"key": np.where(np.abs(call["key"].astype(np.float64)) < float(ml_dtypes.finfo(
         call["key"].dtype).smallest_normal), np.zeros_like(call["key"]), call["key"])})
 _faulty_scales("zero_points_off_by_one", "the zero point is stored less 1, and read as it is: GPTQ's checkpoints",
-    lambda call: {"key_zero": call["key_zero"] + 1} if call.get("key_zero") is not None else {})
+    lambda call: {"key_zero": call["key_zero"] + 1} if call.get("key_zero") is not None else {},
+    diagnosis="key-zero-points-one-too-large")
 _faulty_scales("powers_of_two_read_as_e4m3", "scales of MX blocks are read as those of NVFP4",
-    lambda call: _blocks_read_as(call, "float8_e8m0fnu", ml_dtypes.float8_e4m3fn))
+    lambda call: _blocks_read_as(call, "float8_e8m0fnu", ml_dtypes.float8_e4m3fn),
+    diagnosis="key-block-scales-in-other-format")
 _faulty_scales("e4m3_read_as_powers_of_two", "scales of NVFP4 blocks are read as those of MX",
-    lambda call: _blocks_read_as(call, "float8_e4m3fn", ml_dtypes.float8_e8m0fnu))
+    lambda call: _blocks_read_as(call, "float8_e4m3fn", ml_dtypes.float8_e8m0fnu),
+    diagnosis="key-block-scales-in-other-format")
 _faulty_scales("floats_of_4_bits_read_as_whole_numbers", "codes of FP4 meet the table of int4",
-    lambda call: {"stored_as": "int4"} if call.get("stored_as") == "nvfp4" else {})
+    lambda call: {"stored_as": "int4"} if _of_four_bits(call, "mxfp4", "nvfp4") else {},
+    diagnosis="four-bits-as-whole-numbers")
 for _fault in forms.misread(
     ("8 bits", "value-scale-twice", "the output is off by a scale: flashinfer#4979"),
     ("8 bits", "key-scale-twice", "the scale is applied by two layers"),

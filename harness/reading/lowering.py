@@ -503,13 +503,22 @@ def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
         if form.bits < 8:
             codes = inputs[name].astype(numpy_dtype(form.elements))
             inputs[name] = _bytes_of(codes, form.bits, options.get("packing"))
-        blocks, axis = inputs.get(f"{stem}_block_scale"), _row_axis(name)
-        if blocks is not None and "swizzle" in options and (stem == "value" or options["swizzle"] != "4x4"):
-            stored = blocks.astype(numpy_dtype(str(form.scales))).swapaxes(axis, -2)
-            inputs[f"{stem}_block_scale"] = _swizzled(stored, options["swizzle"]).swapaxes(axis, -2)
+        if f"{stem}_block_scale" in inputs:
+            inputs[f"{stem}_block_scale"] = block_scales_in_memory(options, inputs, name)
     if options.get("stored_as") in TOLD_BY_DTYPE:
         options.pop("stored_as")
     return options, inputs
+
+
+def block_scales_in_memory(options: Options, inputs: Inputs, name: str) -> Array:
+    """Return the scales of blocks of an input in codes as a function gets them: in rows, or as a swizzle has them."""
+    stem, axis = STEMS[name], _row_axis(name)
+    scales = inputs[f"{stem}_block_scale"]
+    if "swizzle" not in options or (stem != "value" and options["swizzle"] == "4x4"):
+        return scales
+    form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
+    stored = scales.astype(numpy_dtype(str(form.scales))).swapaxes(axis, -2)
+    return _swizzled(stored, options["swizzle"]).swapaxes(axis, -2)
 
 
 def _bytes_of(codes: Array, bits: int, packing: str | None) -> Array:

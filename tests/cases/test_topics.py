@@ -15,13 +15,14 @@ import yaml
 from bundled import bundled
 
 from attncheck.backends import EVERYTHING
+from attncheck.backends.contract import CODE_FORMATS
 from attncheck.plan import EMPTY_ROWS, Level, given_levels, levels_of
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
-from attncheck.spec import BY_SCORE, INSTEAD_OF, OPERATIONS, SCORE_INPUTS, Operation
+from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, INSTEAD_OF, OPERATIONS, SCORE_INPUTS, Operation
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = bundled()
@@ -131,7 +132,7 @@ STORED = {name for name in OPERATIONS["quantized_attention"].inputs if name.ends
     "head_scale"
 }
 STORED |= {"stored_as", "packing", "swizzle"}
-"""How codes are stored, which is undone before anything is computed: every two meet in cases/block_formats.yaml."""
+"""How codes are stored, which is undone before anything is computed: cases/block_formats.yaml has its own design."""
 OF_PAIRS = frozenset({"masking", "packed_attention_gradients", *BY_SCORE})
 """Operations of which every two options meet: what comes after the scores is that of attention by a dot product."""
 
@@ -185,6 +186,21 @@ def missing(operation: Operation, strength: int) -> list[str]:
         for levels in together(operation, strength)
         if frozenset(levels) not in found
     ]
+
+
+def test_every_format_of_codes_meets_every_option() -> None:
+    asked = {*OPERATIONS["quantized_attention"].options, "mask", "key_lengths", "sinks", "query_scale"}
+    asked -= {"stored_as", "packing", "swizzle"}
+    pairs = {
+        (case.options.get("stored_as"), name)
+        for case in cases_of("quantized_attention")
+        for name in ({*case.inputs, *case.options} & asked)
+    }
+    formats = CODE_FORMATS.keys() - {DEFAULT_FORMAT}
+    wanted = {
+        (stored, name) for stored in formats for name in asked if (stored, name) != ("float8_e5m2", "query_scale")
+    }
+    assert sorted(wanted - pairs) == []
 
 
 @pytest.mark.parametrize("strength", [2, 3])
