@@ -138,8 +138,8 @@ class Imports:
 
     @property
     def framework_alone(self) -> str | None:
-        """The framework, where NumPy is not imported: whoever imports it alone takes its arrays."""
-        return None if "numpy" in self.packages else self.framework
+        """The framework of whoever imports it without NumPy, or is a library's function, and so takes its arrays."""
+        return None if "numpy" in self.packages and not self.home else self.framework
 
 
 class InstalledPackages:

@@ -78,8 +78,7 @@ def advice_on_framework(name: str, function: str, library: str = "", *, is_given
     """
     imports = f"{library}, which imports {name}," if library else name
     if is_given:
-        alone = "" if library else " alone"
-        return f"it imports {imports}{alone} and is given {name}'s arrays; --framework numpy gives it NumPy's"
+        return f"it imports {imports} and is given {name}'s arrays; --framework numpy gives it NumPy's"
     return (
         f"it imports {imports} and is given NumPy's arrays; if it takes {name}'s, declare that: "
         f'{function}.framework = "{name}" below it, or --framework {name}'

@@ -278,18 +278,20 @@ def test_who_imports_one_framework_alone_or_by_a_library_is_given_its_arrays(
         (tmp_path / f"{name}.py").touch()
     install(tmp_path, "layers", "layers", "1.0", "import numpy, torch\n")
     for imported, framework, hint in (
-        ("torch", "torch", "imports torch alone and is given torch's arrays; --framework numpy gives it NumPy's"),
+        ("torch", "torch", "imports torch and is given torch's arrays; --framework numpy gives it NumPy's"),
         ("torch, numpy", "numpy", "imports torch and is given NumPy's arrays"),
         ("torch, jax", "numpy", ""),
         ("math", "numpy", ""),
         ("layers", "torch", "imports layers, which imports torch, and is given torch's arrays; --framework numpy"),
-        ("layers, jax", "jax", "imports jax alone and is given jax's arrays"),
+        ("layers, jax", "jax", "imports jax and is given jax's arrays"),
         ("layers, numpy", "numpy", "imports layers, which imports torch, and is given NumPy's arrays"),
     ):
         entry = here(f"{write(f'import {imported}' + PLAIN)}:attention").entry
         assert isinstance(entry, UserImplementation)
         assert (entry.framework, len(entry.hints)) == (framework, int(bool(hint)))
         assert hint in "".join(entry.hints)
+    install(tmp_path, "of_torch", "of_torch", "1.0", "import numpy, torch" + PLAIN)
+    assert here("of_torch:attention").entry.framework == "torch", "a library's own function"
 
 
 def test_what_a_file_declares_its_functions_declare_unless_they_say_otherwise(write: Write) -> None:
