@@ -246,8 +246,8 @@ def _unpack(part: bytes) -> list[Case]:
     return found
 
 
-_PARTS = ("reading", "spec", "backends.contract", "dtypes", "errors", "store", "wording")
-_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
+_PARTS = ("reading", "covering", "spec", "backends.contract", "dtypes", "errors", "quantities", "store", "wording")
+READING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24
 _UNPICKLED = frozenset(
@@ -308,7 +308,7 @@ def _kept(
         content = None
     if content is None:
         return load()
-    digest = digest_of(digest_of_code(_CODE, _READS_WITH), content, named)
+    digest = digest_of(digest_of_code(READING_CODE, _READS_WITH), content, named)
     return store.remembered(lambda: Key("cases", digest), load, encode, decode)
 
 

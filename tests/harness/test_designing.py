@@ -148,3 +148,13 @@ def test_every_combination_that_is_possible_meets(design: tuple[list[int], int, 
 
     assert met(rows) == met(possible)
     assert count_combinations(sizes, strength) == sum(map(prod, combinations(sizes, strength)))
+
+
+FEWEST = {((3,) * 4, 2): 9, ((4,) * 5, 2): 16, ((2,) * 11, 3): 12, ((3, 2, 3, 3, 2, 4, 2, 2, 2, 2), 3): 36}
+"""Designs of which no smaller ones exist: orthogonal arrays, and as many rows as the largest factors have triples."""
+
+
+def test_rows_are_the_fewest_where_it_is_known_how_many_these_are_and_are_the_same_each_time() -> None:
+    made = {design: covering_rows(*design) for design in FEWEST}
+    assert {design: len(rows) for design, rows in made.items()} == FEWEST
+    assert made == {design: covering_rows(*design) for design in FEWEST}

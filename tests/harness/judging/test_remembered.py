@@ -28,7 +28,7 @@ from attncheck.judging.remembered import (
     rows_to_bytes,
 )
 from attncheck.judging.units import Judge, Remembered, UnitResult
-from attncheck.reading.case import NOT_JUDGED, Case
+from attncheck.reading.case import NOT_JUDGED, READING_CODE, Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
@@ -55,20 +55,25 @@ def test_rows_and_enclosures_come_back_bit_by_bit_and_in_order() -> None:
     np.testing.assert_array_equal(found["weights"].low, ODD)
 
 
-def test_the_digest_of_the_code_counts_everything_that_a_verdict_follows_from() -> None:
-    code = (
-        "import sys, json, attncheck.judging.units, attncheck.judging.judge\n"
-        "print(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
-    )
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+COUNTED = [
+    ("attncheck.judging.units, attncheck.judging.judge", JUDGING_CODE, {"execution", "execution.user_code", "wording"}),
+    ("attncheck.reading.loader", READING_CODE, {"backends.entry", "backends.families"}),
+]
+
+
+@pytest.mark.parametrize(("modules", "code", "others"), COUNTED)
+def test_the_digest_of_the_code_counts_everything_that_follows_from_it(
+    modules: str, code: tuple[str, ...], others: set[str]
+) -> None:
+    script = f"import sys, json, {modules}\nprint(json.dumps([n for n in sys.modules if n[:9] == 'attncheck']))"
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     # Which frameworks there are, where tensors and a user's code lie, what a worker is told, where results lie and how
-    # messages are worded decide no verdict.
-    tables = {f"attncheck.backends.{name}" for name in ("devices", "libraries", "torch_modes")}
-    folders = {"attncheck", "attncheck.backends", "attncheck.execution", "attncheck.results"}
-    idle = {"attncheck.execution.user_code", "attncheck.wording"} | folders | tables
+    # messages are worded decide no verdict; how libraries are called decides no case.
+    tables = {"attncheck.backends", *(f"attncheck.backends.{name}" for name in ("devices", "libraries", "torch_modes"))}
+    idle = {"attncheck", "attncheck.results", *tables, *(f"attncheck.{name}" for name in others)}
     counted = [each for each in json.loads(output) if each not in idle]
     assert counted
-    assert [each for each in counted if not f"{each}.".startswith(tuple(f"{part}." for part in JUDGING_CODE))] == []
+    assert [each for each in counted if not f"{each}.".startswith(tuple(f"{part}." for part in code))] == []
 
 
 NUMPY = Implementation(BACKENDS["numpy"])
