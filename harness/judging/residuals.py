@@ -158,13 +158,13 @@ def _mean_difference(array: Array, other: Array) -> float:
 def approximate_stages(plain: Problem) -> dict[str, Array]:
     """Return the stages of a problem in canonical form, from the NumPy backend; nothing where it cannot do it.
 
-    A backend takes no inputs that this form alone has; these problems are walked in float64.
+    A backend takes no inputs that this form alone has, and no softcap in another place; these are walked in float64.
     """
     inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
     options = {name: value for name, value in plain.options.items() if value is not None}
     try:
         with np.errstate(all="ignore"):
-            if not inputs.keys().isdisjoint(FOLDED_INPUTS):
+            if not inputs.keys().isdisjoint(FOLDED_INPUTS) or "softcap_follows" in options:
                 return _walked(Computation.of(Problem(plain.operation, options, inputs)))
             return dict(run_operation(numpy_backend, plain.operation, inputs, options))
     except NotImplementedError:
@@ -206,8 +206,12 @@ class Readings:
         return approximate(self.problem)
 
     def is_open(self, alternative: Alternative) -> bool:
-        """Whether no distance says how near a reading is: float64 NumPy cannot do it."""
-        return alternative.replacement is not None or "softcap_follows" in alternative.problem.options
+        """Whether no distance says how near a reading is: float64 NumPy cannot do it.
+
+        Beside a softcap in another place, with which the problem is read already, every other reading has one.
+        """
+        own, other = (problem.options.get("softcap_follows") for problem in (self.problem, alternative.problem))
+        return alternative.replacement is not None or own != other
 
     def residual(self, alternative: Alternative, returned: Stages) -> float:
         """Return how far stages are from a reading."""

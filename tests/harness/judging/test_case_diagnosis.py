@@ -17,6 +17,7 @@ import pytest
 from problems import Array, Arrays, Options, Problem, failing, options_of
 from tables import tables_beside
 
+from attncheck.attention.problem import Problem as PlainProblem
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
@@ -463,6 +464,10 @@ def test_a_cap_behind_the_bias_is_no_refutation_of_itself(bias: Array) -> None:
     assert "softcap-after-biased" not in found.findings.refuted
     if np.isfinite(bias).all():
         assert names(found) == {"softcap-after-biased"}
+    # Read so, another reading may be looked for beside it.
+    problem = PlainProblem("attention", {"softcap": CAP, "softcap_follows": "biased"}, MASKED | {"bias": bias})
+    output = residuals.approximate(problem).stages["output"]
+    np.testing.assert_allclose(output, returned["output"], rtol=1e-12)
 
 
 def test_gradients_of_uniform_rows_under_a_softcap_have_two_possible_causes_and_of_one_row_one() -> None:
