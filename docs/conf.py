@@ -10,8 +10,10 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
 from site_tables import write_tables
+from trade_curves import write_trades
 
 write_tables(Path(__file__).parents[1] / "build" / "tables")
+write_trades(Path(__file__).parents[1] / "build" / "trades")
 
 project = "attncheck"
 author = "the attncheck developers"
