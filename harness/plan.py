@@ -1,7 +1,8 @@
 """The plan of a run: every case in every dtype that it declares and that is asked for, one unit each, in order.
 
-Implementations that compile each case separately run the standard set by default (docs/implementations.md): a covering
-array of strength two around all documents, and around the units that were measured to catch faults.
+Implementations that compile each case separately run the standard set by default (docs/implementations.md): around all
+documents, and around the units that were measured to catch faults, every two of options, sizes and layouts that meet in
+any case meet in one of it.
 
 An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and values,
 values of another width. Most have one level, that they are given; a word from a list has one for each word, a
@@ -220,8 +221,10 @@ def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
         )
 
 
-_SIZES = (1, 15, 63, 127)
-"""The largest of each class of sizes but the last: one, less than a small tile, than a large one, than two."""
+_SIZES = (1, 63, 1023)
+"""The largest of each class of sizes but the last: one, less than a tile, than what is split."""
+_SIZED = ("B", "Lq", "Lk", "T", "P", "D", "Dk", "Dv", "C", "S", "Np")
+"""Axes whose sizes meet options."""
 
 
 MAX_COMPILED = 100
@@ -277,10 +280,8 @@ def _features_of_case(case: Case) -> Iterator[tuple[Hashable, bool]]:
     yield from ((tag, False) for tag in case.tags)
     yield (operation,), True
     yield from (((operation, level), True) for level in levels)
-    yield from (((operation, frozenset(pair)), False) for pair in combinations(levels, 2))
-    for name, spec in case.input_specs.items():
-        if name not in case.inputs or not (spec.required or case.memory_layout.get(name)):
-            continue
-        yield (operation, name, case.memory_layout.get(name)), False
-        for axis, size in zip(spec.axes, case.input_shapes[name], strict=False):
-            yield (operation, name, axis, sum(size > most for most in _SIZES)), False
+    lengths = axis_lengths(operation, case.options, case.input_shapes)
+    sizes = [(axis, sum(lengths[axis] > most for most in _SIZES)) for axis in _SIZED if axis in lengths]
+    layouts = [(name, layout) for name, layout in case.memory_layout.items() if name in case.inputs]
+    together = [*levels, *sizes, *layouts]
+    yield from (((operation, frozenset(pair)), False) for pair in combinations(together, 2))

@@ -299,11 +299,11 @@ class _CaseRun:
 
     def _widened(self, recorder: ResultRecorder, asked: RequestedRun) -> dict[str, str]:
         """Return what would let users' functions be judged in more cases, of those that were judged in hardly any."""
-        judged, absent = recorder.judged, recorder.not_offered
+        judged = recorder.judged
         few = [
             item
             for item in self.chosen.implementations
-            if asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), len(absent.get(item.name, ())))
+            if asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), recorder.not_offered(item.name))
         ]
         if not few or self.settings.cluster is not None:
             return {}
@@ -406,7 +406,7 @@ def _summarise(
 ) -> RunSummary:
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
-    absent = {name: len(cases) for name, cases in recorder.not_offered.items()}
+    absent = {name: recorder.not_offered(name) for name in judged}
     short = shortfalls(judged, asked, absent)
     if faults:
         code = ExitCode.BAD_INPUT

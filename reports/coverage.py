@@ -35,7 +35,7 @@ from attncheck.reports.frames import (
     stage_order,
     under_erratum,
 )
-from attncheck.results.coverage import lacks_function, shortfalls
+from attncheck.results.coverage import is_not_offered, lacks_function, shortfalls
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.verdicts import ALL_CASES, Verdict
 from attncheck.wording import counted, listed, told_apart
@@ -56,14 +56,15 @@ STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_R
 class Lacks:
     """Why cases are unsupported: ``singly`` counts for each lack the cases that have it, the most frequent first.
 
-    A case may lack several things; ``cases`` counts it once. Not among them are cases of operations that are
-    ``not_offered``, by ``functions`` that are not there, and those that standard cases have ``stood_for``.
+    A case may lack several things; ``cases`` counts it once. Not among them are cases that are ``not_offered``, by
+    ``functions`` that are not there or ``in_other_dtypes`` alone, and those that standard cases have ``stood_for``.
     """
 
     cases: int = 0
     singly: tuple[tuple[str, int], ...] = ()
     not_offered: int = 0
     functions: int = 0
+    in_other_dtypes: int = 0
     stood_for: int = 0
 
     @classmethod
@@ -71,11 +72,12 @@ class Lacks:
         """Count reasons, each a comma-separated list of what a case lacks, and a message where that is not known."""
         stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
         functions = [lacks for lacks, _ in reasons if lacks_function(lacks)]
-        rest = [each for each in reasons if each[0] != ALL_CASES and not lacks_function(each[0])]
+        dtypes = sum(lacks in DTYPES for lacks, _ in reasons)
+        rest = [each for each in reasons if each[0] != ALL_CASES and not is_not_offered(each[0])]
         named = Counter(name for lacks, _ in rest if lacks for name in lacks.split(", "))
         unnamed = _alike(message for lacks, message in rest if not lacks)
         singly = sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0]))
-        return cls(len(rest), tuple(singly), len(functions), len(set(functions)), stood_for)
+        return cls(len(rest), tuple(singly), len(functions) + dtypes, len(set(functions)), dtypes, stood_for)
 
     def __str__(self) -> str:
         shown = self.singly[:_MAX_LACKS] if len(self.singly) > _MAX_LACKS + 1 else self.singly
@@ -111,13 +113,13 @@ class Coverage:
 
     @property
     def offered(self) -> int:
-        """How many of these are of operations that it offers."""
+        """How many of these are of operations and in dtypes that it offers."""
         return self.standard - self.lacks.not_offered
 
     @property
     def is_whole(self) -> bool:
         """Whether every case was judged that it was asked for."""
-        return self.judged >= self.standard
+        return self.judged >= self.standard - self.lacks.in_other_dtypes
 
     @property
     def not_run(self) -> int:
@@ -140,8 +142,13 @@ class Coverage:
         """Say how much was judged of the operations that it offers, and what the rest lacks."""
         cases = counted(self.offered or self.standard, "standard case" if self.stood_for else "case")
         rest = ", which cover the rest" if self.stood_for else ""
-        judged = f"judged {self.judged:,} of {cases}{self._of_operations()}{rest}"
+        judged = f"judged {self.judged:,} of {cases}{self.in_dtypes}{self._of_operations()}{rest}"
         return "; ".join(filter(None, (judged, self.rest)))
+
+    @property
+    def in_dtypes(self) -> str:
+        """Say that cases in other dtypes alone are not counted; empty where there are none."""
+        return " in its dtypes" if self.lacks.in_other_dtypes and self.offered else ""
 
     def _of_operations(self) -> str:
         if not (self.lacks.not_offered and self.operations):

@@ -176,7 +176,7 @@ class CoverageRecord(Record):
     lacks: Annotated[
         Mapping[str, int], "What these need, each lack with how many cases have it; a case may have several."
     ]
-    not_offered: Annotated[int, "How many are of operations that it does not offer.", "lacks.not_offered"]
+    not_offered: Annotated[int, "How many are of operations, or in dtypes alone, that it lacks.", "lacks.not_offered"]
     covered: Annotated[int, "How many were not asked, because the standard cases cover them.", "stood_for"]
     unverified: Annotated[int, "How many have no exact answer."]
     stopped: Annotated[int, "How many raised, crashed or ran out of time."]

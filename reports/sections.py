@@ -250,7 +250,7 @@ def by_implementation(frames: Frames) -> Section | None:
             [Items([f"{what}: {count:,}" for what, count in each.lacks.singly])],
         )
         for each in coverage(frames)
-        if each.lacks.cases or each.lacks.not_offered
+        if each.lacks.cases or each.lacks.functions
     ]
     return Section("By implementation", "counts", [implementations(frames), *lacking])
 

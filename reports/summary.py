@@ -384,10 +384,9 @@ def extent(frames: Frames) -> str:
         sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
     sentences += [f"{_name(frames, each.column)}: {each.words}" for each in standard]
     if whole:
-        asked = {each.asked for each in whole}
-        cases = (
-            f"{next(iter(asked)):,} of {counted(next(iter(asked)), 'case')}" if len(asked) == 1 else "all of its cases"
-        )
+        asked = {(each.offered, each.in_dtypes) for each in whole}
+        number, in_dtypes = next(iter(asked))
+        cases = f"{number:,} of {counted(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of its cases"
         others = "The other" if len(whole) == 1 else "The others"
         sentences.append(f"{others}: judged {cases}" if sentences else f"Judged {cases} on each")
     return ". ".join(sentences)
@@ -397,7 +396,10 @@ def _of_standard_cases(
     frames: Frames, whole: Sequence[coverage.Coverage], standard: Sequence[coverage.Coverage]
 ) -> str:
     """Say who was judged in all cases, and who in the standard ones."""
-    parts = [f"{_listed(frames, whole)}: {whole[0].judged:,} of {counted(whole[0].asked, 'case')}"] if whole else []
+    parts = []
+    for cases in dict.fromkeys(f"{counted(each.offered, 'case')}{each.in_dtypes}" for each in whole):
+        alike = [each for each in whole if f"{counted(each.offered, 'case')}{each.in_dtypes}" == cases]
+        parts.append(f"{_listed(frames, alike)}: {alike[0].judged:,} of {cases}")
     for count in dict.fromkeys(each.judged for each in standard):
         names = _listed(frames, [each for each in standard if each.judged == count])
         parts.append(f"{names}: the {counted(count, 'standard case')}, which cover the rest")

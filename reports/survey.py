@@ -335,10 +335,10 @@ def _difference(change: str, implementation: str, version: str, feature: str, wh
 def _comparable(was: Mapping[str, int], now: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Return two counts of the same cases as they are, and of others only what was lost.
 
-    Of a run that left out more cases that is what is wrong more often; of one with more cases, what is right less often
-    too, for what was added can only be right more often.
+    Of a run that left out more cases, or knows fewer, that is what is wrong more often; of one with more cases, what is
+    right less often too, for what was added can only be right more often.
     """
-    if now["not_run"] > was["not_run"]:
+    if now["not_run"] > was["not_run"] or sum(now.values()) < sum(was.values()):
         worse: dict[str, Callable[[int, int], int]] = {"wrong": max}
     elif sum(now.values()) > sum(was.values()):
         worse = {_GOOD: min, "wrong": max}

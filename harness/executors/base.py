@@ -17,6 +17,7 @@ from attncheck.plan import Plan
 from attncheck.results.coverage import is_judged, is_not_offered
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
+from attncheck.verdicts import Verdict
 
 _MAX_BYTES = 1 << 28
 """Of what failing evaluations returned, kept until they are diagnosed."""
@@ -33,8 +34,10 @@ class ResultRecorder:
     evaluations: int = 0
     judged: dict[str, set[str]] = field(default_factory=dict)
     """The cases in which each implementation was judged."""
-    not_offered: dict[str, set[str]] = field(default_factory=dict)
-    """The cases of operations that each implementation has no function for."""
+    tried: dict[str, set[str]] = field(default_factory=dict)
+    """The cases of which each implementation has the function and a dtype."""
+    untried: dict[str, set[str]] = field(default_factory=dict)
+    """The cases of which it lacks the function, or a dtype."""
     on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
     """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
     undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
@@ -67,6 +70,10 @@ class ResultRecorder:
         self.writer.add_rows(rows)
         self._count(rows)
 
+    def not_offered(self, name: str) -> int:
+        """Count the cases of operations, or in dtypes alone, that an implementation does not offer."""
+        return len(self.untried.get(name, set()) - self.tried.get(name, set()))
+
     def _keep(self, evaluation: Evaluation, returned: Computed) -> None:
         size = sum(array.nbytes for array in returned.stages.values())
         if self._bytes + size <= _MAX_BYTES:
@@ -78,8 +85,8 @@ class ResultRecorder:
             self.rows_seen[row.verdict] += 1
             if is_judged(row):
                 self.judged.setdefault(row.implementation, set()).add(row.case)
-            elif is_not_offered(row):
-                self.not_offered.setdefault(row.implementation, set()).add(row.case)
+            lacks = row.verdict == Verdict.UNSUPPORTED and is_not_offered(row.lacks or "")
+            (self.untried if lacks else self.tried).setdefault(row.implementation, set()).add(row.case)
             if row.fails_run:
                 self.failures.append(row)
 

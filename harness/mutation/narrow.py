@@ -21,6 +21,7 @@ from attncheck.mutation import forms, kernel
 from attncheck.mutation.blocks import cut_into, split, weigh
 from attncheck.mutation.kernel import Array, Kernel, Product, Store, bfloat16, exactly, in_tiles, over_queries, tf32
 from attncheck.mutation.mutant import ROUNDED, WIDE, Call, Steps, Variant, control, mutant, numpy_with
+from attncheck.spec import QUERY_KEY_VALUE
 
 _TERMS = 16
 """Products that a matrix unit adds up before the running sum is stored."""
@@ -253,7 +254,7 @@ def _swizzle_ignored(call: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     groups = 16 if call["stored_as"] == "nvfp4" else 32
     per_byte = 2 if call["stored_as"] in ("mxfp4", "nvfp4") else 1
-    names = [name for name in ("query", "key", "value") if call.get(f"{name}_block_scale") is not None]
+    names = [name for name in QUERY_KEY_VALUE if call.get(f"{name}_block_scale") is not None]
     shapes = {name: call[name].shape for name in names}
     return {"swizzle": None} | {
         f"{name}_block_scale": call[f"{name}_block_scale"][..., : shape[-2], : shape[-1] * per_byte // groups]
@@ -428,7 +429,7 @@ _faulty_scales("codes_read_in_the_other_format",
     lambda call: {"key": call["key"].view(_OTHER_FORMAT[call["key"].dtype.name])
         if call["key"].dtype.name in _OTHER_FORMAT else call["key"] * 2})
 _faulty_scales("codes_read_as_fnuz", "AMD's form of e4m3, whose codes stand for half as much, is read for OCP's",
-    lambda call: {name: call[name].view(ml_dtypes.float8_e4m3fnuz) for name in ("query", "key", "value")
+    lambda call: {name: call[name].view(ml_dtypes.float8_e4m3fnuz) for name in QUERY_KEY_VALUE
         if call[name].dtype.name == "float8_e4m3fn"}, diagnosis="float8-read-as-fnuz")
 _faulty_scales("nibbles_read_in_the_other_order", "the first code is read from the other half of each byte",
     lambda call: {"packing": "low_first" if call.get("packing") == "high_first" else "high_first"}

@@ -11,8 +11,8 @@ An id of one's own leads to its file where that lies below the folder that one i
 (``[tool.attncheck]`` in its pyproject.toml).
 
 Cases for the tile of a kernel: one bundled file states them, and a row for it can be made for any size.
-``kernel_shapes/tiles.yaml`` has three rows of lengths under ``for_each``. With another row in their place it makes the
-same cases for another tile. Their ids say which tile that is, so that an id alone leads to its case.
+``kernel_shapes/tiles.yaml`` has a row of lengths under ``for_each``. With another row in its place it makes the same
+cases for another tile. Their ids say which tile that is, so that an id alone leads to its case.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 
 from attncheck.errors import UsageError
 from attncheck.results.format import Row
+from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
 MINIMUM = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
@@ -125,17 +126,17 @@ def lacks_function(lacks: str) -> bool:
     return lacks.endswith("()")
 
 
-def is_not_offered(row: Row) -> bool:
-    """Return true if a row says that the implementation has no function for the operation of its case."""
-    return row.verdict == Verdict.UNSUPPORTED and lacks_function(row.lacks or "")
+def is_not_offered(lacks: str) -> bool:
+    """Return whether a case lacks the function of its operation, or the dtype, which says nothing of other dtypes."""
+    return lacks_function(lacks) or lacks in DTYPES
 
 
 def shortfalls(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
     """Describe where less was judged than was asked for; ``judged`` counts the cases of each implementation.
 
     An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
-    where there is one, is that of every implementation, of the cases of operations that it offers: ``not_offered``
-    counts the others. Of a run that was stopped, that is all there is to say.
+    where there is one, is that of every implementation, of the cases of what it offers: ``not_offered`` counts those of
+    other operations, and those in other dtypes alone. Of a run that was stopped, that is all there is to say.
     """
     if asked.stopped is not None:
         return [asked.stopped.of(asked.cases)]

@@ -150,5 +150,5 @@ def test_a_kernel_that_keeps_a_scale_is_red_beside_its_neighbours(
     monkeypatch.setattr(combined, "FAULTS", {name: operations.STATE[name]})
     monkeypatch.setattr(combined, "STATE", {name: operations.STATE[name]})
     monkeypatch.setattr(combined, "KERNELS", {})
-    assert combined.main(["values/*", "softcap/*"]) == 0
+    assert combined.main(["attention/*", "probes/scale_and_bias/*", "softcap/*"]) == 0
     assert "1 faults: 1 are red" in capsys.readouterr().out

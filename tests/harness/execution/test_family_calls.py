@@ -165,8 +165,8 @@ HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
     "xformers": (xformers, 85),
     "flashinfer": (flashinfer, 66),
     "onnx": (onnx, 90),
-    "hf": (hf, 100),
-    "bshd": (bshd, 100),
+    "hf": (hf, 90),
+    "bshd": (bshd, 90),
     "key_mask": (key_mask, 30),
 }
 """A function of each family, and how many of the answers it computes at least.
@@ -177,9 +177,9 @@ Those of Keras, MLX and sdpa are libraries and modes of the table: their publish
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, tuple[Task, Computed]]:
-    """Return what NumPy answers in every third bundled case of attention without a convention and NaN."""
+    """Return what NumPy answers in every second bundled case of attention without a convention and NaN."""
     cases = [case for case in bundled().cases if case.operation == "attention" and not case.allow_nonfinite]
-    plan, found = Plan.of([case for case in cases if "empty_rows" not in case.options][::3], ["float64"]), {}
+    plan, found = Plan.of([case for case in cases if "empty_rows" not in case.options][::2], ["float64"]), {}
     for unit in plan.units:
         task = task_of(plan.case(unit), plan.inputs(unit))
         outcome = evaluate_on(numpy_backend, task)
@@ -276,9 +276,9 @@ def flash_attn_paged(  # type: ignore[no-untyped-def]
 )
 def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operation: str) -> None:
     cases = ["packed", "paged", "designs/sequences"]
-    found = attncheck.check(function, cases=cases, signature="flash_attn", dtypes=["float64"])
+    found = attncheck.check(function, cases=cases, signature="flash_attn", dtypes=["float64", "float32"])
     assert not failures_of(found)
-    assert found.judged >= 9
+    assert found.judged >= 5
     assert set(declarations(function, "f", "flash_attn")["parameters"]) == {operation}
 
 
