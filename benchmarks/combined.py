@@ -36,13 +36,16 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import result_stages
+from attncheck.spec import QUERY_KEY_VALUE, result_stages
 
 FAULTS: Mapping[str, Fault] = {**FAULTS_OF_ATTENTION, **FAULTS_OF_OPERATIONS}
 """Each by what it does and the thread that reports it; structure is how kernels are built."""
 
 _MAX_SCORES = 1 << 24
 """Scores of a case beyond which it is left out: these kernels hold them all."""
+_OF_BLOCKS = {"stored_as", "query_scale", "key_zero", "value_zero"}
+_OF_BLOCKS |= {f"{name}_block_scale" for name in QUERY_KEY_VALUE}
+"""What these kernels do not know of codes: they have a scale for each tensor, head or key, and none in pages."""
 
 
 @dataclass
@@ -86,7 +89,9 @@ def units(patterns: Sequence[str]) -> Iterator[tuple[Case, str, Inputs, Call]]:
         for dtype in case.dtypes:
             inputs = convert_inputs(case, exact, dtype)
             problem = case.problem(apply_layout(inputs.arrays, case.memory_layout))
-            if score_elements(case.operation, case.options, inputs.arrays) <= _MAX_SCORES:
+            unknown = _OF_BLOCKS | ({"key_scale", "value_scale"} if case.operation == "paged_attention" else set())
+            is_known = unknown.isdisjoint({*case.options, *case.inputs})
+            if is_known and score_elements(case.operation, case.options, inputs.arrays) <= _MAX_SCORES:
                 yield case, dtype, inputs, Call(problem, dtype)
 
 

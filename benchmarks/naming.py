@@ -8,8 +8,8 @@ Each is judged on small cases in float64 and float32, and named from all that it
 many are named rightly, in part (one fault of two), wrongly and not at all; exits 1 where one is named wrongly, or the
 right kernel fails.
 
-With ``--together`` the kernels have conventions: all pairs of twelve, and forty with a fault beside one to four of
-them. Each is diagnosed as a run is, in float64. Prints how many pairs are named rightly, and of how many faults a
+With ``--together`` the kernels have conventions: all pairs of twelve, forty threes, and forty with a fault beside one
+to four of them. Each is diagnosed as a run is, in float64. Prints how many are named rightly, and of how many faults a
 report says that they are there, and which they are.
 """
 
@@ -20,7 +20,7 @@ import random
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,11 @@ from attncheck.wording import AND, counted
 
 Array = NDArray[Any]
 
-PATTERNS = ("attention/*", "windows/*", "lengths/*", "grouped_heads/*", "softcap/*", "coincidences/*")
-MAX_SCORES = 1 << 10
+PATTERNS = (
+    *("attention/*", "windows/*", "lengths/*", "grouped_heads/*", "softcap/*", "coincidences/*"),
+    *("caches/*", "query_offsets/*", "probes/*", "designs/attention/*", "designs/kernels/*"),
+)
+MAX_SCORES = 1 << 12
 
 FAULTS: dict[str, str] = {
     "right": "",
@@ -357,14 +360,14 @@ def outcome_of(faults: Sequence[str], cases: Mapping[Any, Evidence], names: Sequ
     return "rightly" if wanted <= found else "in part"
 
 
-def named_together(kernels: Sequence[Sequence[str]]) -> list[Counter[str]]:
-    """Return what a run names of each kernel with its failing cases, "" for those without a name."""
+def named_together(kernels: Sequence[Sequence[str]]) -> Iterator[Counter[str]]:
+    """Yield what a run names of each kernel with its failing cases, "" for those without a name."""
     cases = [case for case in select_cases(CONVENTION_PATTERNS).cases if case.operation == "attention"]
     plan = Plan.of(cases, ("float64",))
     entry = UserImplementation("kernel", "", (), classes={"float64": "native"}, parameters={"attention": TAKEN})
     with tempfile.TemporaryDirectory() as folder:
         judge = Judge([Implementation(entry, "attention")], store=Store(Path(folder)))
-        return [_named_by_a_run(faults, plan, judge) for faults in kernels]
+        yield from (_named_by_a_run(faults, plan, judge) for faults in kernels)
 
 
 TAKEN = Parameters(frozenset(inspect.signature(attention()).parameters))
@@ -402,8 +405,10 @@ def together() -> int:
         for number, fault in enumerate(choice.sample(faults, len(faults)) + choice.sample(faults, len(faults)))
     ][:40]
     pairs = [*combinations(CONVENTIONS, 2)]
+    threes = choice.sample([*combinations(CONVENTIONS, 3)], _THREES)
+    kernels = (*pairs, *threes, *mixed)
     counts, wrong = Counter[str](), 0
-    for kernel, found in zip((*pairs, *mixed), named_together((*pairs, *mixed)), strict=True):
+    for kernel, found in zip(kernels, named_together(kernels), strict=True):
         parts = {part.partition(OR)[0] for name in found for part in name.split(AND)} - {""}
         names = {_AS_ONE.get(part, part) for part in parts}
         known = {CONVENTIONS[part] for part in kernel if part in CONVENTIONS}
@@ -417,12 +422,15 @@ def together() -> int:
         else:
             outcome = "rightly" if names == known else "in part" if names < known else "wrongly"
             wrong += outcome == "wrongly"
-        counts[f"{'faults' if fault else 'pairs'} {outcome}"] += 1
+        counts[f"{'faults' if fault else 'pairs' if len(kernel) == 2 else 'threes'} {outcome}"] += 1
         print(f"{outcome:8} {' and '.join(kernel):80} {dict(found)} {sorted(strange) or ''}", flush=True)
-    print(f"Of {len(pairs)} pairs and {len(mixed)} kernels with a fault: {dict(sorted(counts.items()))}")
+    said = f"{len(pairs)} pairs, {len(threes)} threes and {len(mixed)} kernels with a fault"
+    print(f"Of {said}: {dict(sorted(counts.items()))}")
     return int(wrong > 0)
 
 
+_THREES = 40
+"""So many of the 220 ways to have three conventions at once."""
 _OF_WINDOW = frozenset({"window-too-narrow-left", "window-too-narrow-right"})
 _BOTH_ENDS = "window-too-narrow-left-and-right"
 _AS_ONE = {"scale-twice": "scale-inverse-width"}

@@ -386,7 +386,7 @@ def extent(frames: Frames) -> str:
     if whole:
         asked = {(each.offered, each.in_dtypes) for each in whole}
         number, in_dtypes = next(iter(asked))
-        cases = f"{number:,} of {counted(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of its cases"
+        cases = f"{number:,} of {counted(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of their cases"
         others = "The other" if len(whole) == 1 else "The others"
         sentences.append(f"{others}: judged {cases}" if sentences else f"Judged {cases} on each")
     return ". ".join(sentences)

@@ -163,7 +163,7 @@ def key_mask(query, key, value, *, mask=None, is_causal=False, scale=None):  # t
 HONEST: Mapping[str, tuple[Callable[..., Any], int]] = {
     "flash_attn": (flash_attn, 34),
     "xformers": (xformers, 85),
-    "flashinfer": (flashinfer, 66),
+    "flashinfer": (flashinfer, 60),
     "onnx": (onnx, 90),
     "hf": (hf, 90),
     "bshd": (bshd, 90),
