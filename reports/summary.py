@@ -396,10 +396,10 @@ def _of_standard_cases(
     frames: Frames, whole: Sequence[coverage.Coverage], standard: Sequence[coverage.Coverage]
 ) -> str:
     """Say who was judged in all cases, and who in the standard ones."""
-    parts = []
-    for cases in dict.fromkeys(f"{counted(each.offered, 'case')}{each.in_dtypes}" for each in whole):
-        alike = [each for each in whole if f"{counted(each.offered, 'case')}{each.in_dtypes}" == cases]
-        parts.append(f"{_listed(frames, alike)}: {alike[0].judged:,} of {cases}")
+    alike: dict[str, list[coverage.Coverage]] = {}
+    for each in whole:
+        alike.setdefault(f"{each.judged:,} of {counted(each.offered, 'case')}{each.in_dtypes}", []).append(each)
+    parts = [f"{_listed(frames, found)}: {judged}" for judged, found in alike.items()]
     for count in dict.fromkeys(each.judged for each in standard):
         names = _listed(frames, [each for each in standard if each.judged == count])
         parts.append(f"{names}: the {counted(count, 'standard case')}, which cover the rest")
