@@ -549,9 +549,11 @@ class FamilyFunction:
         elif family.mask_of_keys:
             raise UnsupportedError("takes a mask of keys alone, and no bias", ("bias",))
         else:
-            lowest = -np.inf if not family.finite_mask else ml_dtypes.finfo(query.dtype).min
+            lowest = -np.inf if not family.finite_mask else float(ml_dtypes.finfo(query.dtype).min)
             added = np.zeros((1, 1, 1, 1), query.dtype) if bias is None else bias
             given = added if allowed is None else np.where(allowed, added, np.asarray(lowest, query.dtype))
+            if family.finite_mask and allowed is not None and not _is_told_apart(allowed, added, lowest):
+                raise UnsupportedError("forbids keys by the number that the bias has on all that are left", ("bias",))
         return {family.mask: np.broadcast_to(given, shape) if family.full_mask else given}
 
     def _called(self, inputs: Sequence[Array], words: Mapping[str, Any]) -> Any:
@@ -624,3 +626,9 @@ def _module(inputs: Sequence[Array]) -> SimpleNamespace:
         is_causal=False,
         training=False,
     )
+
+
+def _is_told_apart(allowed: Array, added: Array, lowest: float) -> bool:
+    """Return whether in every row some key that is allowed has more than what forbids the others."""
+    largest = np.where(allowed, added.astype(np.float64), -np.inf).max(-1)
+    return not (largest == lowest).any()
