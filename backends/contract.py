@@ -251,6 +251,13 @@ class CallOptions:
     mask_fill: float | None = None
     empty_rows: EmptyRows = "zero"
 
+    def with_past(self, key: Tensor, value: Tensor, concatenate: Callable[..., Tensor]) -> tuple[Tensor, Tensor, int]:
+        """Return all keys and values, those of a past first, and how many of them are the past's."""
+        if self.past_key is None or self.past_value is None:
+            return key, value, 0
+        keys, values = (concatenate(each, -2) for each in ((self.past_key, key), (self.past_value, value)))
+        return keys, values, self.past_key.shape[-2]
+
 
 DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(CallOptions)}
 Function = TypeVar("Function", bound=Callable[..., Any])

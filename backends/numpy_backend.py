@@ -16,7 +16,13 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.composed import absorbed, make_dequantize, make_numbers_of_codes
+from attncheck.backends.composed import (
+    absorbed,
+    make_dequantize,
+    make_numbers_of_codes,
+    seen,
+    seen_from_the_first_key,
+)
 from attncheck.backends.contract import (
     Attended,
     Differentiated,
@@ -143,14 +149,7 @@ def _allowed_keys(
     if query_offsets is not None:
         query_position = query_position + query_offsets[:, np.newaxis, np.newaxis, np.newaxis]  # (B, 1, Lq, 1)
     key_position = np.arange(scores.shape[-1])
-    rules = [] if mask is None else [mask]
-    if is_causal:
-        rules.append(key_position <= query_position)
-    left, right = window or (None, None)
-    if left is not None:
-        rules.append(key_position >= query_position - left)
-    if right is not None:
-        rules.append(key_position <= query_position + right)
+    rules = [*([] if mask is None else [mask]), *seen(key_position - query_position, is_causal, window)]
     if key_lengths is not None:
         rules.append(key_position < key_lengths[:, np.newaxis, np.newaxis, np.newaxis])  # (B, 1, 1, T)
     return reduce(np.logical_and, rules) if rules else None
@@ -215,7 +214,7 @@ def attention(
         query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
         key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        window = window if query_offsets is not None else _seen_from_the_first_key(window, past)
+        window = window if query_offsets is not None else seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
     key, value = _repeat_heads(key, value, query.shape[1])
@@ -554,12 +553,7 @@ def _sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | No
 def _seen_from_the_end(queries: int, keys: int, is_causal: bool, window: Window | None) -> Array | None:
     """Return who may attend to whom, (1, 1, Lq, Lk), where the last query stands at the last key."""
     behind = np.arange(keys) - (np.arange(queries)[:, np.newaxis] + keys - queries)
-    rules = [behind <= 0] if is_causal else []
-    left, right = window or (None, None)
-    if left is not None:
-        rules.append(behind >= -left)
-    if right is not None:
-        rules.append(behind <= right)
+    rules = seen(behind, is_causal, window)
     return reduce(np.logical_and, rules)[np.newaxis, np.newaxis] if rules else None
 
 
@@ -733,14 +727,6 @@ def _softmax_gradient(weights: Array, grad_weights: Array, mean: Array) -> Array
     """Multiply with the Jacobian of a softmax, diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this."""
     gradient: Array = weights * (grad_weights - mean)
     return gradient
-
-
-def _seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
-    """Return the window for queries that are counted from 0, though they stand behind a past."""
-    if window is None:
-        return None
-    left, right = window
-    return (None if left is None else left - past, None if right is None else right + past)
 
 
 def _repeat_heads(key: Array, value: Array, heads: int) -> tuple[Array, Array]:

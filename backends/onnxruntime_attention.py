@@ -181,11 +181,7 @@ class _Step:
 def _group_query(query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
     """Attend in one step. A mask, and lengths of keys, are part of the bias, as the operator has no other mask."""
     mask, key_lengths, query_offsets = options.mask, options.key_lengths, options.query_offsets
-    past_key, past_value = options.past_key, options.past_value
-    past = 0
-    if past_key is not None and past_value is not None:
-        past = past_key.shape[2]
-        key, value = np.concatenate([past_key, key], axis=2), np.concatenate([past_value, value], axis=2)
+    key, value, past = options.with_past(key, value, np.concatenate)
     lengths = query.shape[2], key.shape[2]
     if key_lengths is not None:
         used = np.arange(lengths[1]) < key_lengths.reshape(-1, 1, 1, 1)

@@ -39,20 +39,11 @@ _MOST_PARTS, _MOST_PAGES_OF_A_BLOCK = 16, 8
 def _mha_attention(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return attention by mha; with residuals, which have no gradients, it has a log-sum-exp."""
 
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-    ) -> Stages:
+    @takes_only("is_causal", "scale", "past_key", "past_value")
+    def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Average the values; a past is a cache that the keys and values are appended to."""
-        if past_key is not None and past_value is not None:
-            key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
-        return _call_mha(query, key, value, None, is_causal, scale, has_residuals=has_residuals)
+        key, value, _ = options.with_past(key, value, jnp.concatenate)
+        return _call_mha(query, key, value, None, options, has_residuals=has_residuals)
 
     return attention
 
@@ -60,34 +51,21 @@ def _mha_attention(*, has_residuals: bool) -> Callable[..., Stages]:
 def _mha_packed(*, has_residuals: bool) -> Callable[..., Stages]:
     """Return the same for sequences that lie one after the other."""
 
+    @takes_only("is_causal", "scale")
     def packed_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
+        query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, options: CallOptions
     ) -> Stages:
         """Give every sequence a segment of its own."""
         segments = _segments(cu_seqlens_q, cu_seqlens_k)
-        return _call_mha(query, key, value, segments, is_causal, scale, has_residuals=has_residuals)
+        return _call_mha(query, key, value, segments, options, has_residuals=has_residuals)
 
     return packed_attention
 
 
 def _call_mha(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    *,
-    has_residuals: bool,
+    query: Tensor, key: Tensor, value: Tensor, segments: Tensor | None, given: CallOptions, *, has_residuals: bool
 ) -> Stages:
-    options = _options(query, key, is_causal, scale)
+    options = _options(query, key, given.is_causal, given.scale)
     rows_first = [each.swapaxes(1, 2) for each in (query, key, value)]  # (B, H, L, D) -> (B, L, H, D)
     if not has_residuals:
         return {"output": mha(*rows_first, segments, **options).swapaxes(1, 2)}
@@ -132,10 +110,7 @@ def _decode(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> 
     """Attend with a single query; a window is where it starts and ends."""
     if query.shape[2] != 1:
         raise NotImplementedError("gqa takes one query of each sequence")
-    past, past_key, past_value = 0, options.past_key, options.past_value
-    if past_key is not None and past_value is not None:
-        past = past_key.shape[2]
-        key, value = (jnp.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+    key, value, past = options.with_past(key, value, jnp.concatenate)
     keys = key.shape[2]
     if not keys:
         raise NotImplementedError("gqa takes one key or more")

@@ -37,8 +37,7 @@ _LANES = 128
 @takes_only("bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
 def _flash(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Average the values; a past is a cache that the keys and values are appended to."""
-    if options.past_key is not None:
-        key, value = _behind(options, key, value)
+    key, value, _ = options.with_past(key, value, jnp.concatenate)
     if query.shape[1] != key.shape[1]:
         raise NotImplementedError("flash_attention takes as many heads of keys as of queries")
     if not query.shape[2] or not key.shape[2]:
@@ -58,13 +57,6 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> S
             segment_ids=None if lengths is None else SegmentIds(*_segments(query, key, lengths)),
         )
     }
-
-
-def _behind(options: CallOptions, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all keys and values, those of a past first."""
-    past = (options.past_key, key), (options.past_value, value)
-    keys, values = (jnp.concatenate(each, axis=-2) for each in past)
-    return keys, values
 
 
 def _segments(query: Tensor, key: Tensor, key_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,10 +82,8 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
     @takes_only("mask", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
     def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Average the values; behind a past the masks are moved by its length."""
-        past, lengths, scale = 0, options.key_lengths, options.scale
-        if options.past_key is not None:
-            past = options.past_key.shape[2]
-            key, value = _behind(options, key, value)
+        lengths, scale = options.key_lengths, options.scale
+        key, value, past = options.with_past(key, value, jnp.concatenate)
         kernel = splash.make_splash_mha_single_device(
             mask=_mask_of_heads(options, past, query.shape[1], (query.shape[2], key.shape[2])),
             save_residuals=has_residuals,

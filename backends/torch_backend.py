@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import and_
 from types import SimpleNamespace
@@ -20,7 +21,6 @@ from torch.nn import functional
 
 from attncheck.backends import composed
 from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, takes
-from attncheck.backends.torch_common import differentiate, sequences_of
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -63,6 +63,35 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
         return bits.view(ml_dtypes.bfloat16)
     array: NDArray[Any] = tensor.numpy()
     return array
+
+
+def differentiate(
+    attention: Callable[..., Stages],
+    inputs: Mapping[str, Tensor],
+    grad_output: Tensor,
+    options: Mapping[str, Any],
+) -> Stages:
+    """Differentiate sum(grad_output * output) of ``attention`` by its ``inputs``, and by a bias and sinks if given."""
+    given = {**inputs, **{name: options.get(name) for name in ("bias", "sinks")}}
+    # detach() makes a leaf that shares memory and strides with the tensor that it is made from.
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items() if tensor is not None}
+    with torch.enable_grad():
+        output = attention(**{**options, **leaves})["output"]
+    # Where an axis is empty, a kernel may not look at its bias at all: that gradient is zero, and here it is made so.
+    gradients = torch.autograd.grad(output, tuple(leaves.values()), grad_output, materialize_grads=True)
+    return {f"grad_{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+
+
+def sequences_of(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: tuple[Tensor, Tensor], key_lengths: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the queries of each sequence, and those of its keys and values that are used."""
+    limits_of_queries, limits_of_keys = (each[1:-1].tolist() for each in cu_seqlens)
+    queries = query.tensor_split(limits_of_queries, dim=2)
+    keys, values = (each.tensor_split(limits_of_keys, dim=2) for each in (key, value))
+    used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
+    for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
+        yield own_query, own_key[:, :, :length], own_value[:, :, :length]
 
 
 _ARRAYS = composed.Arrays(

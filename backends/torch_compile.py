@@ -37,7 +37,7 @@ from attncheck.backends import torch_backend
 from attncheck.backends.composed import compiled, make_gradients, output_alone
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.library_arrays import TorchArrays
-from attncheck.backends.torch_common import differentiate
+from attncheck.backends.torch_backend import differentiate
 
 _MAX_COMPILATIONS = 1 << 16
 
@@ -155,11 +155,7 @@ class Flex:
     )
     def attention(self, query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
         """Attend in one call; everything that forbids a key is a mask_mod."""
-        past_key, past_value, offsets = options.past_key, options.past_value, options.query_offsets
-        past = 0
-        if past_key is not None and past_value is not None:
-            past = past_key.size(-2)
-            key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+        offsets, (key, value, past) = options.query_offsets, options.with_past(key, value, torch.cat)
         scores = (*query.shape[:-1], key.size(-2))
         mods = [] if options.mask is None else [_given(options.mask.expand(scores))]
         if options.is_causal:

@@ -29,7 +29,7 @@ from attncheck.backends import torch_backend
 from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.library_arrays import KerasArrays, TorchArrays
-from attncheck.backends.torch_common import differentiate, sequences_of
+from attncheck.backends.torch_backend import differentiate, sequences_of
 
 _REFUSALS = {
     "attn_mask should not be set when is_causal": (
@@ -113,13 +113,12 @@ def _upper_left(
 @takes_only("is_causal", "scale", "window", "past_key", "past_value")
 def _lower_right(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend where the last query stands at the last key: as many queries as keys, or a past in front of them."""
-    is_causal, window, past_key, past_value = options.is_causal, options.window, options.past_key, options.past_value
+    is_causal, window = options.is_causal, options.window
     if not (is_causal and window is None) and (is_causal or window != _UP_TO_ITSELF):
         raise NotImplementedError("causal_lower_right is causal, and has no other window")
     if query.size(2) != key.size(2):
         raise NotImplementedError("causal_lower_right aligns the last query with the last key")
-    if past_key is not None and past_value is not None:
-        key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+    key, value, _ = options.with_past(key, value, torch.cat)
     return {"output": _attend_from_the_end(query, key, value, options.scale)}
 
 

@@ -37,7 +37,7 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eag
 from attncheck.backends import torch_backend
 from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
-from attncheck.backends.torch_common import differentiate
+from attncheck.backends.torch_backend import differentiate
 
 _LAYERS = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
 _LONGEST = 64  # keys of a mask in which chunks are looked for

@@ -110,9 +110,7 @@ def _kernel(  # type: ignore[no-untyped-def] # Triton's compiler gives every par
 @takes_only("mask", "bias", "is_causal", "scale", "key_lengths", "past_key", "past_value")
 def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
     """Attend in one kernel."""
-    past_key, past_value, key_lengths = options.past_key, options.past_value, options.key_lengths
-    if past_key is not None and past_value is not None:
-        key, value = torch.cat((past_key, key), dim=-2), torch.cat((past_value, value), dim=-2)
+    key_lengths, (key, value, _) = options.key_lengths, options.with_past(key, value, torch.cat)
     batch, heads, queries, width = query.shape
     keys, value_width = key.size(2), value.size(3)
     if query.is_cuda and max(width, value_width) > _MOST_WIDTH_ON_A_GPU:

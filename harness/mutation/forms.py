@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
+from attncheck.backends.composed import seen_from_the_first_key
 from attncheck.backends.contract import EmptyRows, Stages
 from attncheck.judging.alternatives import Alternative, Reading
 from attncheck.judging.readings import CATALOGUE
@@ -282,7 +283,7 @@ def bias_read_as(change: Callable[[Array, Array], Array]) -> Steps:
 def allowed_in(call: Call, **changed: Any) -> Array:
     """Return which key each query of a call may attend to, or may with other masks, (B, H, Lq, T)."""
     offsets = call.query_offsets
-    window = call.window if offsets is not None else backend._seen_from_the_first_key(call.window, call.past)
+    window = call.window if offsets is not None else seen_from_the_first_key(call.window, call.past)
     masks = {"mask": call.mask, "is_causal": call.is_causal, "window": window, "key_lengths": call.key_lengths}
     masks["query_offsets"] = offsets
     return allowed_keys(np.zeros(call.scores_shape, bool), masks | changed)

@@ -3,14 +3,14 @@
 Of our modules it has some functions, and what these use, and no more. A module becomes a function that returns what
 others ask of it, so that names of different modules do not meet:
 
-    def torch_common():
+    def torch_backend():
         import torch
 
         def differentiate(...): ...
 
         return SimpleNamespace(differentiate=differentiate)
 
-    torch_common = torch_common()
+    torch_backend = torch_backend()
 
 Its stages are compared with the exact answer and the error bounds, as the judge uses them. What is copied from here as
 it stands needs NumPy alone.

@@ -48,88 +48,73 @@ def _normal(random: Random, *shapes: Shape) -> Triple:
     return query, key, value
 
 
+def _normal_but(change: Callable[[Random, Real, Real, Real], Triple]) -> Callable[..., Triple]:
+    """Draw normal numbers, and change them."""
+    return lambda random, *shapes: change(random, *_normal(random, *shapes))
+
+
+def _each(draw: Callable[[Random, Shape], Real]) -> Callable[..., Triple]:
+    """Draw query, key and value alike, each by itself."""
+
+    def drawn(random: Random, *shapes: Shape) -> Triple:
+        query, key, value = (draw(random, shape) for shape in shapes)
+        return query, key, value
+
+    return drawn
+
+
 def _uniform(random: Random, *shapes: Shape) -> Triple:
     low = random.choice([-1.0, 0.0])
-    query, key, value = (random.uniform(low, 1, shape) for shape in shapes)
-    return query, key, value
+    return _each(lambda random, shape: random.uniform(low, 1, shape))(random, *shapes)
 
 
-def _peaky(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = _normal(random, *shapes)
-    return query * random.uniform(4, 30), key, value
-
-
-def _logits_80(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = _normal(random, *shapes)
+def _logits_80(random: Random, query: Real, key: Real, value: Real) -> Triple:
     width = min(query.shape[-1], key.shape[-1])
     rows, columns = (array.reshape(-1, array.shape[-1])[:_LOOKED_AT, :width] for array in (query, key))
     largest = np.abs(rows @ columns.T).max(initial=1e-9) / math.sqrt(width)
     return query * (80 / largest), key, value
 
 
-def _tiny(random: Random, *shapes: Shape) -> Triple:
-    """Products that underflow in float32, and weights that are nearly uniform."""
-    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _normal(random, *shapes))
-    return query, key, value
-
-
-def _cancelling(random: Random, *shapes: Shape) -> Triple:
-    """Columns in pairs whose products cancel except for a small part."""
-    query, key, value = _normal(random, *shapes)
+def _cancelling(random: Random, query: Real, key: Real, value: Real) -> Triple:
+    """Make columns in pairs whose products cancel except for a small part."""
     half = min(query.shape[-1], key.shape[-1]) // 2
     query[..., half : 2 * half] = query[..., :half]
     key[..., half : 2 * half] = -key[..., :half] * (1 + 1e-3 * random.randn(*key[..., :half].shape))
     return query * 10 ** random.uniform(0, 2), key, value
 
 
-def _common_offset(random: Random, *shapes: Shape) -> Triple:
-    """One column whose product adds nearly the same large number to every logit."""
-    query, key, value = _normal(random, *shapes)
+def _common_offset(random: Random, query: Real, key: Real, value: Real) -> Triple:
+    """Make one column whose product adds nearly the same large number to every logit."""
     offset = math.sqrt(10 ** random.uniform(1, 3) * math.sqrt(query.shape[-1]))
     query[..., 0] += offset
     key[..., 0] += offset
     return query, key, value
 
 
-def _heavy_tailed(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = (random.standard_t(1.5, shape) for shape in shapes)
-    return query, key, value
-
-
-def _repeated_keys(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = _normal(random, *shapes)
+def _repeated_keys(random: Random, query: Real, key: Real, value: Real) -> Triple:
     keys = key.shape[-2]
     return query, key[..., random.randint(0, max(1, keys // 4), keys), :], value
 
 
-def _offset_values(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = _normal(random, *shapes)
-    return query, key, value + 10 ** random.uniform(1, 6)
-
-
-def _heavy_values(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = _normal(random, *shapes)
-    return query, key, value * np.exp(4 * random.randn(*value.shape))
-
-
-def _small_integers(random: Random, *shapes: Shape) -> Triple:
-    query, key, value = (random.randint(-4, 5, shape).astype(np.float64) for shape in shapes)
+def _tiny(random: Random, *shapes: Shape) -> Triple:
+    """Draw products that underflow in float32, and weights that are nearly uniform."""
+    query, key, value = (array * 10 ** random.uniform(-25, -2) for array in _normal(random, *shapes))
     return query, key, value
 
 
 REGIMES: Mapping[str, Callable[..., Triple]] = {
     "normal": _normal,
     "uniform": _uniform,
-    "peaky": _peaky,
-    "logits 80": _logits_80,
+    "peaky": _normal_but(lambda random, q, k, v: (q * random.uniform(4, 30), k, v)),
+    "logits 80": _normal_but(_logits_80),
     "tiny": _tiny,
-    "cancelling": _cancelling,
-    "common offset": _common_offset,
-    "heavy-tailed": _heavy_tailed,
-    "repeated keys": _repeated_keys,
-    "offset values": _offset_values,
-    "heavy values": _heavy_values,
-    "small integers": _small_integers,
+    "cancelling": _normal_but(_cancelling),
+    "common offset": _normal_but(_common_offset),
+    "heavy-tailed": _each(lambda random, shape: random.standard_t(1.5, shape)),
+    "repeated keys": _normal_but(_repeated_keys),
+    "offset values": _normal_but(lambda random, q, k, v: (q, k, v + 10 ** random.uniform(1, 6))),
+    "heavy values": _normal_but(lambda random, q, k, v: (q, k, v * np.exp(4 * random.randn(*v.shape)))),
+    "small integers": _each(lambda random, shape: random.randint(-4, 5, shape).astype(np.float64)),
 }
 
 GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})
