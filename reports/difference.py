@@ -546,9 +546,9 @@ class Bisection:
             }
 
 
-def print_bisection(found: Bisection, console: Console | None = None) -> None:
+def print_bisection(found: Bisection) -> None:
     """Print a line for each release, and below it every verdict that one of them changed."""
-    console = console or plain_console()
+    console = plain_console()
     headings = ("release", "right", "failing", "unsupported", *_CHANGES)
     rows = [
         (f"{found.distribution} {release}", *("-" if value is None else str(value) for value in counts))

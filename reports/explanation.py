@@ -265,9 +265,9 @@ Commands = Mapping[str, Sequence[str]]
 """What to run for each finding, by its file."""
 
 
-def print_search(search: Search, commands: Commands, console: Console | None = None) -> None:
+def print_search(search: Search, commands: Commands) -> None:
     """Print how much was searched, and every finding with its case, its script and what to run."""
-    console = console or plain_console()
+    console = plain_console()
     for line in search_lines(search, commands):
         console.print(line, soft_wrap=True)
 

@@ -26,6 +26,7 @@ AGAIN = ("explain", "repro")
 _KEYS = ("case", "dtype", "environment", "implementation")
 _ELEMENT = re.compile(r"\d+(?:,\d+)*")
 _NONE_NAMED: Mapping[str, Any] = dict.fromkeys(NUMBERS)
+_MOST_COMMANDS = 3
 
 
 def failures_of(frames: Frames, wrong: pd.DataFrame | None = None) -> list[json_documents.Failure]:
@@ -143,13 +144,13 @@ def verdict_of(explanation: Explanation) -> str:
     return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
 
 
-def first_of_each(failures: Iterable[json_documents.Failure], most: int = 3) -> list[str]:
+def first_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
     """Return the first command of the first failure of each of some implementations."""
     firsts: dict[tuple[str, str], str] = {}
     for each in failures:
         if each.next:
             firsts.setdefault((each.environment, each.implementation), each.next[0])
-    return list(firsts.values())[:most]
+    return list(firsts.values())[:_MOST_COMMANDS]
 
 
 def outcome_document(

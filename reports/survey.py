@@ -17,8 +17,6 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from attncheck.conventions import Measured
 from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
@@ -443,9 +441,9 @@ Conventions = Mapping[str, Sequence[Measured]]
 """What was measured of each implementation, by its name and dtype, in the order of the questions."""
 
 
-def print_conventions(measured: Conventions, console: Console | None = None) -> None:
+def print_conventions(measured: Conventions) -> None:
     """Print a line for each question, and below what is declared wrongly, or has to be declared."""
-    console = console or plain_console()
+    console = plain_console()
     console.print(terminal_table(_table(measured)))
     for name, answers in measured.items():
         for line in _notes(answers):

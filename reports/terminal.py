@@ -150,11 +150,9 @@ def counted_as(cells: Mapping[str, Cell]) -> str:
     return Verdict.AGREE.value if agrees else worst_cell(cells).word
 
 
-def print_properties(
-    rows: Sequence[Row], again: Mapping[str, Sequence[str]], console: Console | None = None, *, quiet: bool
-) -> None:
+def print_properties(rows: Sequence[Row], again: Mapping[str, Sequence[str]], *, quiet: bool) -> None:
     """Print implementation by property, and below what fails with the command that explains it."""
-    console = console or plain_console()
+    console = plain_console()
     if not quiet:
         console.print(sentence_of(rows), style="bold", soft_wrap=True)
         console.print(terminal_table(properties_of(rows, shortly=True)))

@@ -8,7 +8,9 @@ is offered for it is a glob, which commands take as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
@@ -60,16 +62,6 @@ def _cases_of(text: str) -> Iterator[str]:
             yield f"{called}-*" if _OF_CASE.search(part) else f"{called}{'*' if of_file else ''}"
 
 
-def complete_implementation(incomplete: str) -> list[str]:
-    """Return backends and their modes; a file.py:function is for the shell to complete."""
-    return _beginning(_implementations(), incomplete)
-
-
-def complete_implementations(incomplete: str) -> list[str]:
-    """Return the same for several, with commas between them."""
-    return _last_of_several(["all", *_implementations()], incomplete)
-
-
 def _implementations() -> list[str]:
     from attncheck.backends import EVERYTHING, published
 
@@ -77,42 +69,34 @@ def _implementations() -> list[str]:
     return [*EVERYTHING, *modes, *sorted(published())]
 
 
-def complete_backends(incomplete: str) -> list[str]:
-    """Return backends, with commas between them."""
-    from attncheck.backends import BACKENDS
-
-    return _last_of_several(BACKENDS, incomplete)
-
-
-def complete_dtypes(incomplete: str) -> list[str]:
-    """Return dtypes, with commas between them."""
-    from attncheck.spec import DTYPES
-
-    return _last_of_several(DTYPES, incomplete)
-
-
-def complete_tags(incomplete: str) -> list[str]:
-    """Return the bundled tags, with commas between them."""
+def _tags() -> list[str]:
     text = files("attncheck.cases").joinpath(*_NO_CASES).read_text(encoding="utf-8")
-    return _last_of_several(_TAG.findall(text[text.find("\ntags:") :]), incomplete)
+    return _TAG.findall(text[text.find("\ntags:") :])
 
 
-def complete_framework(incomplete: str) -> list[str]:
-    """Return the frameworks whose arrays a function may take."""
-    from attncheck.backends import BACKENDS
-
-    return _beginning(BACKENDS, incomplete)
+def _listed_in(module: str, attribute: str) -> Iterable[str]:
+    found: Iterable[str] = getattr(import_module(f"attncheck.{module}"), attribute)
+    return found
 
 
-def complete_signature(incomplete: str) -> list[str]:
-    """Return the libraries that a function may be called like."""
-    from attncheck.backends.families import FAMILIES
+def _completing(
+    names: Callable[[], Iterable[str]], complete: Callable[[Iterable[str], str], list[str]]
+) -> Callable[[str], list[str]]:
+    """Return what completes names, which are looked up when a shell asks."""
 
-    return _beginning(FAMILIES, incomplete)
+    def completed(incomplete: str) -> list[str]:
+        return complete(names(), incomplete)
+
+    return completed
 
 
-def complete_properties(incomplete: str) -> list[str]:
-    """Return properties, with commas between them."""
-    from attncheck.spec import PROPERTIES
-
-    return _last_of_several(PROPERTIES, incomplete)
+_BACKENDS = partial(_listed_in, "backends", "BACKENDS")
+complete_implementation = _completing(_implementations, _beginning)
+"""A file.py:function is for the shell to complete."""
+complete_framework = _completing(_BACKENDS, _beginning)
+complete_signature = _completing(partial(_listed_in, "backends.families", "FAMILIES"), _beginning)
+complete_implementations = _completing(lambda: ["all", *_implementations()], _last_of_several)
+complete_backends = _completing(_BACKENDS, _last_of_several)
+complete_dtypes = _completing(partial(_listed_in, "spec", "DTYPES"), _last_of_several)
+complete_tags = _completing(_tags, _last_of_several)
+complete_properties = _completing(partial(_listed_in, "spec", "PROPERTIES"), _last_of_several)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, dtype_of, open_page, print_document, select_one
+from attncheck.cli.output import checked_in, dtype_of, echo, end, open_page, print_document, select_one
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -67,15 +67,13 @@ def explain(
     The case is computed again, in a fresh process, and judged stage by stage. If a check found it wrong and the fresh
     process does not, the case is repeated after the calls that came before it in the check.
     """
-    from attncheck.reports.explanation import print_explanation
+    from attncheck.reports.explanation import explanation_document, print_explanation
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(subject, limits)
     code = ExitCode.DISAGREE if explained.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if explained.failure else code
     if as_json:
-        from attncheck.reports.explanation import explanation_document
-
         print_document(explanation_document(explained, code, _commands(subject, limits, ("repro", "reduce"))))
     else:
         print_explanation(explained, subject.selection.tags)
@@ -142,11 +140,13 @@ def repro(
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError.of(path, error) from None
-    if as_json:
-        print_document(_script_document(explained, tries, subject, path, command, limits))
-        return
-    typer.echo(f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with")
-    typer.echo(f"  {command}")
+    says = f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with"
+    end(
+        ExitCode.AGREE,
+        lambda: _script_document(explained, tries, subject, path, command, limits),
+        lambda: echo(says, f"  {command}"),
+        as_json=as_json,
+    )
 
 
 def _script_document(

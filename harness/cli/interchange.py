@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import ReportPlace, frames_of, print_outcome, show_answer, split, write_frames
+from attncheck.cli.output import ReportPlace, echo, end, frames_of, outcome_of, show_answer, split, write_frames
 from attncheck.cli.parameters import AsJson
 from attncheck.errors import ExitCode, OnnxDataError, UsageError
 from attncheck.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
@@ -59,8 +58,8 @@ def export_data(
     store = store_of(cache, 2.0)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
     exported = export_tests(selection.cases, dtypes, folder, store, exact=exact)
-    result = _Result("export", folder, len(exported.tests), exported.left_out, tuple(lines_of(exported)))
-    result.show(as_json=as_json, quiet=quiet)
+    written = {"folder": str(folder), "written": len(exported.tests), "left_out": exported.left_out}
+    _end("export", list(lines_of(exported)), written, as_json=as_json, quiet=quiet)
 
 
 @app.command("import", epilog=examples("attncheck import onnx onnx_tests --output onnx_cases"))
@@ -85,34 +84,23 @@ def import_data(
     from attncheck.onnx_data.importing import import_tests, lines_of
 
     imported = import_tests(folder, output)
-    result = _Result("import", output, sum(imported.files.values()), imported.left_out, tuple(lines_of(imported)))
-    if imported.files or not as_json:
-        result.show(as_json=as_json, quiet=quiet)
+    lines = list(lines_of(imported))
     if not imported.files:
+        echo(*([] if as_json or quiet else lines))
         raise OnnxDataError(f"{folder}: none of its tests is a case")
+    written = {"folder": str(output), "written": sum(imported.files.values()), "left_out": imported.left_out}
+    _end("import", lines, written, as_json=as_json, quiet=quiet)
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The files that a command wrote, and its answer, for people and for machines."""
-
-    command: str
-    folder: Path
-    written: int
-    left_out: Mapping[str, Sequence[str]]
-    lines: Sequence[str]
-
-    def show(self, *, as_json: bool, quiet: bool) -> None:
-        if as_json:
-            from attncheck.reports.json_schema import TestDataDocument
-
-            fields = {"notes": list(self.lines[1:]), "folder": str(self.folder), "written": self.written}
-            print_outcome(
-                TestDataDocument, self.command, ExitCode.AGREE, self.lines[0], **fields, left_out=self.left_out
-            )
-        elif not quiet:
-            for line in self.lines:
-                typer.echo(line)
+def _end(command: str, lines: Sequence[str], written: Mapping[str, Any], *, as_json: bool, quiet: bool) -> NoReturn:
+    """Show what a command wrote: the first line is its answer, the others are notes."""
+    end(
+        ExitCode.AGREE,
+        lambda: outcome_of(command, ExitCode.AGREE, lines[0], notes=lines[1:], **written),
+        lambda: echo(*lines),
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 class Action(StrEnum):
@@ -172,15 +160,14 @@ def vectors(
 
     models = split(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
-    if as_json:
-        from attncheck.reports.json_schema import ExportDocument
-
-        fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
-        print_outcome(ExportDocument, "vectors export", ExitCode.AGREE, "; ".join(lines_of(exported)), **fields)
-    elif not quiet:
-        for line in lines_of(exported):
-            typer.echo(line)
-        typer.echo(f"Vectors: {folder}")
+    fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
+    end(
+        ExitCode.AGREE,
+        lambda: outcome_of("vectors export", ExitCode.AGREE, "; ".join(lines_of(exported)), **fields),
+        lambda: echo(*lines_of(exported), f"Vectors: {folder}"),
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 def _models_by_dtype(given: list[str]) -> dict[str, str]:

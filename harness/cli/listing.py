@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, dtype_of, print_document, print_faults, print_outcome, select_one, split
+from attncheck.cli.output import checked_in, dtype_of, outcome_of, print_document, print_faults, select_one, split
 from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose, dtype_option
 from attncheck.errors import ExitCode, UsageError
 from attncheck.options import (
@@ -131,10 +131,8 @@ def list_(
         faults = list(map(str, selection.faults))
     code = ExitCode.BAD_INPUT if faults else ExitCode.AGREE
     if as_json:
-        from attncheck.reports.json_schema import ListDocument
-
         answer = f"{len(records):,} {what.value}"
-        print_outcome(ListDocument, "list", code, answer, notes=faults, listed=what.value, items=records)
+        print_document(outcome_of("list", code, answer, notes=faults, listed=what.value, items=records))
     elif what is Listed.CASES:
         for line in case_lines(records):
             typer.echo(line)

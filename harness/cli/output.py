@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -16,6 +16,8 @@ from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import Outlets
+    from attncheck.execution.call import Limits
+    from attncheck.execution.implementations import Implementation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
@@ -34,11 +36,29 @@ def print_document(document: Document) -> None:
     typer.echo(document_text(document), nl=False)
 
 
-def print_outcome(kind: Callable[..., Document], command: str, code: int, answer: str, **fields: Any) -> None:
-    """Print a document of a kind, with the fields that every one begins with and its own."""
+def outcome_of(command: str, code: int, answer: str, **fields: Any) -> Document:
+    """Return the document of a command, with the fields that every one begins with and its own."""
     from attncheck.reports.json_documents import opening
+    from attncheck.reports.json_schema import DOCUMENTS
 
-    print_document(kind(**opening(command, code, answer), **fields))
+    return DOCUMENTS[command](**opening(command, code, answer), **fields)
+
+
+def end(
+    code: int, document: Callable[[], Document], show: Callable[[], object], *, as_json: bool, quiet: bool = False
+) -> NoReturn:
+    """Show an outcome, for programs as a document and else for people, and end the command with its exit code."""
+    if as_json:
+        print_document(document())
+    elif not quiet:
+        show()
+    raise typer.Exit(code)
+
+
+def echo(*lines: str) -> None:
+    """Print the lines that are not empty."""
+    for line in filter(None, lines):
+        typer.echo(line)
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -67,6 +87,14 @@ def command_of(arguments: Sequence[str]) -> str:
     """Return the command that a command line names, as documents name it; empty where it names none."""
     words = [word for word in arguments if not word.startswith("-")]
     return " ".join(words[: 2 if words[:1] == ["vectors"] else 1])
+
+
+def commands_about(path: Path, implementation: Implementation, limits: Limits, dtype: str) -> list[str]:
+    """Return commands that say more of a case in a file of its own on an implementation."""
+    from attncheck.commands import command, words_again
+
+    again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
+    return [command(name, {"id": str(path)}, again, dtype) for name in ("explain", "repro")]
 
 
 DEFAULT_DTYPE = "float32"

@@ -11,7 +11,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import dtype_of, print_document, print_faults, print_outcome, select_one, split
+from attncheck.cli.output import commands_about, dtype_of, echo, end, outcome_of, print_faults, select_one, split
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.execution.programs import Rule
     from attncheck.properties.run import PropertyQuestion
+    from attncheck.reports.json_documents import Document
     from attncheck.reports.json_schema import AccuracyDocument
     from attncheck.results.format import Row
     from attncheck.searching.search import Search
@@ -84,6 +85,7 @@ def search(
     exit code is 1 if something was found, and 3 if nothing could be judged.
     """
     from attncheck.explain import find_implementation
+    from attncheck.reports.explanation import print_search, search_document
     from attncheck.searching.findings import SearchFolder, WorkerJudge
     from attncheck.searching.search import Search, SearchRequest
     from attncheck.spec import OPERATIONS
@@ -105,8 +107,10 @@ def search(
         judge.close()
     code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
-    _show(found, chosen, limits, code, as_json=as_json)
-    raise typer.Exit(code)
+    commands = {
+        each.file: commands_about(folder.path / each.file, chosen, limits, each.dtype) for each in folder.findings
+    }
+    end(code, lambda: search_document(found, commands, code), lambda: print_search(found, commands), as_json=as_json)
 
 
 def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -143,24 +147,6 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
             continue
         found.folder.findings[position] = replace(finding, script=script.name)
     found.folder.write()
-
-
-def _show(found: Search, implementation: Implementation, limits: Limits, code: ExitCode, *, as_json: bool) -> None:
-    from attncheck.commands import command, words_again
-    from attncheck.reports.explanation import print_search, search_document
-
-    again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
-    commands = {
-        each.file: [
-            command(name, {"id": "", "path": ""} | {"id": str(found.folder.path / each.file)}, again, each.dtype)
-            for name in ("explain", "repro")
-        ]
-        for each in found.folder.findings
-    }
-    if as_json:
-        print_document(search_document(found, commands, code))
-    else:
-        print_search(found, commands)
 
 
 @app.command(
@@ -205,13 +191,13 @@ def design(
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
     check = joined(["attncheck", "check", str(path), "-i", *request.entry.given])
-    if as_json:
-        from attncheck.reports.json_schema import DesignDocument
-
-        fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
-        print_outcome(DesignDocument, "design", ExitCode.AGREE, answer, **fields)
-    else:
-        typer.echo(f"{answer}\nCheck them: {check}")
+    fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
+    end(
+        ExitCode.AGREE,
+        lambda: outcome_of("design", ExitCode.AGREE, answer, **fields),
+        lambda: echo(answer, f"Check them: {check}"),
+        as_json=as_json,
+    )
 
 
 def _whole_numbers(words: Sequence[str]) -> tuple[int, ...]:
@@ -244,7 +230,6 @@ def reduce(
     Options, elements and digits are left out as long as the verdict and its first stage stay. The exit code is 1 if the
     case fails, and 0 if there is nothing to reduce.
     """
-    from attncheck.commands import command, words_again
     from attncheck.explain import find_implementation
     from attncheck.reports.explanation import reduction_document, reduction_lines
     from attncheck.searching.findings import write_case
@@ -258,21 +243,18 @@ def reduce(
     if reduced.explanation.failure.startswith(Verdict.UNSUPPORTED):
         raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.explanation.failure}")
     if reduced.problem is None:
-        if as_json:
-            print_document(reduction_document(found, reduced, None, []))
-        else:
-            typer.echo(f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce")
-        raise typer.Exit(ExitCode.AGREE)
+        nothing = f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce"
+        document = reduction_document(found, reduced, None, [])
+        end(ExitCode.AGREE, lambda: document, lambda: echo(nothing), as_json=as_json)
     path = output or Path(f"reduced_{found.id.rpartition('/')[2][:60]}.yaml")
     write_case(reduced.problem, path, f"{found.name[:180]} (reduced)", f"attncheck reduce {found.id}"[:4000])
-    again = words_again([chosen], limits, None).get(chosen.name, [chosen.name])
-    commands = [command(name, {"id": str(path)}, again, chosen_dtype) for name in ("explain", "repro")]
-    if as_json:
-        print_document(reduction_document(found, reduced, path, commands))
-    else:
-        for line in reduction_lines(reduced, path, commands):
-            typer.echo(line)
-    raise typer.Exit(ExitCode.DISAGREE)
+    commands = commands_about(path, chosen, limits, chosen_dtype)
+    end(
+        ExitCode.DISAGREE,
+        lambda: reduction_document(found, reduced, path, commands),
+        lambda: echo(*reduction_lines(reduced, path, commands)),
+        as_json=as_json,
+    )
 
 
 @app.command(
@@ -321,6 +303,7 @@ def properties(
     """
     from attncheck.commands import words_again
     from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
+    from attncheck.reports.outcome import properties_document
     from attncheck.reports.properties import exit_code_of
 
     limits = allowed.limits()
@@ -347,14 +330,13 @@ def properties(
     code = exit_code_of(rows)
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
-    if as_json:
-        from attncheck.reports.outcome import properties_document
-
-        notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
-        print_document(properties_document(rows, again, code, notes))
-    else:
-        _print(rows, questions, again, explain=explain, quiet=quiet)
-    raise typer.Exit(code)
+    notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
+    end(
+        code,
+        lambda: properties_document(rows, again, code, notes),
+        lambda: _print(rows, questions, again, explain=explain, quiet=quiet),
+        as_json=as_json,
+    )
 
 
 def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> ImplementationSelection:
@@ -426,11 +408,13 @@ def conventions(
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):
         code = ExitCode.NOT_RUN
-    if as_json:
-        print_document(conventions_document(measured, code, chosen.missing))
-    else:
-        print_conventions(measured)
-    raise typer.Exit(code)
+    missing = chosen.missing
+    end(
+        code,
+        lambda: conventions_document(measured, code, missing),
+        lambda: print_conventions(measured),
+        as_json=as_json,
+    )
 
 
 @app.command(epilog=examples("attncheck accuracy my_kernel.py:attention", "attncheck accuracy numpy --dtype float32"))
@@ -467,11 +451,12 @@ def accuracy(
     ]
     code = ExitCode.DISAGREE if not all(each.holds_declared for each in found) else ExitCode.AGREE
     code = code if any(each.is_measured for each in found) else ExitCode.NOT_RUN
-    if as_json:
-        print_document(_accuracy_document(chosen.name, found, code))
-    else:
-        typer.echo("\n".join(line for each in found for line in lines_of(each)))
-    raise typer.Exit(code)
+    end(
+        code,
+        lambda: _accuracy_document(chosen.name, found, code),
+        lambda: typer.echo("\n".join(line for each in found for line in lines_of(each))),
+        as_json=as_json,
+    )
 
 
 def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
@@ -512,25 +497,22 @@ def protocol(
             typer.echo(f"{'broken' if rule.wrong else '-' if rule.reason else 'ok':6} {rule.says}")
             if rule.wrong or rule.reason:
                 typer.echo(f"       {rule.wrong or rule.reason}")
-    broken = [rule for rule in rules if rule.wrong]
-    code = ExitCode.DISAGREE if broken else ExitCode.AGREE
-    if as_json:
-        _print_protocol(program, rules, code)
-    elif not broken:
-        typer.echo(f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}")
-    raise typer.Exit(code)
+    is_broken = any(rule.wrong for rule in rules)
+    speaks = "" if is_broken else f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}"
+    code = ExitCode.DISAGREE if is_broken else ExitCode.AGREE
+    end(code, lambda: _protocol_document(program, rules, code), lambda: echo(speaks), as_json=as_json)
 
 
 def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
     return "broken" if rule.wrong else "not tried" if rule.reason else "ok"
 
 
-def _print_protocol(program: str, rules: Sequence[Rule], code: ExitCode) -> None:
+def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> Document:
     from attncheck.commands import joined
-    from attncheck.reports.json_schema import ProtocolDocument, RuleRecord
+    from attncheck.reports.json_schema import RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
     said = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
     again = [] if broken else [joined(["attncheck", "check", "-i", program])]
     records = [RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules]
-    print_outcome(ProtocolDocument, "protocol", code, said, next=again, program=program, rules=records)
+    return outcome_of("protocol", code, said, next=again, program=program, rules=records)

@@ -12,8 +12,10 @@ from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_implementation
 from attncheck.cli.output import (
     ReportPlace,
+    echo,
+    end,
     frames_of,
-    print_document,
+    outcome_of,
     show_answer,
     split,
     write_ci_outputs,
@@ -24,7 +26,7 @@ from attncheck.errors import ExitCode, ResultsError, UsageError
 from attncheck.options import DtypeNames, FunctionOptions, MinJudged, Quiet
 
 if TYPE_CHECKING:
-    from attncheck.reports.json_schema import PublishedDocument
+    from attncheck.reports.json_documents import Document
     from attncheck.results.format import Row
 
 
@@ -101,11 +103,8 @@ def publish(
         from attncheck.reports.comparison import publish as write
 
         path = write(frames, published)
-        if as_json:
-            print_document(_document("publish", path, len(verdicts_of(frames)), None))
-        elif not quiet:
-            typer.echo(f"Published: {path}")
-        return
+        document = _document("publish", path, len(verdicts_of(frames)), None)
+        end(ExitCode.AGREE, lambda: document, lambda: echo(f"Published: {path}"), as_json=as_json, quiet=quiet)
     changes, compared, unpublished = drift(frames, published)
     new = f"{counted(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
     _Checked(
@@ -182,16 +181,12 @@ def survey(
     asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
     found.update(Survey(properties=property_counts(asked)))
     found.findings = read_findings(findings) if findings is not None else []
-    kept = read_survey(output)
+    kept, number = read_survey(output), len(found.newest())
     if not check:
         kept.update(found)
         path = write_survey(kept, output)
-        if as_json:
-            print_document(_document("survey", path, len(found.newest()), None))
-        elif not quiet:
-            typer.echo(f"Survey: {path}")
-        return
-    number = len(found.newest())
+        document = _document("survey", path, number, None)
+        end(ExitCode.AGREE, lambda: document, lambda: echo(f"Survey: {path}"), as_json=as_json, quiet=quiet)
     _Checked(
         "survey",
         output,
@@ -229,37 +224,29 @@ class _Checked(NamedTuple):
         """Print what differs, or that nothing does, and end with 1 or 0."""
         from attncheck.reports.comparison import change_lines, listed_changes
 
-        code = ExitCode.DISAGREE if self.rows else ExitCode.AGREE
         for problem in self.problems:
             typer.echo(f"attncheck: {problem}", err=True)
-        if as_json:
-            lines = [line for row in self.rows for line in change_lines(self.table, [row], None)]
-            notes = [*self.problems, *self.notes]
-            print_document(_document(self.command, self.path, self.compared, lines, notes))
-        elif self.rows:
-            _echo(self.heading, *(f"  {line}" for line in listed_changes(self.table, self.rows)), self.advice)
-        elif not quiet:
-            _echo(self.agreement, *self.notes)
-        raise typer.Exit(code)
-
-
-def _echo(*lines: str) -> None:
-    for line in filter(None, lines):
-        typer.echo(line)
+        lines = [line for row in self.rows for line in change_lines(self.table, [row], None)]
+        document = _document(self.command, self.path, self.compared, lines, [*self.problems, *self.notes])
+        told = [self.agreement, *self.notes]
+        if self.rows:
+            told = [self.heading, *(f"  {line}" for line in listed_changes(self.table, self.rows)), self.advice]
+        code = ExitCode.DISAGREE if self.rows else ExitCode.AGREE
+        end(code, lambda: document, lambda: echo(*told), as_json=as_json, quiet=quiet and not self.rows)
 
 
 def _document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
-) -> PublishedDocument:
+) -> Document:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
-    from attncheck.reports.json_documents import opening
-    from attncheck.reports.json_schema import PublishedDocument
     from attncheck.wording import counted
 
     code = ExitCode.DISAGREE if differences else ExitCode.AGREE
     checked = f"{counted(len(differences or ()), 'difference')} from {path}"
-    return PublishedDocument(
-        **opening(command, code, f"{path} was written" if differences is None else checked),
+    return outcome_of(
+        command,
+        code,
+        f"{path} was written" if differences is None else checked,
         notes=notes,
         path=str(path),
         checked=differences is not None,
@@ -296,22 +283,19 @@ def diff(
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
     from attncheck.reports.build_frames import make_frames
-    from attncheck.reports.difference import make_difference, print_difference, write_difference
+    from attncheck.reports.difference import difference_document, make_difference, print_difference, write_difference
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
     frames = [make_frames(merge_runs(runs, across=False)) for runs in sides]
     difference = make_difference(frames[0], frames[1], (str(before), str(after)))
     path = write_difference(difference, output) if output else None
-    if as_json:
-        from attncheck.reports.difference import difference_document
 
-        print_document(difference_document(difference, frames[1]))
-    else:
+    def show() -> None:
         print_difference(difference, quiet=quiet, verbose=verbose)
-        if path and not quiet:
-            typer.echo(f"Difference: {path}")
-    raise typer.Exit(difference.exit_code)
+        echo(f"Difference: {path}" if path and not quiet else "")
+
+    end(difference.exit_code, lambda: difference_document(difference, frames[1]), show, as_json=as_json)
 
 
 @app.command(
@@ -357,7 +341,7 @@ def bisect(
     made something worse, and 3 if one could not be installed or run.
     """
     from attncheck.releases import Release, ReleaseError, check, install
-    from attncheck.reports.difference import Bisection, print_bisection, read_frames
+    from attncheck.reports.difference import Bisection, bisection_document, print_bisection, read_frames
 
     asked = split([versions])
     if len(asked) < 2:
@@ -383,13 +367,7 @@ def bisect(
         except ReleaseError as error:
             found.miss(version, str(error))
     code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
-    if as_json:
-        from attncheck.reports.difference import bisection_document
-
-        print_document(bisection_document(found, code))
-    else:
-        print_bisection(found)
-    raise typer.Exit(code)
+    end(code, lambda: bisection_document(found, code), lambda: print_bisection(found), as_json=as_json)
 
 
 def _distribution(implementation: str) -> str:

@@ -84,10 +84,8 @@ def joined_along(problem: StoredProblem, letter: str) -> Combine:
     return combine
 
 
-def _one_call(
-    what: str, problem: StoredProblem, combine: Combine = only_one, truth: StoredProblem | None = None, **more: Any
-) -> PropertyVariant:
-    return PropertyVariant(what, (FurtherCall(what, problem, truth),), combine, **more)
+def _one_call(what: str, problem: StoredProblem, combine: Combine = only_one, **more: Any) -> PropertyVariant:
+    return PropertyVariant(what, (FurtherCall(what, problem),), combine, **more)
 
 
 def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combine:

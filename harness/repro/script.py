@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain, zip_longest
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from attncheck.backends import BackendEntry, Library
@@ -31,11 +30,9 @@ from attncheck.execution.operations import Task, call_of
 from attncheck.execution.padding import Padding, call_as_required
 from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
-from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
-from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.repro.code import (
@@ -47,7 +44,7 @@ from attncheck.repro.code import (
     short,
     written,
 )
-from attncheck.repro.short import ShortScript, keywords_of
+from attncheck.repro.short import ShortScript, environment_lines, keywords_of
 from attncheck.results.format import SCRIPTS_FOLDER, Row
 from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.wording import listed
@@ -241,18 +238,11 @@ def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Itera
     if _hides_a_module(entry):
         yield "import sys\n\nsys.path.append(sys.path.pop(0))  # so that nothing beside this script hides a module\n"
     yield "import os\nimport sys\nfrom types import SimpleNamespace\n"
-    yield f"{_environment(entry.environment_of(implementation.mode))}\n"
+    yield "\n".join([*environment_lines(entry.environment_of(implementation.mode), 100), ""])
     yield "import numpy as np"
     if "bfloat16" in dtypes:
         yield "import ml_dtypes  # NumPy has no bfloat16"
     yield "from numpy import inf, nan  # as arrays below write them\n\n"
-
-
-def _environment(of_mode: Mapping[str, str]) -> str:
-    """Return the line that sets one thread, and what a mode asks for, before anything is imported."""
-    variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **of_mode, **emulation_variables()}
-    line = f"os.environ.update({', '.join(f'{name}={json.dumps(text)}' for name, text in variables.items())})"
-    return "\n    ".join(wrap(line, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def _hides_a_module(entry: Any) -> bool:
@@ -438,7 +428,7 @@ def _own(entry: UserImplementation) -> Iterator[str]:
     if target.pickled:
         raise UsageError(f"{entry.name} is an object; write it into a file and name it file.py:function")
     if target.program:
-        raise UsageError(f"{entry.name} is a program: save the request that it is sent, `attncheck protocol --save`")
+        raise UsageError(f"{entry.name} is a program: no script can hold it; `attncheck explain` calls it")
     framework = f"attncheck.backends.{entry.framework}_backend"
     yield inlined(framework, _CONVERSIONS)
     yield f"backend = {short(framework)}"

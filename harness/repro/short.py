@@ -212,10 +212,8 @@ class ShortScript:
         modules = ("base64", "os", "runpy", "sys", "zlib")
         yield from (f"import {each}" for each in modules if each == "os" or f"{each}." in text)
         yield from ["from types import SimpleNamespace"] * ("SimpleNamespace(" in text)
-        variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **self.mode.environment, **emulation_variables()}
-        line = f"os.environ.update({', '.join(f'{name}={json.dumps(each)}' for name, each in variables.items())})"
         yield ""
-        yield from _folded(line)
+        yield from environment_lines(self.mode.environment, _WIDTH)
         yield "import numpy as np"
         yield from ["import ml_dtypes  # NumPy has no bfloat16"] * (self.dtype == "bfloat16")
         yield from (f"from numpy import {each}" for each in ("inf", "nan") if re.search(rf"(?<![\w.]){each}\b", text))
@@ -413,8 +411,15 @@ def _is_constant(array: Array) -> bool:
     return bool(array.size) and array.tobytes() == np.full_like(array, array.ravel()[0]).tobytes()
 
 
-def _folded(line: str) -> list[str]:
+def environment_lines(of_mode: Mapping[str, str], width: int) -> list[str]:
+    """Return the lines that set one thread, and what a mode asks for, before anything is imported."""
+    variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **of_mode, **emulation_variables()}
+    words = ", ".join(f"{name}={json.dumps(text)}" for name, text in variables.items())
+    return _folded(f"os.environ.update({words})", width)
+
+
+def _folded(line: str, width: int = _WIDTH) -> list[str]:
     """Break a line of code between its words; one that has several keeps them."""
     if "\n" in line:
         return line.splitlines()
-    return wrap(line, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

@@ -242,14 +242,7 @@ class ReducedCase:
     is_smallest: bool = False
 
 
-def reduce_case(
-    case: Case,
-    implementation: Implementation,
-    dtype: str,
-    limits: Limits,
-    tries: int = MAX_TRIES,
-    seconds: float = MAX_SECONDS,
-) -> ReducedCase:
+def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> ReducedCase:
     """Reduce a case that fails in a fresh process. Raises ``CaseError`` where a list cannot be used."""
     plain = explain_case(case, implementation, dtype, limits)
     if not plain.fails:
@@ -260,7 +253,7 @@ def reduce_case(
         wanted = symptom_of(judge.afresh(problem))
         if wanted is None:  # it is not the numbers that make it fail
             return ReducedCase(plain, problem, problem)
-        reduced = reduce_problem(problem, lambda each: judge.symptom(each) == wanted, tries, seconds)
+        reduced = reduce_problem(problem, lambda each: judge.symptom(each) == wanted, MAX_TRIES, MAX_SECONDS)
         simplest, explanation = simplest_afresh(reduced, judge, wanted)
         if simplest.elements > MAX_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
