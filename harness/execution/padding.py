@@ -35,7 +35,7 @@ from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, convert_inputs
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, unpacked_shapes
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
@@ -96,12 +96,17 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
         return None
     requirements = Requirements.of(declared)
     specs = task.specs
-    shapes = {each: array.shape for each, array in task.inputs.items()}
+    blocks = {each for each in task.inputs if specs[each].of_blocks}
+    given = {each: array.shape for each, array in task.inputs.items() if each not in blocks}
+    shapes = unpacked_shapes(task.options, given)
     lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
     # The position of a sequence's first query, the largest of a batch.
     start = int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
         longer = _required(requirements, lengths, start)
+        if longer and (blocks or shapes != given):
+            kept = "codes that share bytes or scales of blocks keep their widths and lengths"
+            raise InexactError(f"cannot be padded: {kept}")
         _require_read_alike(implementation, longer)
         _require_affordable(lengths, longer)
         return _padding(task, lengths, longer, accepted) if longer else None

@@ -510,6 +510,13 @@ def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     return options, inputs
 
 
+def unpacked_shapes(options: Options, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return shapes of what a function gets, two codes in each byte counted as two numbers."""
+    is_packed = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT].bits == 4
+    wide = {name: (*shapes[name][:-1], 2 * shapes[name][-1]) for name, _ in _in_codes(shapes) if is_packed}
+    return {**shapes, **wide}
+
+
 def block_scales_in_memory(options: Options, inputs: Inputs, name: str) -> Array:
     """Return the scales of blocks of an input in codes as a function gets them: in rows, or as a swizzle has them."""
     stem, axis = STEMS[name], _row_axis(name)

@@ -378,6 +378,19 @@ def test_what_padding_would_change_is_unsupported_with_the_reason(
     assert (found.verdict, message in found.message) == ("unsupported", True), found
 
 
+@pytest.mark.parametrize(("options", "key"), [({"stored_as": "int4"}, (2, 2, 6, 4)), ({}, (2, 2, 6, 8))])
+def test_codes_in_blocks_and_two_in_a_byte_are_asked_as_they_are_or_not_at_all(
+    options: dict[str, Any], key: tuple[int, ...]
+) -> None:
+    arrays = draw(query=(2, 2, 3, 8), key=key, value=(2, 2, 6, 3), key_scale=(1, 1, 1))
+    blocks = {} if options else draw(key_block_scale=(2, 2, 6, 2))
+    task = Task("quantized_attention", options, {**arrays, **blocks})
+    assert padding_of(task, {"width_multiple": 1, "max_width": 8}) is None
+    found = padding_of(task, {"key_length_multiple": 4})
+    assert isinstance(found, Failure)
+    assert (found.verdict, "keep their widths and lengths" in found.message) == ("unsupported", True)
+
+
 def test_columns_of_zeros_meet_no_other_number() -> None:
     for operation, function in FUNCTIONS.items():
         for name in inputs(gradients=operation != "attention"):
