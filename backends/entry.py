@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HIDDEN, VISIBLE, on_device
-from attncheck.backends.families import FAMILIES, Family
+from attncheck.backends.families import FAMILIES, FUNCTIONS, Family
 
 NATIVE: Mapping[str, str] = {"float64": "native", "float32": "native"}
 EAGER: Mapping[str, str] = {**NATIVE, "bfloat16": "eager", "float16": "eager"}
@@ -235,7 +235,9 @@ class BackendEntry:
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
-        return self.mode_named(mode).requires, PADDED_BY
+        found = self.mode_named(mode)
+        is_offered = not isinstance(found, Library) or function in FUNCTIONS
+        return (found.requires if is_offered else {}), PADDED_BY
 
     def has(self, mode: str, function: str) -> bool:
         """Return whether a mode has a function for packed sequences, or is asked for attention with a mask instead."""

@@ -96,6 +96,8 @@ class Family:
 
 _NO_DROPOUT: Mapping[str, Any] = {"dropout_p": 0.0, "p": 0.0, "dropout": 0.0, "deterministic": False}
 
+FUNCTIONS = ("attention", "attention_gradients")
+"""Of the contract: those that a function of a family is called for."""
 FAMILIES: Mapping[str, Family] = {
     each.name: each
     for each in (

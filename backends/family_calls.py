@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import DEFAULTS, UnsupportedError
-from attncheck.backends.families import Family, Layout
+from attncheck.backends.families import FUNCTIONS, Family, Layout
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,7 @@ def library_functions(
     own = FamilyFunction.of(called, family, arrays, copies=False)
     program = arrays.program(called, own.numbers | given.keys())
     own = replace(own, function=partial(program, **given), differentiated=partial(called, **given))
-    names = ("attention", "attention_gradients")[: 1 + has_gradients]
-    return {each: own.as_contract(each, getattr(own, each)) for each in names}
+    return {each: own.as_contract(each, getattr(own, each)) for each in FUNCTIONS[: 1 + has_gradients]}
 
 
 def owner_of(call: str) -> tuple[Any, str]:

@@ -159,14 +159,18 @@ class MlxArrays(EagerArrays):
         return {"version": version("mlx"), "device": str(mx.default_device())}
 
     def from_numpy(self, array: NDArray[Any]) -> Tensor:
-        """Copy the array; bfloat16 goes over as its bits."""
+        """Copy the array with its strides and whatever lies between its numbers; bfloat16 goes over as its bits."""
         import mlx.core as mx
 
-        if array.dtype.name == "bfloat16":
-            return mx.array(np.ascontiguousarray(array).view(np.uint16)).view(mx.bfloat16)
-        if array.dtype == np.float64:
-            return mx.array(array, dtype=mx.float64)  # float32 unless it is said
-        return mx.array(array)
+        bits = array.view(np.uint16) if (is_bfloat16 := array.dtype.name == "bfloat16") else array
+        dtype = mx.float64 if array.dtype == np.float64 else None  # float32 unless it is said
+        copied = mx.array(_memory_of(bits), dtype=dtype)
+        copied = copied.view(mx.bfloat16) if is_bfloat16 else copied
+        if array.flags.c_contiguous:
+            return copied
+        strides = [stride // array.itemsize for stride in array.strides]
+        before = -sum((length - 1) * min(stride, 0) for length, stride in zip(array.shape, strides, strict=True))
+        return mx.as_strided(copied, array.shape, strides, before)
 
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
         """Return the tensor's numbers as an array."""
@@ -265,6 +269,15 @@ class TinygradArrays(EagerArrays):
     def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
         """Differentiate through the call."""
         return function(*inputs, **others).gradient(*inputs, gradient=grad_output)
+
+
+def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as it is if it is contiguous, and all memory from its first byte to its last otherwise."""
+    if array.flags.c_contiguous:
+        return array
+    forwards = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)]
+    reach = sum((length - 1) * stride for length, stride in zip(forwards.shape, forwards.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(forwards, (reach // array.itemsize + 1,), (array.itemsize,))
 
 
 MLX, PADDLE, TINYGRAD = MlxArrays(), PaddleArrays(), TinygradArrays()

@@ -1,8 +1,8 @@
 """onnxruntime 1.32: a bias of the lowest finite number empties a row
 
 A bias that is the same for every key changes no weight. The kernel masks by the lowest finite number, and takes a row
-that has it everywhere for one without a key: its output is zero. Models of Hugging Face mask by this number. The
-guard came with microsoft/onnxruntime#28958.
+that has it everywhere for one without a key: its output is zero, also where causality leaves no other key. Models of
+Hugging Face mask by this number. The guard came with microsoft/onnxruntime#28958.
 
 Such numbers also stand in the stage that `qk_matmul_output_mode` 2 hands out, where the standard's masks add minus
 infinity (microsoft/onnxruntime#25966).
