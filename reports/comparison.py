@@ -17,7 +17,6 @@ since the comparison was published is not in it, and is compared with nothing.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -45,7 +44,7 @@ from attncheck.reports.sections import (
     wrong,
 )
 from attncheck.reports.summary import make_summary
-from attncheck.reports.write import csv_text, harmless
+from attncheck.reports.write import csv_text, harmless, read_csv_text, write_texts
 from attncheck.spec import DTYPES
 from attncheck.verdicts import ALL_CASES, Verdict
 from attncheck.wording import counted
@@ -343,9 +342,7 @@ def publish(frames: Frames, directory: Path) -> Path:
             raise OutputError(
                 f"{directory} is not empty and holds no published comparison; name another folder with --published"
             )
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (directory / name).write_text(text, encoding="utf-8", newline="\n")
+    write_texts(texts, directory)
     return directory / README
 
 
@@ -414,19 +411,10 @@ def verdicts_of(frames: Frames) -> Verdicts:
 def read_verdicts(directory: Path) -> Verdicts:
     """Read the published verdicts. Raises ``ResultsError`` where there are none."""
     path = directory / VERDICTS
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = list(csv.reader(file)) or [[]]
-    except FileNotFoundError:
-        raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes") from None
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise ResultsError(f"{path} cannot be read: {error}") from None
-    if tuple(header) != _HEADER:
-        raise ResultsError(f"{path} has the columns {','.join(header)}; expected {','.join(_HEADER)}")
+    if not path.exists():
+        raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes")
     verdicts: Verdicts = {}
-    for line, row in enumerate(rows, 2):
-        if len(row) != len(_HEADER):
-            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(_HEADER)}")
+    for line, row in enumerate(read_csv_text(path, _HEADER), 2):
         case, implementation, dtype = row[:3]
         evaluation = Evaluation("", implementation, case, dtype)
         if evaluation in verdicts:

@@ -52,7 +52,7 @@ from attncheck.reports.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.sections import Block, Inline, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.summary import what_is_wrong
 from attncheck.reports.terminal import plain_console, terminal_table
-from attncheck.reports.write import write_csv
+from attncheck.reports.write import write_csv, write_texts
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
@@ -492,9 +492,8 @@ def write_difference(difference: Difference, directory: Path) -> Path:
         for name, frame in difference.tables().items():
             write_csv(frame, directory / f"diff_{name}.csv")
             frame.to_parquet(directory / f"diff_{name}.parquet", index=False)
-        path = directory / DIFF_NAME
-        path.write_text(render_diff_markdown(difference), encoding="utf-8", newline="\n")
-    return path
+    write_texts({DIFF_NAME: render_diff_markdown(difference)}, directory)
+    return directory / DIFF_NAME
 
 
 def read_frames(folder: Path) -> Frames:

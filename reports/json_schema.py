@@ -129,7 +129,7 @@ class NumberRecord(Record):
     basis: Annotated[str, "printed, known or exact."]
     element: Annotated[str, "The element."]
     printed: Annotated[str, "The number as it is printed."]
-    exact: Annotated[float | None, "The exact one."]
+    exact: Annotated[float | None, "The exact one.", "value"]
     difference: Annotated[float | None, "How far off it is."]
     outcome: Annotated[str, "holds, does not hold, erratum or not compared."]
 

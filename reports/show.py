@@ -324,13 +324,5 @@ def _values(array: NDArray[Any]) -> Any:
 
 
 def _number(stage: str, basis: str, row: Row) -> NumberRecord:
-    return NumberRecord(
-        stage=stage,
-        called=row.called or "",
-        basis=basis,
-        element=row.index or "",
-        printed=row.reference_text or "",
-        exact=row.value,
-        difference=row.difference,
-        outcome=outcome_of(row),
-    )
+    texts = {"called": row.called or "", "element": row.index or "", "printed": row.reference_text or ""}
+    return NumberRecord.derive(row, stage=stage, basis=basis, outcome=outcome_of(row), **texts)

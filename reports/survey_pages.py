@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from attncheck.backends import EVERYTHING
-from attncheck.errors import OutputError, ResultsError
+from attncheck.errors import ResultsError
 from attncheck.reports.html.contents import drawn
 from attncheck.reports.html.page import render_page
 from attncheck.reports.markdown import number, page_text
@@ -37,7 +36,7 @@ from attncheck.reports.survey import (
     document_of,
     read_findings,
 )
-from attncheck.reports.write import csv_text
+from attncheck.reports.write import csv_text, read_csv_text, write_texts
 from attncheck.spec import DTYPES, OPTIONS, PROPERTIES
 
 README, PAGE = "README.md", "index.html"
@@ -64,25 +63,16 @@ def write_survey(survey: Survey, folder: Path) -> Path:
         rows = getattr(survey, name)
         rows.sort(key=lambda row: (row.implementation, getattr(row, "version", "")))
         texts[file] = csv_text(kind._fields, rows)
-    with OutputError.where(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in {**texts, README: page_text(survey_page(survey)), PAGE: render_survey(survey)}.items():
-            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    write_texts({**texts, README: page_text(survey_page(survey)), PAGE: render_survey(survey)}, folder)
     return folder / PAGE
 
 
 def _read(path: Path, kind: Any) -> Iterator[Any]:
-    if not path.exists():
-        return
     types = get_type_hints(kind)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = list(csv.reader(file))
-        if tuple(header) != kind._fields:
-            raise ResultsError(f"{path} has the columns {','.join(header)}; expected {','.join(kind._fields)}")
-        for row in rows:
-            yield kind(*(_value(types[name], text) for name, text in zip(header, row, strict=True)))
-    except (OSError, ValueError, csv.Error) as error:
+        for row in read_csv_text(path, kind._fields) if path.exists() else ():
+            yield kind(*(_value(types[name], text) for name, text in zip(kind._fields, row, strict=True)))
+    except ValueError as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from csv import writer
+from csv import Error, reader, writer
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from io import StringIO
@@ -29,7 +29,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv
 
-from attncheck.errors import ExitCode, OutputError
+from attncheck.errors import ExitCode, OutputError, ResultsError
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
 from attncheck.reports.defects import commands_again
@@ -82,6 +82,29 @@ def csv_text(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     lines = ([harmless(str(cell)) for cell in row] for row in rows)
     writer(text, lineterminator="\n").writerows([header, *lines])
     return text.getvalue()
+
+
+def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
+    """Read the rows of a file that ``csv_text`` made. Raises ``ResultsError`` for one that is damaged."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            found, *rows = list(reader(file)) or [[]]
+    except (OSError, UnicodeError, Error) as error:
+        raise ResultsError(f"{path} cannot be read: {error}") from None
+    if tuple(found) != tuple(header):
+        raise ResultsError(f"{path} has the columns {','.join(found)}; expected {','.join(header)}")
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}")
+    return rows
+
+
+def write_texts(texts: Mapping[str, str], directory: Path) -> None:
+    """Write files of text, by name, with the line breaks that they have. Raises ``OutputError``."""
+    with OutputError.where(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def _harmless_columns(frame: pd.DataFrame) -> dict[str, pd.Series]:
