@@ -8,18 +8,15 @@ spells all of them out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce, wraps
 from inspect import Parameter, Signature, signature
 from operator import and_
-from types import SimpleNamespace
 from typing import Any, TypeAlias, Unpack
 
 from attncheck.backends.contract import (
-    CODE_FORMATS,
     Attended,
-    Backend,
     EmptyRows,
     Latent,
     LseBase,
@@ -30,8 +27,6 @@ from attncheck.backends.contract import (
     Projected,
     Scored,
     Stages,
-    Stored,
-    StoredPages,
     Tensor,
     Window,
     takes,
@@ -39,43 +34,6 @@ from attncheck.backends.contract import (
 
 Operation: TypeAlias = Callable[..., Stages]
 """A function of the contract, or what gives some of its stages."""
-SERVICES = ("prepare", "describe", "from_numpy", "to_numpy")
-OF_MODELS = ("attention", "multi_head_attention")
-FUNCTIONS = tuple(name for name in vars(Backend) if not name.startswith("_") and name not in SERVICES)
-"""The functions of the contract that compute something."""
-_WITHOUT_GRADIENTS = frozenset({"past_key", "past_value", "query_offsets"})
-_PLACES = frozenset({"cu_seqlens_q", "cu_seqlens_k"})
-"""Inputs that say where others begin."""
-
-
-def with_functions(backend: Any, functions: Mapping[str, Operation], **services: Any) -> SimpleNamespace:
-    """Return a backend that has these functions, and of another one the services that are not given."""
-    shared = {name: getattr(backend, name) for name in SERVICES}
-    return SimpleNamespace(**{**shared, **services, **functions})
-
-
-def compiled(backend: Any, compile_function: Callable[..., Any], *without: str, **services: Any) -> SimpleNamespace:
-    """Return a backend with each of its functions compiled, but for those that are named."""
-    names = (name for name in FUNCTIONS if name not in without and hasattr(backend, name))
-    functions = {name: compile_function(getattr(backend, name)) for name in names}
-    return with_functions(backend, functions, **services)
-
-
-def compiled_output(backend: Any, compile_function: Callable[..., Any], **services: Any) -> SimpleNamespace:
-    """Return a backend whose attention is compiled, of which only the output is returned, as models call it."""
-    names = (name for name in OF_MODELS if hasattr(backend, name))
-    functions = {name: compile_function(output_alone(getattr(backend, name))) for name in names}
-    return with_functions(backend, functions, **services)
-
-
-def output_alone(function: Operation) -> Operation:
-    """Return a function that returns its output alone, as models call it."""
-
-    @wraps(function)
-    def without_stages(*inputs: object, **options: object) -> Stages:
-        return {"output": function(*inputs, **options)["output"]}
-
-    return without_stages
 
 
 def seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
@@ -388,126 +346,6 @@ def make_gated_attention(attention: Operation, sigmoid: Callable[..., Tensor]) -
     return gated_attention
 
 
-def code_values(elements: str) -> list[float]:
-    """Return the number that each code of at most six bits stands for, in the order of the codes' bits."""
-    if elements in ("int4", "uint4"):
-        return [code - 16.0 if elements == "int4" and code > 7 else float(code) for code in range(16)]
-    exponent_bits, fraction_bits = _SMALL_FLOATS[elements]
-    least, fractions = 1 - (2 ** (exponent_bits - 1) - 1), 2**fraction_bits
-    values = []
-    for code in range(2 ** (exponent_bits + fraction_bits)):
-        exponent, fraction = divmod(code, fractions)
-        values.append((fraction / fractions + (exponent > 0)) * 2.0 ** (max(exponent, 1) - 1 + least))
-    return [*values, *(-value for value in values)]
-
-
-_SMALL_FLOATS = {"float4_e2m1fn": (2, 1), "float6_e2m3fn": (2, 3), "float6_e3m2fn": (3, 2)}
-"""Bits of the exponent and of the fraction; there is neither infinity nor NaN."""
-
-
-def make_dequantize(
-    cast: Callable[..., Tensor],
-    look_up: Callable[..., Tensor],
-    stack: Callable[..., Tensor],
-    repeat: Callable[..., Tensor],
-) -> Callable[..., Tensor]:
-    """Return what makes numbers of codes: (code - zero) block_scale scale.
-
-    ``cast(array, dtype)`` takes an array to another dtype, ``look_up(values, codes, dtype)`` codes to numbers;
-    ``stack(arrays, axis)`` and ``repeat(array, count, axis)`` are NumPy's.
-    """
-
-    def spread(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
-        for axis, length in enumerate(shape):
-            if blocks.shape[axis] not in (1, length):
-                blocks = repeat(blocks, length // blocks.shape[axis], axis)
-        return blocks
-
-    def in_rows(scales: Tensor, swizzle: str | None, rows: int, columns: int) -> Tensor:
-        outer, (height, width) = scales.shape[:-2], scales.shape[-2:]
-        if swizzle == "4x4":
-            tiles = scales.reshape(*outer, height // 4, 4, width // 4, 4)
-            return tiles.swapaxes(-3, -1).swapaxes(-2, -1).reshape(scales.shape)
-        if swizzle == "128x4":
-            tiles = scales.reshape(*outer, height // 128, width // 4, 32, 4, 4)
-            return tiles.swapaxes(-4, -2).reshape(scales.shape)[..., :rows, :columns]
-        return scales
-
-    def dequantize(
-        codes: Tensor,
-        scale: Tensor,
-        block_scale: Tensor | None,
-        zero: Tensor | None,
-        *,
-        stored_as: str | None,
-        packing: str,
-        swizzle: str | None,
-    ) -> Tensor:
-        stored = CODE_FORMATS[stored_as or "float8_e4m3fn"]
-        if stored.bits == 4:
-            halves = (codes & 15, codes >> 4)
-            codes = stack(halves if packing == "low_first" else halves[::-1], -1)
-            codes = codes.reshape(*codes.shape[:-2], -1)
-        is_small = stored.bits < 8
-        values = look_up(code_values(stored.elements), codes, scale.dtype) if is_small else cast(codes, scale.dtype)
-        if zero is not None:
-            values = values - spread(cast(zero, scale.dtype), values.shape)
-        if block_scale is not None:
-            groups = values.shape[-1] // (stored.group or values.shape[-1])
-            block_scale = in_rows(block_scale, swizzle, values.shape[-2], groups)
-            values = values * spread(cast(block_scale, scale.dtype), values.shape)
-        return values * scale[..., None]
-
-    return dequantize
-
-
-def make_numbers_of_codes(dequantize: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return what makes numbers of query, key and value, and takes what belongs to codes out of the options."""
-
-    def numbers_of_codes(
-        query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], *, in_pages: bool = False
-    ) -> list[Tensor]:
-        form = {"stored_as": options.pop("stored_as", None), "packing": options.pop("packing", "low_first")}
-        swizzle = options.pop("swizzle", None)
-        found = []
-        for name, codes in (("query", query), ("key", key), ("value", value)):
-            parts = [codes, *(options.pop(f"{name}_{part}", None) for part in ("scale", "block_scale", "zero"))]
-            is_page = in_pages and name != "query"
-            if is_page:  # (Np, Lp, Hkv, D) -> (Np, Hkv, Lp, D), as keys lie outside of pages
-                parts = [None if part is None else part.swapaxes(1, 2) for part in parts]
-            if parts[1] is not None:
-                own = None if swizzle == "4x4" and name != "value" else swizzle  # that one is of values alone
-                codes = dequantize(*parts, swizzle=own, **form)
-                codes = codes.swapaxes(1, 2) if is_page else codes
-            found.append(codes)
-        return found
-
-    return numbers_of_codes
-
-
-def make_quantized_attention(numbers_of_codes: Callable[..., list[Tensor]], attention: Operation) -> Operation:
-    """Return attention to codes, of which ``numbers_of_codes`` makes numbers."""
-
-    @takes(Stored)
-    def quantized_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_scale: Tensor,
-        value_scale: Tensor,
-        *,
-        mask: Tensor | None = None,
-        key_lengths: Tensor | None = None,
-        **options: Unpack[Stored],
-    ) -> Stages:
-        """Make numbers of codes, and attend."""
-        given = {**options, "key_scale": key_scale, "value_scale": value_scale}
-        numbers = numbers_of_codes(query, key, value, given)
-        return attention(*numbers, mask=mask, key_lengths=key_lengths, **given)
-
-    return quantized_attention
-
-
 def make_packed_attention(
     arrays: Arrays, attention: Operation, sequence_of: Callable[[Tensor, Tensor], Tensor]
 ) -> Operation:
@@ -573,26 +411,6 @@ def make_paged_attention(arrays: Arrays, attention: Operation, clip: Callable[[T
     return paged_attention
 
 
-def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], paged: Operation) -> Operation:
-    """Return attention to pages that may hold codes, of which ``numbers_of_codes`` makes numbers."""
-
-    @takes(StoredPages)
-    def paged_attention(
-        query: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        block_table: Tensor,
-        key_lengths: Tensor,
-        **options: Unpack[StoredPages],
-    ) -> Stages:
-        """Make numbers of codes, page by page, and attend to those."""
-        given: dict[str, Any] = {**options}
-        numbers = numbers_of_codes(query, key_pages, value_pages, given, in_pages=True)
-        return paged(*numbers, block_table, key_lengths, **given)
-
-    return paged_attention
-
-
 def _laid_out(arrays: Arrays, pages: Tensor) -> Tensor:
     """Put the pages of every batch entry one after the other: (B, W, Lp, Hkv, D) -> (B, Hkv, W Lp, D)."""
     batch, count, keys, *rest = pages.shape
@@ -641,32 +459,6 @@ def make_merge_states(arrays: Arrays, softmax: Operation, add_up: Callable[[Tens
         return stages
 
     return merge_states
-
-
-def make_gradients(
-    operation: Operation,
-    differentiate: Callable[[Operation, Stages, Tensor, Mapping[str, Any]], Stages],
-) -> Operation:
-    """Return the gradients of an operation: ``differentiate`` takes them by inputs, and by a bias and sinks if given.
-
-    A past, and where queries begin, are no part of an operation that is differentiated.
-    """
-    parameters = signature(operation).parameters.values()
-    inputs = [each for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    grad_output = Parameter("grad_output", Parameter.POSITIONAL_OR_KEYWORD)
-    options = [each for each in parameters if each not in inputs and each.name not in _WITHOUT_GRADIENTS]
-    names = [each.name for each in (*inputs, grad_output)]
-    differentiated = [name for name in names[:-1] if name not in _PLACES]
-
-    @wraps(operation)
-    def gradients(*tensors: Tensor, **named: Any) -> Stages:
-        given = {**dict(zip(names, tensors, strict=False)), **named}
-        own = {name: given.pop(name) for name in differentiated}
-        return differentiate(operation, own, given.pop("grad_output"), given)
-
-    gradients.__name__ = f"{operation.__name__}_gradients"
-    gradients.__signature__ = Signature([*inputs, grad_output, *options])  # type: ignore[attr-defined]
-    return gradients
 
 
 def make_normalized_attention(
@@ -750,42 +542,3 @@ def make_multi_head_attention(arrays: Arrays, attention: Operation, project: Cal
         return stages
 
     return multi_head_attention
-
-
-def absorbed(
-    attention: Operation,
-    concatenate: Callable[..., Tensor],
-    times_transposed: Callable[[Tensor, Tensor], Tensor],
-    services: Any,
-    compile_function: Callable[..., Any] = lambda function: function,
-) -> SimpleNamespace:
-    """Return a backend of latent attention with its projections absorbed, made of attention, of what joins
-    arrays, and of a @ b^T; its services are those of another backend.
-
-    As servers decode, no key and no value is made: behind the query's own projection this is attention to one head of
-    keys, the latent vectors, which are its values, too. DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section
-    2.1.2.
-    """
-
-    @takes(Latent)
-    def latent_attention(
-        query: Tensor,
-        latent: Tensor,
-        key_projection: Tensor,
-        value_projection: Tensor,
-        *,
-        query_rotary: Tensor | None = None,
-        key_rotary: Tensor | None = None,
-        **options: Unpack[Latent],
-    ) -> Stages:
-        """Attend to latent vectors, and project their mean."""
-        if options.get("scale") is None:
-            width = query.shape[-1] + (0 if query_rotary is None else query_rotary.shape[-1])
-            options = {**options, "scale": 1 / math.sqrt(width)}
-        query, key = times_transposed(query, key_projection), latent  # (B, H, Lq, C), (B, Lk, C)
-        if query_rotary is not None and key_rotary is not None:
-            query, key = (concatenate(each, axis=-1) for each in ((query, query_rotary), (key, key_rotary)))
-        stages = attention(query, key[:, None], latent[:, None], **options)
-        return stages | {"output": stages["output"] @ value_projection}
-
-    return with_functions(services, {"latent_attention": compile_function(latent_attention)})

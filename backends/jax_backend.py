@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import composed
+from attncheck.backends import codes, composed, derived
 from attncheck.backends.contract import EmptyRows, Norm, Stages, Tensor
 
 
@@ -132,20 +132,20 @@ _attend = composed.make_attend(mask_scores, softmax)
 general_attention = composed.make_attention_by(general_scores, _attend)
 additive_attention = composed.make_attention_by(additive_scores, _attend)
 cosine_attention = composed.make_attention_by(cosine_scores, _attend)
-attention_gradients = composed.make_gradients(attention, differentiate)
+attention_gradients = derived.make_gradients(attention, differentiate)
 gated_attention = composed.make_gated_attention(attention, jax.nn.sigmoid)
-gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
+gated_attention_gradients = derived.make_gradients(gated_attention, differentiate)
 packed_attention = composed.make_packed_attention(_ARRAYS, attention, _sequence_of)
-packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
-_numbers_of_codes = composed.make_numbers_of_codes(
-    composed.make_dequantize(
-        *(jax.lax.convert_element_type, lambda values, codes, dtype: jnp.array(values, dtype)[codes]),
+packed_attention_gradients = derived.make_gradients(packed_attention, differentiate)
+_numbers_of_codes = codes.make_numbers_of_codes(
+    codes.make_dequantize(
+        *(jax.lax.convert_element_type, lambda values, places, dtype: jnp.array(values, dtype)[places]),
         *(jnp.stack, jnp.repeat),
     )
 )
 _paged = composed.make_paged_attention(_ARRAYS, attention, jnp.clip)
-paged_attention = composed.make_paged_attention_to_codes(_numbers_of_codes, _paged)
-quantized_attention = composed.make_quantized_attention(_numbers_of_codes, attention)
+paged_attention = codes.make_paged_attention_to_codes(_numbers_of_codes, _paged)
+quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
-from attncheck.backends import composed, jax_backend
+from attncheck.backends import derived, jax_backend
 from attncheck.backends.contract import Stages
 from attncheck.backends.library_arrays import JaxArrays, JittedArrays, KerasArrays, TokamaxArrays
 
@@ -185,8 +185,8 @@ def sources() -> list[Path]:
     No other backend is among them: whoever works on one need not wait until JAX has compiled everything anew.
     """
     here = Path(__file__).parent
-    others = ("composed.py", "contract.py", "families.py", "family_calls.py", "library_arrays.py")
-    return [*sorted(here.glob("jax_*.py")), *(here / name for name in others)]
+    others = ("codes", "composed", "contract", "derived", "families", "family_calls", "library_arrays")
+    return [*sorted(here.glob("jax_*.py")), *(here / f"{name}.py" for name in others)]
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
@@ -212,9 +212,9 @@ def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
     return kept(function, _STATIC & {*inspect.signature(function).parameters})
 
 
-JIT = composed.compiled(jax_backend, compiled)
-OUTPUT = composed.compiled_output(jax_backend, compiled)
-ABSORBED = composed.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, jax_backend, compiled)
+JIT = derived.compiled(jax_backend, compiled)
+OUTPUT = derived.compiled_output(jax_backend, compiled)
+ABSORBED = derived.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, jax_backend, compiled)
 LIBRARY = JaxArrays(jax_backend)
 LIBRARY_JIT = JittedArrays(jax_backend, kept)
 TOKAMAX = TokamaxArrays(jax_backend, kept)

@@ -16,13 +16,8 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends.composed import (
-    absorbed,
-    make_dequantize,
-    make_numbers_of_codes,
-    seen,
-    seen_from_the_first_key,
-)
+from attncheck.backends.codes import make_dequantize, make_numbers_of_codes
+from attncheck.backends.composed import seen, seen_from_the_first_key
 from attncheck.backends.contract import (
     Attended,
     Differentiated,
@@ -41,6 +36,7 @@ from attncheck.backends.contract import (
     Window,
     takes,
 )
+from attncheck.backends.derived import absorbed
 
 Array = NDArray[Any]
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from attncheck.backends.composed import with_functions
 from attncheck.backends.contract import CallOptions, Stages, takes_only
+from attncheck.backends.derived import with_functions
 from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, gathered, model_of
 
 _threads = {"number": 1}

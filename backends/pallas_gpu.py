@@ -28,8 +28,8 @@ from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as paged
 
 from attncheck.backends import jax_backend
-from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
+from attncheck.backends.derived import make_gradients, with_functions
 from attncheck.backends.jax_backend import differentiate
 
 _BLOCK, _LONGEST = 16, 128

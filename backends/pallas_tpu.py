@@ -27,8 +27,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from attncheck.backends import jax_backend
-from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
+from attncheck.backends.derived import make_gradients, with_functions
 from attncheck.backends.jax_backend import differentiate
 
 _LANES = 128

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from attncheck.backends import composed
+from attncheck.backends import composed, derived
 from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, Tensor, takes
 
 
@@ -141,11 +141,11 @@ _attend = composed.make_attend(mask_scores, softmax)
 general_attention = composed.make_attention_by(general_scores, _attend)
 additive_attention = composed.make_attention_by(additive_scores, _attend)
 cosine_attention = composed.make_attention_by(cosine_scores, _attend)
-attention_gradients = composed.make_gradients(attention, differentiate)
+attention_gradients = derived.make_gradients(attention, differentiate)
 gated_attention = composed.make_gated_attention(attention, tf.sigmoid)
-gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
+gated_attention_gradients = derived.make_gradients(gated_attention, differentiate)
 packed_attention = composed.make_packed_attention(_ARRAYS, attention, _sequence_of)
-packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
+packed_attention_gradients = derived.make_gradients(packed_attention, differentiate)
 paged_attention = composed.make_paged_attention(_ARRAYS, attention, tf.clip_by_value)
 
 

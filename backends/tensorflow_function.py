@@ -14,7 +14,7 @@ from functools import partial
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend as eager
-from attncheck.backends.composed import absorbed, compiled, compiled_output
+from attncheck.backends.derived import absorbed, compiled, compiled_output
 
 
 def _describe() -> dict[str, str]:

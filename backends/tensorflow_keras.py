@@ -27,8 +27,8 @@ import keras
 import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend
-from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Tensor, Window, takes_only
+from attncheck.backends.derived import make_gradients, with_functions
 from attncheck.backends.library_arrays import KerasArrays, TensorFlowArrays
 from attncheck.backends.tensorflow_backend import differentiate
 

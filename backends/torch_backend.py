@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from attncheck.backends import composed
+from attncheck.backends import codes, composed, derived
 from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, takes
 
 
@@ -180,24 +180,24 @@ _attend = composed.make_attend(mask_scores, softmax)
 general_attention = composed.make_attention_by(general_scores, _attend)
 additive_attention = composed.make_attention_by(additive_scores, _attend)
 cosine_attention = composed.make_attention_by(cosine_scores, _attend)
-attention_gradients = composed.make_gradients(attention, differentiate)
+attention_gradients = derived.make_gradients(attention, differentiate)
 gated_attention = composed.make_gated_attention(attention, torch.sigmoid)
-gated_attention_gradients = composed.make_gradients(gated_attention, differentiate)
-packed_attention_gradients = composed.make_gradients(packed_attention, differentiate)
-_numbers_of_codes = composed.make_numbers_of_codes(
-    composed.make_dequantize(
+gated_attention_gradients = derived.make_gradients(gated_attention, differentiate)
+packed_attention_gradients = derived.make_gradients(packed_attention, differentiate)
+_numbers_of_codes = codes.make_numbers_of_codes(
+    codes.make_dequantize(
         Tensor.to,
-        lambda values, codes, dtype: torch.tensor(values, dtype=dtype, device=codes.device)[codes.long()],
+        lambda values, places, dtype: torch.tensor(values, dtype=dtype, device=places.device)[places.long()],
         torch.stack,
         torch.repeat_interleave,
     )
 )
 _paged = composed.make_paged_attention(_ARRAYS, attention, torch.clamp)
-paged_attention = composed.make_paged_attention_to_codes(_numbers_of_codes, _paged)
-quantized_attention = composed.make_quantized_attention(_numbers_of_codes, attention)
+paged_attention = codes.make_paged_attention_to_codes(_numbers_of_codes, _paged)
+quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
 merge_states = composed.make_merge_states(_ARRAYS, softmax, _add_up)
 _services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)
-ABSORBED = composed.absorbed(attention, torch.cat, lambda a, b: a @ b.mT, _services)
+ABSORBED = derived.absorbed(attention, torch.cat, lambda a, b: a @ b.mT, _services)

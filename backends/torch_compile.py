@@ -34,8 +34,8 @@ from torch.nn.attention.flex_attention import (
 )
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import compiled, make_gradients, output_alone
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.derived import compiled, make_gradients, output_alone
 from attncheck.backends.library_arrays import TorchArrays
 from attncheck.backends.torch_backend import differentiate
 

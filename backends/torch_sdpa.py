@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.derived import make_gradients, with_functions
 from attncheck.backends.library_arrays import KerasArrays, TorchArrays
 from attncheck.backends.torch_backend import differentiate, sequences_of
 

@@ -35,8 +35,8 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eager
 
 from attncheck.backends import torch_backend
-from attncheck.backends.composed import make_gradients, with_functions
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
+from attncheck.backends.derived import make_gradients, with_functions
 from attncheck.backends.torch_backend import differentiate
 
 _LAYERS = {"sliding": "sliding_attention", "chunked": "chunked_attention"}

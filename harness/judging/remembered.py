@@ -35,7 +35,8 @@ Arrays = Mapping[str, NDArray[Any]]
 
 _PARTS = (
     *("spec", "reading", "attention", "judging", "results.format"),
-    *("backends.composed", "backends.contract", "backends.entry", "backends.families", "backends.numpy_backend"),
+    *("backends.codes", "backends.composed", "backends.contract", "backends.derived", "backends.entry"),
+    *("backends.families", "backends.numpy_backend"),
     *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
     *("diagnosing", "dtypes", "errors", "processors", "quantities", "store", "verdicts", "wording"),

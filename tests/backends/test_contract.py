@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from problems import draw
 
-from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, composed, numpy_backend
+from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, derived, numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution.operations import run_operation
 from attncheck.reading.shapes import axis_lengths, stage_shapes
@@ -49,7 +49,7 @@ CALLS = (
 
 def test_the_functions_of_the_contract_are_those_that_are_composed_and_compiled() -> None:
     named = [name for name in vars(Backend) if not name.startswith("_")]
-    assert [*composed.SERVICES, *composed.FUNCTIONS] == named
+    assert [*derived.SERVICES, *derived.FUNCTIONS] == named
 
 
 def _entries() -> list[Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
 from attncheck.backends import numpy_backend
-from attncheck.backends.composed import code_values
+from attncheck.backends.codes import code_values
 from attncheck.backends.contract import CODE_FORMATS
 from attncheck.dtypes import numpy_dtype
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

@@ -1,0 +1,478 @@
+"""Readings of what scores are made of: rotations, norms, latent vectors, heads and projections; and merged parts.
+
+Normalised queries and keys may be taken for others: with no norm, another one, of other elements, elsewhere, or with
+other weights. Latent vectors and codes (``readings_of_codes.py``) are read otherwise before they are lowered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attncheck.judging.alternatives import (
+    Change,
+    Changed,
+    Form,
+    Reading,
+    convention,
+    exchanged,
+    folded,
+    identity,
+    of_first,
+    only,
+    scale_of,
+    set_to,
+    toggled,
+    transposed,
+    with_input,
+    without,
+)
+from attncheck.judging.readings_of_codes import CODE_READINGS
+from attncheck.judging.readings_of_entries import has_heads
+from attncheck.reading.lowering import Problem, query_offset, rows_of_tables
+from attncheck.spec import (
+    LOGITS,
+    MEANS,
+    OF_CODES,
+    OPERATIONS,
+    PROJECTIONS,
+    QUERY_KEY_VALUE,
+)
+
+# Rotary embeddings and norms of queries and keys.
+
+
+def _rotated(change: Change, of: str = "query") -> Change:
+    """Change a rotation; what follows from the wrong stage is wrong, too, and stands before it in their order."""
+
+    def changed(problem: Problem) -> Form | None:
+        found = change(problem)
+        form = Form(found) if isinstance(found, Problem) else found
+        assert form is None or isinstance(form, Form)
+        part = "normalized" if problem.options.get("norm_after_rotation") else "rotated"
+        return form and replace(form, stage=f"{part}_{of}")
+
+    return changed
+
+
+def _rotated_without_past(problem: Problem) -> Problem | None:
+    past = query_offset({}, problem.inputs)
+    if not past or "query_offsets" in problem.inputs:
+        return None
+    tables = {name: problem.inputs[name] for name in ("rotary_cos", "rotary_sin")}
+    return problem.with_inputs(**{n: np.concatenate([each[:past], each])[: len(each)] for n, each in tables.items()})
+
+
+def _rotated_at(offsets: Changed) -> Changed:
+    """Rotate as if queries of each batch entry stood elsewhere, and mask as is meant."""
+
+    def change(problem: Problem) -> Problem | None:
+        other = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
+        return None if other is None else folded(problem).with_inputs(**rows_of_tables(other.inputs))
+
+    return change
+
+
+def _past_again(problem: Problem) -> Problem | None:
+    past = query_offset({}, problem.inputs)
+    if not past:
+        return None
+    plain = folded(problem)
+    tables = {name: plain.inputs[f"key_{name}"].copy() for name in ("cos", "sin")}
+    for name, table in tables.items():
+        table[:past] = problem.inputs[f"rotary_{name}"][:past]
+    return plain.with_inputs(**{f"key_{name}": table for name, table in tables.items()})
+
+
+def _rotated_alone(left: str) -> Change:
+    def change(problem: Problem) -> Problem:
+        plain = folded(problem)
+        cos, sin = plain.inputs[f"{left}_cos"], plain.inputs[f"{left}_sin"]
+        return plain.with_inputs(**{f"{left}_cos": np.ones_like(cos), f"{left}_sin": np.zeros_like(sin)})
+
+    return _rotated(change, left)
+
+
+ROTATIONS = (
+    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _rotated(toggled(
+                   "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
+               )), "rotary_cos"),
+    Reading("rotary-ignored", "the rotary embedding is ignored", _rotated(
+        lambda problem: problem.with_inputs(rotary_cos=np.ones_like(problem.inputs["rotary_cos"]),
+                                            rotary_sin=np.zeros_like(problem.inputs["rotary_sin"]))), "rotary_cos"),
+    Reading("rotary-backwards", "the rotary embedding turns backwards",
+            _rotated(with_input("rotary_sin", np.negative)), "rotary_cos"),
+    Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
+            _rotated(_rotated_without_past), "rotary_cos"),
+    Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
+            _rotated(_rotated_at(without("query_offsets"))), "rotary_cos"),
+    Reading("rotary-of-past-again", "what is cached is rotated again", _rotated(_past_again, "key"), "rotary_cos"),
+    Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
+            _rotated(only(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotated_at(
+                with_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
+            ))), "query_offsets"),
+    *(
+        Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", _rotated_alone(left),
+                "rotary_cos")
+        for name, left in (("query", "key"), ("key", "query"))
+    ),
+)  # fmt: skip
+
+
+def _epsilon_at(where: str) -> Change:
+    meant = {"rms": "inside", "l2": "maximum"}
+    return only(lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where))
+
+
+def _other_epsilon(change: Callable[[float], float]) -> Changed:
+    def changed(problem: Problem) -> Problem | None:
+        own = problem.options.get("epsilon") or 1e-6
+        return None if change(own) == own else problem.with_options(epsilon=change(own))
+
+    return changed
+
+
+def _centred(problem: Problem) -> Problem | None:
+    if problem.options.get("norm_after_rotation") and "rotary_cos" in problem.inputs:
+        return None  # what is rotated is no input
+    axes = (-3, -1) if problem.options.get("norm_over") == "full" else -1
+    arrays = {name: problem.inputs[name].astype(np.float64) for name in ("query", "key")}
+    return problem.with_inputs(**{n: each - each.mean(axis=axes, keepdims=True) for n, each in arrays.items()})
+
+
+def _norm_weights(change: Callable[[Any], Any]) -> Change:
+    """Change weights of norms that are not 1."""
+
+    def changed(problem: Problem) -> Problem | None:
+        weights = {name: problem.inputs[name].astype(np.float64) for name in ("query_norm", "key_norm")}
+        given = {name: change(weight) for name, weight in weights.items() if (weight != 1).any()}
+        return problem.with_inputs(**given) if given else None
+
+    return changed
+
+
+def _norm_weights_swapped(problem: Problem) -> Problem | None:
+    query, key = problem.inputs["query_norm"], problem.inputs["key_norm"]
+    if (query == 1).all() and (key == 1).all():
+        return None
+    if all((weight == weight[:1]).all() for weight in (query, key)):
+        query, key = np.broadcast_to(key[:1], query.shape), np.broadcast_to(query[:1], key.shape)
+        return problem.with_inputs(query_norm=query, key_norm=key)
+    return problem.with_inputs(query_norm=key, key_norm=query) if query.shape == key.shape else None
+
+
+_NORMS = tuple(
+    replace(reading, of="query_norm", stage="normalized_key" if reading.name == "norm-of-query-alone" else
+            "normalized_query")
+    for reading in (
+        convention("norm-width", "a norm is taken of {taken}; the case means {meant}",
+                   toggled("norm_over", {"head": "each head", "full": "all heads"})),
+        convention("norm-kind", "vectors are divided by {taken}; the case means {meant}",
+                   toggled("norm", {"rms": "the root of the mean of squares", "l2": "the length"})),
+        convention("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it",
+                   only(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
+                        toggled("norm_after_rotation", {False: "before", True: "after"}))),
+        *(
+            convention(f"norm-epsilon-{name}", text, _epsilon_at(where))
+            for name, where, text in (
+                ("outside", "outside", "epsilon is added to the root, not under it"),
+                ("inside", "inside", "epsilon is added under the root"),
+                ("least", "maximum", "epsilon is taken for the least root"),
+                ("least-square", "square", "epsilon is taken for the least square: sqrt(max(x.x, epsilon))"),
+            )
+        ),
+        convention("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
+                   _norm_weights(lambda weight: 1 + weight)),
+        *(
+            Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _other_epsilon(change))
+            for name, words, change in (
+                ("of-1e-5", "1e-5, whatever is given", lambda epsilon: 1e-5),
+                ("at-least-1e-4", "at least 1e-4", lambda epsilon: max(epsilon, 1e-4)),
+            )
+        ),
+        Reading("norm-of-differences", "the mean is subtracted before the norm, as a layer norm does", _centred),
+        Reading("norm-of-query-alone", "the query alone is normalised", set_to(unnormalized="key")),
+        Reading("norm-of-key-alone", "the key alone is normalised", set_to(unnormalized="query")),
+        Reading("norm-ignored", "query and key are not normalised", set_to(unnormalized="both")),
+        Reading("norm-epsilon-ignored", "epsilon is ignored", set_to(epsilon=0.0)),
+        Reading("norm-weight-ignored", "the weights of the norms are ignored", _norm_weights(np.ones_like)),
+        Reading("norm-weight-minus-one", "weights of the norms lack 1", _norm_weights(lambda weight: weight - 1)),
+        Reading("norm-weights-swapped", "the norms of query and key have each other's weights", _norm_weights_swapped),
+    )
+)  # fmt: skip
+
+
+# Latent vectors, and scales of 8 bits, before they are widened.
+
+
+def _viewed(weight: Any) -> Any:
+    """Read (C, H, D) in memory as (H, C, D)."""
+    return weight.swapaxes(0, 1).reshape(weight.shape)
+
+
+_LATENTS = (
+    Reading("rotated-part-ignored", "the part that is rotated is left out of the scores",
+            with_input("key_rotary", np.zeros_like), "key_rotary", LOGITS[0]),
+    Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
+            with_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
+    Reading("rotated-part-scaled-twice", "the part that is rotated is scaled twice",
+            lambda called: called.with_inputs(key_rotary=called.inputs["key_rotary"] * scale_of(called.lowered())),
+            "key_rotary", LOGITS[0]),
+    Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
+            with_input("key_rotary", lambda each: np.roll(each, 1, axis=-2)), "key_rotary", LOGITS[0]),
+    Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
+            of_first("query_rotary", -3), "query_rotary", LOGITS[0]),
+    *(
+        Reading(f"{name}-projection-{slug}", says.format(name=name), change, f"{name}_projection", stage)
+        for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
+        for slug, says, change in (
+            ("of-next-head", "the {name} projection of the next head is taken",
+             with_input(f"{name}_projection", lambda weight: np.roll(weight, -1, 0))),
+            ("of-first-head", "the {name} projection of the first head is taken for all",
+             of_first(f"{name}_projection", -3)),
+            ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
+            ("viewed", "the {name} projection is viewed as heads first, without a transposition",
+             with_input(f"{name}_projection", _viewed)),
+            ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
+             with_input(f"{name}_projection", identity)),
+        )
+    ),
+    Reading("latent-projections-swapped", "the projections of keys and values are swapped",
+            exchanged("key_projection", "value_projection"), "key_projection", LOGITS[0]),
+)  # fmt: skip
+
+
+# Heads and projections.
+
+
+def _tiled(problem: Problem) -> Problem | None:
+    if problem.operation == "attention":
+        heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
+        names: tuple[str, ...] = ("key", "value", *OF_CODES)
+        axis = -3
+    elif _projects(problem):
+        heads, shared = _heads_of(problem).values()
+        names, axis = ("key_weight", "value_weight", "key_bias", "value_bias"), -1
+    else:
+        return None
+    if shared in (1, heads):
+        return None
+    order = np.arange(heads) % shared
+    tiled = {name: _taken(problem.inputs[name], order, shared, axis) for name in names if name in problem.inputs}
+    by_head = {"key_norm": -2, "past_key": -3, "past_value": -3}
+    tiled |= {name: problem.inputs[name].take(order, at) for name, at in by_head.items() if name in problem.inputs}
+    options = {"kv_heads": heads} if "kv_heads" in problem.options else {}
+    return problem.with_inputs(**tiled).with_options(**options)
+
+
+def _heads_of(problem: Problem) -> dict[str, int]:
+    """Return how many heads projected queries, and projected keys and values have."""
+    heads = int(problem.options["heads"])
+    return {"query": heads, "key": int(problem.options.get("kv_heads") or heads)}
+
+
+def _taken(array: Any, order: Any, heads: int, axis: int) -> Any:
+    """Take heads in another order: whole slices of an axis, or parts of the last one."""
+    if axis != -1:
+        return array.take(order, axis)
+    return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
+
+
+def _pasts(problem: Problem) -> tuple[str, ...]:
+    return ("", "past_") if "past_key" in problem.inputs else ("",)
+
+
+def _read_as(read: str, wrong: str) -> Change:
+    def change(problem: Problem) -> Problem | None:
+        inputs = problem.inputs
+        if not has_heads(problem) or inputs["key"].shape != inputs["value"].shape:
+            return None
+        return problem.with_inputs(**{f"{past}{read}": inputs[f"{past}{wrong}"] for past in _pasts(problem)})
+
+    return change
+
+
+def _projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
+    """Change weights and biases of projections, seen as heads side by side, (..., H, D), given how many heads."""
+    others, counts = dict[str, Any](), _heads_of(problem)
+    for part in (f"{name}_{kind}" for name in names for kind in ("weight", "bias")):
+        if part in problem.inputs:
+            array, heads = problem.inputs[part], counts["query" if part.startswith("query") else "key"]
+            others[part] = change(array, heads).reshape(*array.shape[:-1], -1)
+    return others
+
+
+def _of_next_head(read: str) -> Change:
+    """Read what is of the next head: whole slices, or parts of what projections give."""
+
+    def rolled(array: Any, heads: int) -> Any:
+        return _taken(array, np.roll(np.arange(heads), -1), heads, -1)
+
+    def change(problem: Problem) -> Problem | None:
+        others, names = dict[str, Any](), [f"past_{read}"]
+        if _projects(problem):
+            others = _projections(problem, [read], rolled)
+        elif has_heads(problem):
+            names.append(read)
+        else:
+            return None
+        others |= {name: np.roll(problem.inputs[name], -1, -3) for name in names if name in problem.inputs}
+        return problem.with_inputs(**others)
+
+    return change
+
+
+def _dealt_out(problem: Problem) -> Problem:
+    """Give head h the columns h, h + H, h + 2 H, ..."""
+    return problem.with_inputs(
+        **_projections(
+            problem,
+            QUERY_KEY_VALUE,
+            lambda array, heads: np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2),
+        )
+    )
+
+
+def _merged_in_reverse(problem: Problem) -> Problem:
+    weight, heads = problem.inputs["output_weight"], _heads_of(problem)["query"]
+    other = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
+    return problem.with_inputs(output_weight=other)
+
+
+def _projects(problem: Problem) -> bool:
+    return OPERATIONS[problem.operation].has_projections
+
+
+def _biased_before(name: str) -> Changed:
+    def change(problem: Problem) -> Problem | None:
+        weight, bias = (problem.inputs[f"{name}_{kind}"].astype(np.float64) for kind in ("weight", "bias"))
+        return problem.with_inputs(**{f"{name}_bias": bias @ weight}) if weight.shape[0] == weight.shape[1] else None
+
+    return change
+
+
+_READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
+"""Where a key or value that is not the one that is meant shows first."""
+
+_HEADS = (
+    convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
+               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores", option=("heads", "tiled")),
+    *(
+        Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_as(read, wrong),
+                stage=_READ_AT[read])
+        for read, wrong in (("value", "key"), ("key", "value"))
+    ),
+    *(
+        Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _of_next_head(read), stage=stage)
+        for read, stage in _READ_AT.items()
+    ),
+    *(
+        Reading(f"{name}-{slug}", f"the {kind} of the {name} projection is {how}",
+                only(_projects, change(f"{name}_{kind}")), f"{name}_{kind}", name)
+        for name in (*PROJECTIONS, "output")
+        for kind, slug, how, change in (
+            ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
+        )
+    ),
+    *(
+        Reading(f"{name}-bias-twice", f"the bias of the {name} projection is added twice",
+                only(_projects, with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
+        for name in (*PROJECTIONS, "output")
+    ),
+    *(
+        Reading(f"{name}-bias-projected", f"the bias of the {name} projection is added before the product",
+                only(_projects, _biased_before(name)), f"{name}_bias", name)
+        for name in PROJECTIONS
+    ),
+    Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
+            lambda problem: problem.with_inputs(
+                output_bias=problem.inputs["output_bias"] * _heads_of(problem)["query"]
+            ), "output_bias", "output"),
+    Reading("key-and-value-inputs-swapped", "the inputs of the key and value projections are swapped",
+            only(_projects, exchanged("key", "value")), "key", "key"),
+    Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
+            only(_projects, exchanged("key_weight", "value_weight")), "key_weight", "key"),
+    Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
+            only(_projects, _dealt_out), "heads", "query"),
+    Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
+            "output"),
+)  # fmt: skip
+
+
+# Merging parts.
+
+
+def _other_base(taken: str, meant: str) -> Change:
+    def change(problem: Problem) -> Problem | None:
+        own = problem.options.get("lse_base") or "e"
+        return problem.with_options(lse_base=taken) if own == meant else None
+
+    return change
+
+
+def _empty_part(number: float) -> Changed:
+    def change(problem: Problem) -> Problem | None:
+        totals = problem.inputs["log_sum_exps"]
+        is_empty = np.isneginf(totals)
+        other = np.where(is_empty, np.array(number, totals.dtype), totals)
+        return _without_empty(problem).with_inputs(log_sum_exps=other) if is_empty.any() else None
+
+    return change
+
+
+def _without_empty(problem: Problem) -> Problem:
+    """Let empty parts hold zeros: what they hold counts for nothing."""
+    is_empty, outputs = np.isneginf(problem.inputs["log_sum_exps"])[..., np.newaxis], problem.inputs["outputs"]
+    return problem.with_inputs(outputs=np.where(is_empty, np.zeros((), outputs.dtype), outputs))
+
+
+def _first_in_other_base(problem: Problem) -> Problem:
+    totals = problem.inputs["log_sum_exps"].astype(np.float64)
+    totals[0] *= 1 / math.log(2) if problem.options.get("lse_base") == "2" else math.log(2)
+    return problem.with_inputs(log_sum_exps=totals)
+
+
+_PARTS = tuple(
+    replace(reading, of="log_sum_exps")
+    for reading in (
+        *(
+            convention(f"lse-base-{taken}",
+                       f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}",
+                       _other_base(taken, meant), stage="weights")
+            for taken, meant in (("2", "e"), ("e", "2"))
+        ),
+        Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
+                with_input("log_sum_exps", lambda each: np.where(np.isneginf(each), each, np.zeros((), each.dtype))),
+                stage="weights"),
+        *(
+            Reading(f"empty-part-at-{name}", f"the log-sum-exp of an empty part is taken for {words}",
+                    _empty_part(number), stage="weights")
+            for name, words, number in (("zero", "0", 0.0), ("minus-100", "-100", -100.0))
+        ),
+        Reading("first-part-in-other-base", "the log-sum-exp of the first part is in the other base",
+                _first_in_other_base, stage="weights"),
+        Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
+                with_input("log_sum_exps", lambda each: each.reshape(*each.shape[:2], each.shape[3], each.shape[2])
+                           .swapaxes(2, 3)), stage="weights"),
+        Reading("last-part-lost", "the last part is lost", with_input(
+            "log_sum_exps", lambda totals: np.concatenate([totals[:-1], np.full_like(totals[-1:], -np.inf)])
+            if len(totals) > 1 else None), stage="weights"),
+        Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
+                only(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
+                    "outputs", lambda outputs: outputs[::-1])(_without_empty(problem))), stage="output"),
+    )
+)  # fmt: skip
+
+
+VECTOR_READINGS: Mapping[str, Sequence[Reading]] = {
+    "Norms of queries and keys": _NORMS,
+    "Latent vectors": tuple(replace(reading, before_lowering=True) for reading in _LATENTS),
+    "Codes and their scales": CODE_READINGS,
+    "Heads and projections": _HEADS,
+    "Merging parts": _PARTS,
+}
+"""Readings by what they are about; those of rotations stand beside those of scores."""
