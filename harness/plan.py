@@ -28,6 +28,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SCORE_INPUTS, InputSpec, Operation
+from attncheck.spec.options import SIXTEEN_BITS
 
 _INPUTS_KEPT = 64
 """Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
@@ -261,7 +262,10 @@ def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> 
     """Return all that occurs in each unit: options, pairs of them, tags, sizes, layouts."""
     of_case = {number: list(_features_of_case(case)) for number, case in cases.items()}
     return [
-        frozenset(key for key, _ in of_case[case]) | {(key, dtype) for key, in_each in of_case[case] if in_each}
+        frozenset([(cases[case].operation, dtype)]).union(
+            (key for key, _ in of_case[case]),
+            ((key, dtype in SIXTEEN_BITS) for key, in_both in of_case[case] if in_both),
+        )
         for case, dtype in units
     ]
 
@@ -275,10 +279,9 @@ def recorded_units() -> Mapping[str, Sequence[str]]:
 
 
 def _features_of_case(case: Case) -> Iterator[tuple[Hashable, bool]]:
-    """Yield what a case has, and whether that has to be tried in each dtype that it occurs in."""
+    """Yield what a case has, and whether that has to be tried both in 16 bits and in more."""
     operation, levels = case.operation, given_levels(case)
     yield from ((tag, False) for tag in case.tags)
-    yield (operation,), True
     yield from (((operation, level), True) for level in levels)
     lengths = axis_lengths(operation, case.options, case.input_shapes)
     sizes = [(axis, sum(lengths[axis] > most for most in _SIZES)) for axis in _SIZED if axis in lengths]

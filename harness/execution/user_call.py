@@ -66,6 +66,7 @@ from attncheck.spec import (
     ROUNDING_MODELS,
     result_stages,
 )
+from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import PRESETS, class_name, is_composed
 from attncheck.wording import expected, listed
 
@@ -512,7 +513,7 @@ def _class_names(declared: Any) -> dict[str, str]:
         if not known:
             raise LoadError(f"classes: unknown dtype {dtype!r}; {expected(str(dtype), DTYPES, one_of=False)}")
         if isinstance(given, str) and not is_composed(given) and given not in known:
-            names = known if dtype not in ("bfloat16", "float16") else [*known, *PRESETS]
+            names = known if dtype not in SIXTEEN_BITS else [*known, *PRESETS]
             raise LoadError(f"classes: {dtype} has no class {given!r}; expected {', '.join(names)}")
         try:
             found[dtype] = class_name(given, dtype)

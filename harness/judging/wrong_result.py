@@ -55,6 +55,7 @@ from attncheck.judging.residuals import (
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
+from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import FORMATS, WITH, rounding_model_named
 
 _NEARLY = 16.0
@@ -338,7 +339,7 @@ def _cosine(one: Real, other: Real) -> float:
 
 
 def _is_lower(of: str, dtype: str) -> bool:
-    return FORMATS[of].precision < FORMATS[dtype].precision and dtype not in ("float16", "bfloat16")
+    return FORMATS[of].precision < FORMATS[dtype].precision and dtype not in SIXTEEN_BITS
 
 
 MIN_FITTED = 8

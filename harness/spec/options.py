@@ -26,11 +26,11 @@ _FORBIDDING = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_s
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEFAULT_DTYPES = ("float64", "float32")
 """What a case runs in when neither it nor its file says."""
-_SIXTEEN_BITS = ("bfloat16", "float16")
+SIXTEEN_BITS = ("bfloat16", "float16")
 ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("native", "native_lse"), ("float64", "float32")),
     **dict.fromkeys(("tf32_products", "bf16x3_products", "bf16_products"), ("float32",)),
-    **dict.fromkeys(("fused", "fused_bwd", "fused_lse", "fused_fp8", "eager", "eager_pre", "eager_lse"), _SIXTEEN_BITS),
+    **dict.fromkeys(("fused", "fused_bwd", "fused_lse", "fused_fp8", "eager", "eager_pre", "eager_lse"), SIXTEEN_BITS),
     "eager_cut": ("bfloat16",),
 }
 """The rounding models that an implementation may declare, and their dtypes; see ``spec.rounding``."""
@@ -44,7 +44,7 @@ TOLD_BY_DTYPE = frozenset({"float8_e4m3fn", "float8_e5m2"})
 
 def statistics_dtype(dtype: str) -> str:
     """Return the dtype of statistics of rows, such as a log_sum_exp, beside numbers of a dtype."""
-    return "float32" if dtype in _SIXTEEN_BITS else dtype
+    return "float32" if dtype in SIXTEEN_BITS else dtype
 
 
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"

@@ -2,10 +2,10 @@
 
     python tests/net/catches.py        writes it again, in minutes, of which the mutation score takes nearly all
 
-Each fault is recorded in every dtype in which any case reaches it, with one case that catches it: by far, if one does,
-rather than by a little or because the call raises; at the stage that the fault names; and of those, few cases for many
-faults. These cases are standard ones: ``cases/standard.json`` has their ids and dtypes, and is written beside. The test
-puts each fault to its recorded case only, a tenth of what ``attncheck mutants`` costs.
+Each fault is recorded in 16 bits and in more, where any case reaches it, with one case that catches it: by far, if one
+does, rather than by a little or because the call raises; at the stage that the fault names; and of those, few cases for
+many faults. These cases are standard ones: ``cases/standard.json`` has their ids and dtypes, and is written beside. The
+test puts each fault to its recorded case only, a tenth of what ``attncheck mutants`` costs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from attncheck.plan import UNITS, Plan, features_of, standard_units
 from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.selection import bundled_root, select_cases
+from attncheck.spec.options import SIXTEEN_BITS
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
 HOW_TO_ACCEPT = (
@@ -69,8 +70,8 @@ def text_of(catches: Sequence[Catch]) -> str:
     return "\n".join([*text, ""])
 
 
-Candidates: TypeAlias = Mapping[tuple[str, str], Sequence[Catch]]
-"""By fault and dtype its catches: those by far, if there are any; first those at the stage that the fault names."""
+Candidates: TypeAlias = Mapping[tuple[str, bool], Sequence[Catch]]
+"""By fault, and whether in 16 bits, its catches: by far, if there are any; first at the stage that the fault names."""
 
 
 def find_candidates(cases: Sequence[Case]) -> Candidates:
@@ -79,15 +80,18 @@ def find_candidates(cases: Sequence[Case]) -> Candidates:
     standard = {cases[units[position][0]].id for position in standard_units(cases, units)}
     first, rest = ([case for case in cases if (case.id in standard) == chosen] for chosen in (True, False))
     found = list(_caught(first, BY_HAND, exhaustive=True))
-    caught = {(catch.fault, catch.dtype) for catch, _ in found}
-    left = [(fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype) not in caught)) for fault in BY_HAND]
+    caught = {(catch.fault, catch.dtype in SIXTEEN_BITS) for catch, _ in found}
+    left = [
+        (fault, tuple(dtype for dtype in fault.dtypes if (fault.name, dtype in SIXTEEN_BITS) not in caught))
+        for fault in BY_HAND
+    ]
     missed = [replace(fault, dtypes=dtypes) for fault, dtypes in left if dtypes]
     dtypes = {dtype for fault in missed for dtype in fault.dtypes}
     others = [replace(case, dtypes=tuple(dtype for dtype in case.dtypes if dtype in dtypes)) for case in rest]
     found += _caught([case for case in others if case.dtypes], missed, exhaustive=False)
-    by_pair: dict[tuple[str, str], list[tuple[Catch, tuple[bool, bool]]]] = defaultdict(list)
+    by_pair: dict[tuple[str, bool], list[tuple[Catch, tuple[bool, bool]]]] = defaultdict(list)
     for catch, preference in found:
-        by_pair[catch.fault, catch.dtype].append((catch, preference))
+        by_pair[catch.fault, catch.dtype in SIXTEEN_BITS].append((catch, preference))
     by_far = {pair for pair, of in by_pair.items() if any(is_far for _, (is_far, _) in of)}
     kept = {pair: [each for each in of if each[1][0] or pair not in by_far] for pair, of in by_pair.items()}
     return {
@@ -114,12 +118,12 @@ def _caught(
 
 
 def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], dict[str, list[str]]]:
-    """Choose few units that have whatever occurs in any of them and catch every fault in every dtype.
+    """Choose few units that have whatever occurs in any of them and catch every fault, in 16 bits and in more.
 
-    Returns a catch for each fault and dtype, and the units that they need besides documents and ``standard_units``.
+    Returns a catch for each of both, and the units that they need besides documents and ``standard_units``.
     """
     units = [(unit.case, unit.dtype) for unit in Plan.of(cases, [])]
-    of_unit: dict[tuple[str, str], dict[tuple[str, str], Catch]] = defaultdict(dict)
+    of_unit: dict[tuple[str, str], dict[tuple[str, bool], Catch]] = defaultdict(dict)
     for pair, catches in candidates.items():
         for catch in catches:
             of_unit[catch.case, catch.dtype][pair] = catch

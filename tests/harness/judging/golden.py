@@ -4,8 +4,9 @@
     python tests/harness/judging/golden.py --check            # hold every line against golden.txt: three minutes
     python tests/harness/judging/golden.py --bits before.txt  # every bit, to hold two states of the code side by side
 
-The tests hold the standard units of it, which have every option in every dtype and show every fault of the catalogue,
-each in three of its rounding models, drawn from the case's name. Hold every line wherever nothing should change.
+The tests hold the standard units of it, which have every option in 16 bits and in more and show every fault of the
+catalogue, each in three of its rounding models, drawn from the case's name. Hold every line wherever nothing should
+change.
 
 Every line is a case in a dtype, then what is known of it: the fingerprint of its exact stages, and for each rounding
 model that of what its bounds hold exactly (shapes, zeros, infinities, the exact values of the introduced steps), with
