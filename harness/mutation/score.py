@@ -54,12 +54,14 @@ from attncheck.spec import STAGES
 SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
-RIGHT_BLOCKS, BLOCKS = 2, 4
-"""Sweeps that the right variants, and the faults by hand, are dealt out to."""
+BLOCKS = 2
+"""Sweeps that the right variants, and the faults by hand, are dealt out to: each makes inputs and readings anew."""
 FAULTS_OF_A_SWEEP = 48
 """Faults that follow from the specification and are put to the same cases by one sweep."""
 RIGHT_CASES = 40
 """Cases that a right variant is put to, beside the first where it is not the reference: so many of all."""
+IN_ONE_TURN = 8
+"""Right variants, neighbours in the catalogue, that are put to the same cases: the exact answers cost most."""
 
 
 class Enough(NamedTuple):
@@ -145,7 +147,7 @@ def _is_asked(subject: Subject, unit: Unit, sweep: Sweep, swept: Swept) -> bool:
     enough = sweep.enough
     if not isinstance(subject, Mutant):
         is_new = swept.counts[subject.name, unit.dtype, None] < enough.differing
-        return is_new or sweep.exhaustive or _is_in_turn(subject, unit, sweep.share)
+        return is_new or sweep.exhaustive or _is_in_turn(subject, unit, sweep)
     caught = swept.counts[subject.name, unit.dtype, unit.seed]
     if caught < (enough.small if unit.is_for_all else enough.large):
         return True
@@ -153,9 +155,11 @@ def _is_asked(subject: Subject, unit: Unit, sweep: Sweep, swept: Swept) -> bool:
     return unit.is_for_all and (sweep.exhaustive or (unit.serves_naming and not is_named))
 
 
-def _is_in_turn(subject: Subject, unit: Unit, share: int) -> bool:
-    """Whether a unit is in a subject's share, which is another one for each subject, and the same in every run."""
-    return crc32(f"{subject.name} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % share == 0
+def _is_in_turn(subject: Subject, unit: Unit, sweep: Sweep) -> bool:
+    """Whether a unit is in a subject's share, which is that of few others, and the same in every run."""
+    turn = sweep.subjects.index(subject.name) // IN_ONE_TURN
+    first = sweep.subjects[turn * IN_ONE_TURN]
+    return crc32(f"{first} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % sweep.share == 0
 
 
 _THREADS = "OPENBLAS_NUM_THREADS"
@@ -205,8 +209,8 @@ def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
             by_hand.append(each.name)
         else:
             of_operation[each.of[0]].append(each.name)
-    for names, blocks in ((right, RIGHT_BLOCKS), (by_hand, BLOCKS)):
-        yield from (replace(common, subjects=block) for block in _cut(names, max(1, -(-len(names) // blocks))))
+    for names in (right, by_hand):
+        yield from (replace(common, subjects=block) for block in _cut(names, max(1, -(-len(names) // BLOCKS))))
     for operation, names in of_operation.items():
         own = sorted((unit for unit in common.units if unit.case.operation == operation), key=lambda unit: unit.scores)
         generated = replace(common, units=tuple(own), enough=GENERATED)
