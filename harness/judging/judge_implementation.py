@@ -134,7 +134,7 @@ def _near(wrong: WrongResult) -> tuple[list[Alternative], set[Alternative]]:
         if readings.is_open(convention):
             open_.append(convention)
             continue
-        far = readings.residual(convention, wrong.stages)
+        far = readings.residual(convention, wrong.stages, min(own, _MARGIN * allowed))
         if far < own and far <= _MARGIN * allowed:
             ranked.append((max(far, 64 * unit), order, convention))  # nearer than that, rounding decides
         elif readings.separation(convention, stages_behind(convention, wrong.judged)) > _MARGIN * allowed:

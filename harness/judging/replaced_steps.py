@@ -366,11 +366,10 @@ def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str
     def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth) or (begins_at and begins_at not in failing):
             return None
-        own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
-        known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
-        with np.errstate(all="ignore"):
-            found = follow(Followed(truth, truth.rounding(rounding_model), own))
-            radii = follow(Followed(truth, rounding_model_named("native", "float64"), known))
+        known = truth._readings.setdefault("followed", {})  # the same whoever fails
+        if (follow, rounding_model) not in known:
+            known[follow, rounding_model] = _followed(follow, truth, rounding_model)
+        found, radii = known[follow, rounding_model]
         if not found:
             return None
         changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]
@@ -379,6 +378,15 @@ def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str
         return _other(truth, {**truth.exact, **exact}, rounding_model, {**truth.bounds(rounding_model), **bounds})
 
     return replacement
+
+
+def _followed(follow: Follow, truth: Truth, rounding_model: str) -> tuple[Estimates, Estimates]:
+    """Follow a step with the errors of a rounding model, and with those of float64."""
+    own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
+    known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
+    with np.errstate(all="ignore"):
+        found = follow(Followed(truth, truth.rounding(rounding_model), own))
+        return found, follow(Followed(truth, rounding_model_named("native", "float64"), known))
 
 
 def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bounds: Mapping[str, Bound]) -> Truth:

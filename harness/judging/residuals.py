@@ -92,18 +92,26 @@ def approximate(problem: Problem) -> Approximation:
     return Approximation(approximate_stages(plain), undefined_rows)
 
 
-def residual(approximation: Approximation, returned: Stages, stage_aliases: Mapping[str, str] | None = None) -> float:
+def residual(
+    approximation: Approximation,
+    returned: Stages,
+    stage_aliases: Mapping[str, str] | None = None,
+    most: float = np.inf,
+) -> float:
     """Return how far stages are from a reading: of their mean differences, each over its size, the largest.
 
-    ``stage_aliases`` names the stages to compare with where they have other names. Rows without a key do not count.
+    ``stage_aliases`` names the stages to compare with where they have other names. Rows without a key do not count. Of
+    what is farther than ``most`` it may return any of the differences that are.
     """
     undefined_rows, far = approximation.undefined_rows, 0.0
+    some_empty = undefined_rows.empty.any()
     for stage, array in returned.items():
         other = approximation.stages.get((stage_aliases or {}).get(stage, stage))
         if other is None or other.shape != array.shape:
             return np.inf
-        judged = ~undefined_rows.affected_by_empty(stage, array.shape)
-        far = max(far, _mean_difference(array.astype(np.float64)[judged], other[judged]))
+        if far <= most:
+            judged = ~undefined_rows.affected_by_empty(stage, array.shape) if some_empty else ...
+            far = max(far, _mean_difference(array.astype(np.float64)[judged].ravel(), other[judged].ravel()))
     return far
 
 
@@ -213,9 +221,9 @@ class Readings:
         own, other = (problem.options.get("softcap_follows") for problem in (self.problem, alternative.problem))
         return alternative.replacement is not None or own != other
 
-    def residual(self, alternative: Alternative, returned: Stages) -> float:
-        """Return how far stages are from a reading."""
-        return residual(self.approximation(alternative), returned, alternative.stage_aliases)
+    def residual(self, alternative: Alternative, returned: Stages, most: float = np.inf) -> float:
+        """Return how far stages are from a reading; of what is farther than ``most``, only that."""
+        return residual(self.approximation(alternative), returned, alternative.stage_aliases, most)
 
     def approximation(self, alternative: Alternative) -> Approximation:
         """Return a reading in float64."""
