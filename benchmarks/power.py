@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def search_for_all(seed: int, seconds: float, problems: int, mutants: Sequence[Mutant] = BY_HAND) -> Iterator[Found]:
     """Yield every fault when it is found, until all are, or there is no time left."""
-    source, begun = ProblemSource(Draw(seed, None), DTYPES), time.monotonic()
+    source, begun = ProblemSource(Draw(seed), DTYPES), time.monotonic()
     left, asked, number = list(mutants), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         while left and asked < problems and time.monotonic() - begun < seconds:

@@ -28,6 +28,7 @@ import soundness_table
 from measuring import on_one_thread
 from soundness_campaign import Campaign, run_campaign
 from soundness_parts import Parts
+from soundness_problems import FEW_SHAPES, SHAPES, PooledDraw
 
 from attncheck import judging, searching
 from attncheck.errors import UsageError
@@ -37,8 +38,6 @@ from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
 from attncheck.progress import show_progress
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.searching.problems import Draw
-from attncheck.searching.shapes import FEW_SHAPES, SHAPES
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.verdicts import Verdict
 
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign that the command line asks for; return the exit code."""
     options = _parser().parse_args(arguments)
     implementations = _implementations(options)
-    draw = Draw(options.seed, options.pool or _shapes(options, implementations), options.operation)
+    draw = PooledDraw(options.seed, options.operation, options.pool or _shapes(options, implementations))
     if options.only:
         return _repeat(options, draw, implementations)
     output: Path = options.output
@@ -113,7 +112,7 @@ def _shapes(options: argparse.Namespace, implementations: Sequence[Implementatio
 
 def _campaign(
     options: argparse.Namespace,
-    draw: Draw,
+    draw: PooledDraw,
     implementations: Sequence[Implementation],
     numbers: Sequence[int],
     logs: Path,
@@ -126,7 +125,7 @@ def _expected_failures(implementations: Sequence[Implementation]) -> tuple[Expec
     return bundled_expected_failures([each.entry.name for each in implementations]) + load_expected_failures([_KNOWN])
 
 
-def _facts(options: argparse.Namespace, draw: Draw, implementations: Sequence[Implementation]) -> dict[str, str]:
+def _facts(options: argparse.Namespace, draw: PooledDraw, implementations: Sequence[Implementation]) -> dict[str, str]:
     environment = describe_environment([each.entry for each in implementations], _LIMITS.threads)
     return {
         "seed": str(draw.seed),
@@ -156,7 +155,7 @@ def _settle(path: Path, facts: Mapping[str, str]) -> None:
     path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def _repeat(options: argparse.Namespace, draw: Draw, implementations: Sequence[Implementation]) -> int:
+def _repeat(options: argparse.Namespace, draw: PooledDraw, implementations: Sequence[Implementation]) -> int:
     """Run single problems again and print every stage of them."""
     with tempfile.TemporaryDirectory() as folder:
         campaign = _campaign(options, draw, implementations, options.only, Path(folder))
@@ -169,7 +168,7 @@ def _repeat(options: argparse.Namespace, draw: Draw, implementations: Sequence[I
     return _exit_code(frame)
 
 
-def _tell(rows: pd.DataFrame, facts: Mapping[str, str], options: argparse.Namespace, draw: Draw) -> int:
+def _tell(rows: pd.DataFrame, facts: Mapping[str, str], options: argparse.Namespace, draw: PooledDraw) -> int:
     """Write the report and its frames, and print the table and the alarms."""
     command = _command(options, draw)
     alarms, output = soundness_table.alarms(rows), options.output
@@ -189,7 +188,7 @@ def _tell(rows: pd.DataFrame, facts: Mapping[str, str], options: argparse.Namesp
     return _exit_code(rows)
 
 
-def _command(options: argparse.Namespace, draw: Draw) -> str:
+def _command(options: argparse.Namespace, draw: PooledDraw) -> str:
     """Return what draws and judges the same problems again, when ``--only N`` is added."""
     words = ["python", "benchmarks/soundness.py", "--seed", str(draw.seed), "--pool", str(draw.shapes)]
     words += ["--operation", draw.operation] if draw.operation else []

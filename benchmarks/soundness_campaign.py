@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore
 
+from soundness_problems import DrawnProblem, PooledDraw, draw_problem
 from soundness_rows import Judge, Row, Unit
 
 from attncheck.execution.call import Limits
@@ -22,7 +23,6 @@ from attncheck.execution.worker import Outcome
 from attncheck.processors import available_processors
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem
-from attncheck.searching.problems import Draw, DrawnProblem, draw_problem
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
@@ -35,7 +35,7 @@ _Found = tuple[Unit, DrawnProblem, Mapping[str, Outcome]]
 class Campaign:
     """What to run: the problems with these numbers, in these dtypes, on these implementations; and what is known."""
 
-    draw: Draw
+    draw: PooledDraw
     numbers: Sequence[int]
     dtypes: Sequence[str]
     implementations: Sequence[Implementation]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from soundness_problems import DrawnProblem
 
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
@@ -19,7 +20,7 @@ from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem
-from attncheck.searching.problems import DrawnProblem
+from attncheck.searching.concrete import kind_of
 from attncheck.verdicts import Verdict
 from attncheck.wording import stored_index
 
@@ -124,7 +125,7 @@ def _rows(
         "dtype": unit.dtype,
         "implementation": implementation.name,
         "rounding_model": rounding_model,
-        "operation": drawn.kind,
+        "operation": kind_of(drawn),
         "regime": drawn.regime,
         "asked": drawn.asked,
         "supports_statistics": drawn.supports_statistics,

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -155,10 +155,6 @@ class WorkerJudge:
         for runner in self._runners.values():
             runner.close()
         self._folder.cleanup()
-
-
-Fails = Callable[[ConcreteCase], bool]
-"""Returns whether a problem fails in the way that is looked for."""
 
 
 STATE = "search.json"

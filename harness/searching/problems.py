@@ -21,16 +21,12 @@ from attncheck.execution.operations import run_operation
 from attncheck.reading.lowering import Problem, blocks_spread, check_codes
 from attncheck.reading.shapes import (
     ShapeFault,
-    bind_axes,
     layout_fault,
-    optional_gradients,
     several,
-    show,
-    stage_shapes,
 )
-from attncheck.searching.concrete import Array, ConcreteCase, Seen, asked_of, axes_of
+from attncheck.searching.concrete import Array, ConcreteCase, Seen, axes_of
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
-from attncheck.searching.shapes import Random, axis_lengths, draw_at_edges, draw_dimensions, some_as_modules
+from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, some_as_modules
 from attncheck.spec import (
     ASKED_BY,
     HEADS,
@@ -42,12 +38,14 @@ from attncheck.spec import (
     SCORE_SPECS,
     STEMS,
     InputSpec,
-    Shape,
+    Operation,
     computed_stages,
     inputs_of,
     stored_dtype,
 )
 
+DrawShape = Callable[[Operation, frozenset[str], Random], Dimensions]
+"""Draws the shape of a problem of an operation, whose inputs have these axes."""
 Kind = tuple[str, str | None]
 """An operation, and the kind of score where that is an option."""
 Item = TypeVar("Item")
@@ -72,13 +70,9 @@ def pick(random: Random, items: Sequence[Item]) -> Item:
 
 @dataclass(frozen=True)
 class Draw:
-    """The source of random problems: a seed, so many shapes, and one operation or all of them.
-
-    Without a number of shapes, each problem has a shape of its own, at the edges of tiles.
-    """
+    """The source of random problems: a seed, and one operation or all of them."""
 
     seed: int
-    shapes: int | None
     operation: str | None = None
 
     @cached_property
@@ -111,7 +105,9 @@ def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
     return kinds[int(np.searchsorted(until, random.rand() * until[-1], side="right"))]
 
 
-def outline(draw: Draw, kind: Kind, dtype: str, random: Random, avoided: Collection[str] = ()) -> ConcreteCase | None:
+def outline(
+    kind: Kind, dtype: str, random: Random, avoided: Collection[str] = (), shape: DrawShape = draw_at_edges
+) -> ConcreteCase | None:
     """Draw a problem of a kind without its numbers, none of whose names is ``avoided``; None where none comes of it.
 
     Its inputs have their shapes and, all of them one number, no memory. Without a ``dtype`` it may be of any.
@@ -130,11 +126,7 @@ def outline(draw: Draw, kind: Kind, dtype: str, random: Random, avoided: Collect
     letters = frozenset(
         letter for name in names for axis in axes_of(specs[name], options) for letter in axis.split("*")
     )
-    dims = (
-        draw_at_edges(own, letters, random)
-        if draw.shapes is None
-        else draw_dimensions(own, letters, random, draw.seed, draw.shapes)
-    )
+    dims = shape(own, letters, random)
     if own.has_projections:
         dims = some_as_modules(random, dims)
         options |= dict(zip(HEADS, (dims.H, dims.Hkv), strict=True)) if dims.Hkv < dims.H else {HEADS[0]: dims.H}
@@ -216,50 +208,6 @@ def _stand_in(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str,
     return np.broadcast_to(zero, tuple(shape))
 
 
-@dataclass(frozen=True, eq=False)
-class DrawnProblem(Problem):
-    """A random problem; ``inputs`` in float64, masks boolean, lengths whole.
-
-    ``supports_statistics`` says whether rounding errors of it add up as statistics have it.
-
-    ``asked`` names the options and inputs, ``scores`` is the shape of the scores.
-    """
-
-    id: str
-    number: int
-    regime: str
-    asked: str
-    scores: Shape
-    supports_statistics: bool = True
-
-    @property
-    def kind(self) -> str:
-        """The operation, and the kind of score where that is one's own."""
-        return f"{self.operation} {self.options['score']}" if "score" in self.options else self.operation
-
-    @property
-    def stage_shapes(self) -> dict[str, Shape]:
-        """The shape of every stage that may be returned."""
-        shapes = {name: array.shape for name, array in self.inputs.items()}
-        lengths = bind_axes(self.specs, shapes, *(self.options.get(name) for name in HEADS))
-        of_inputs = {
-            stage: shapes[name] for stage, name in optional_gradients(self.operation).items() if name in shapes
-        }
-        return stage_shapes(self.operation, lengths) | of_inputs
-
-    def fits(self, dtype: str) -> bool:
-        """Return whether the problem stays within the range of a dtype."""
-        return is_wide(dtype) or fits(self._largest, dtype)
-
-    @cached_property
-    def _largest(self) -> float:
-        return largest_step(self)
-
-    def stored(self, dtype: str) -> Mapping[str, Array]:
-        """Round the inputs once to a dtype."""
-        return stored(self.inputs, self.specs, self.options, dtype)
-
-
 def stored(
     inputs: Mapping[str, Array], specs: Mapping[str, InputSpec], options: Mapping[str, Any], dtype: str
 ) -> dict[str, Array]:
@@ -272,25 +220,6 @@ def stored(
                 array = rounded_once(array, stored_dtype(spec, inputs, options, dtype))
         found[name] = np.ascontiguousarray(array)
     return found
-
-
-def draw_problem(draw: Draw, number: int) -> DrawnProblem:
-    """Draw the problem of a number, whatever dtype it is computed in."""
-    random = np.random.RandomState([draw.seed, number])
-    found = None
-    while found is None:
-        found = outline(draw, draw_kind(draw.kinds, random), "", random)
-    drawing = DrawnInputs(found, random)
-    words = [word for word in asked_of(found) if word not in {form.partition(" ")[0] for form in drawing.forms}]
-    names = " + ".join(sorted([*words, *drawing.forms])) or "nothing"
-    lengths = found.lengths
-    scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))
-    place = f"{show(scores)}/{draw.seed}-{number}"
-    identity = f"soundness/{found.operation}/{found.regime}/{names}/{place}".replace(" ", "-")
-    is_generic = found.supports_statistics and drawing.is_generic
-    return DrawnProblem(
-        found.operation, found.options, drawing.inputs, identity, number, found.regime, names, scores, is_generic
-    )
 
 
 _BEYOND_ALL = 1e30
@@ -408,7 +337,7 @@ class ProblemSource:
         wanted: list[ConcreteCase] = []
         others: list[ConcreteCase] = []
         for _ in range(_TRIES):
-            found = outline(self.draw, draw_kind(kinds, random), pick(random, dtypes), random, refused)
+            found = outline(draw_kind(kinds, random), pick(random, dtypes), random, refused)
             if found is None or found.elements > _MAX_ELEMENTS:
                 continue
             found = _as_it_lies(_with_special(found, random), random)

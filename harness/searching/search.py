@@ -104,7 +104,7 @@ class Search:
                 self.folder.findings.remove(finding)
 
     def _search(self) -> None:
-        draw = Draw(self.request.seed, None, self.request.operation)
+        draw = Draw(self.request.seed, self.request.operation)
         known = lambda problem: any(each.explains(problem) for each in self.folder.findings)  # noqa: E731
         source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.judge.lacks_of)
         number = self.folder.next_numbers.get(self.request.key, 0)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from here import evaluation_here
+from soundness_problems import DrawnProblem, PooledDraw, draw_problem
 from tables import tables_beside
 from typer.testing import CliRunner
 
@@ -29,7 +30,7 @@ from attncheck.reading.shapes import ShapeFault
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, features_of, identity_of, read_concrete
 from attncheck.searching.drawing import REGIMES
 from attncheck.searching.findings import STATE, WorkerJudge, holds, symptom_of, write_case
-from attncheck.searching.problems import Draw, DrawnProblem, ProblemSource, draw_problem
+from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
 from attncheck.searching.search import simplest_afresh
 from attncheck.searching.shapes import EDGES
@@ -192,12 +193,12 @@ FILE_ALONE = {"projections", "poison", "swizzle"}
 """Options that say how a file is written."""
 
 
-def drawn_from(count: int, operation: str | None = None, shapes: int | None = 40) -> list[DrawnProblem]:
-    return [draw_problem(Draw(1, shapes, operation), number) for number in range(count)]
+def drawn_from(count: int) -> list[DrawnProblem]:
+    return [draw_problem(PooledDraw(1, shapes=40), number) for number in range(count)]
 
 
 def problems_of(seed: int = 1, count: int = 250) -> list[ConcreteCase]:
-    source = ProblemSource(Draw(seed, None), DTYPES)
+    source = ProblemSource(Draw(seed), DTYPES)
     return [source.problem(number) for number in range(count)]
 
 
@@ -284,7 +285,7 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
 
 
 def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
-    source, written = ProblemSource(Draw(7, None), DTYPES), 0
+    source, written = ProblemSource(Draw(7), DTYPES), 0
     for number in range(36):
         problem = source.problem(number)
         with suppress(CaseError, ShapeFault):  # what was drawn may not fit together
@@ -296,7 +297,7 @@ def test_drawn_problems_come_back_from_their_files(tmp_path: Path) -> None:
 
 
 def test_most_cuts_of_drawn_problems_are_cases_again(tmp_path: Path) -> None:
-    source, tried, read = ProblemSource(Draw(3, None), DTYPES), 0, 0
+    source, tried, read = ProblemSource(Draw(3), DTYPES), 0, 0
     for number in range(25):
         problem = source.problem(number)
         for letter in letters_of(problem):
