@@ -225,14 +225,7 @@ def _is_declaration(name: str, value: Any) -> bool:
     """Return whether a name of a file has a value that a declaration of ours may have."""
     if name in ("framework", "signature"):
         return isinstance(value, str) and value in (BACKENDS if name == "framework" else FAMILIES)
-    known = {
-        "capabilities": CAPABILITIES,
-        "classes": DTYPES,
-        "conventions": ("empty_rows", *DECLARABLE),
-        "properties": PROPERTIES,
-        "requires": [field.name for field in fields(Requirements)],
-    }
-    return isinstance(value, Mapping) and bool(value) and {*value} <= {*known[name]}
+    return isinstance(value, Mapping) and bool(value) and {*value} <= {*_NAMES[name]}
 
 
 def keep_loaded(target: Target, loaded: Any) -> None:
@@ -449,31 +442,45 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     }
 
 
+_NAMES: Mapping[str, Sequence[str]] = {
+    "capabilities": CAPABILITIES,
+    "classes": DTYPES,
+    "conventions": ("empty_rows", *DECLARABLE),
+    "properties": tuple(PROPERTIES),
+    "requires": tuple(field.name for field in fields(Requirements)),
+}
+"""The names that each table has which a function declares."""
+
+
+def _table(kind: str, declared: Any, example: str, called: str = "") -> dict[str, Any]:
+    """Check that a declaration is a table with names of ours, ``called`` so."""
+    if not isinstance(declared or {}, Mapping):
+        raise LoadError(f"{kind}: expected {example}; got {declared!r}")
+    for name in declared or {}:
+        if name not in _NAMES[kind]:
+            raise LoadError(f"{kind}: unknown {called}{name!r}; {expected(str(name), _NAMES[kind], one_of=False)}")
+    return dict(declared or {})
+
+
 def _capabilities(declared: Any) -> dict[str, Any]:
     """Check what an implementation says that it can do: names of ours, with true or false, or dtypes."""
-    if not isinstance(declared or {}, Mapping):
-        raise LoadError(f'capabilities: expected a table such as {{"dtypes": ["float32"]}}; got {declared!r}')
-    for name, value in (declared or {}).items():
-        if name not in CAPABILITIES:
-            raise LoadError(f"capabilities: unknown {name!r}; {expected(str(name), CAPABILITIES, one_of=False)}")
+    found = _table("capabilities", declared, 'a table such as {"dtypes": ["float32"]}')
+    for name, value in found.items():
         if name == "dtypes" and not isinstance(value, list | tuple | set | frozenset):
             raise LoadError(f'capabilities: dtypes: expected names, such as ["float32"]; got {value!r}')
         if name != "dtypes" and not isinstance(value, bool):
             raise LoadError(f"capabilities: {name}: expected True or False; got {value!r}")
-    return dict(declared or {})
+    return found
 
 
 def _conventions(declared: Any) -> dict[str, str]:
     """Check what an implementation declares of conventions: names of ours, each with one of its values."""
     known: dict[str, Any] = {"empty_rows": EMPTY_ROWS, **DECLARABLE}
-    if not isinstance(declared or {}, Mapping):
-        raise LoadError(f'conventions: expected values by name, such as {{"empty_rows": "nan"}}; got {declared!r}')
-    for name, value in (declared or {}).items():
-        if name not in known:
-            raise LoadError(f"conventions: unknown convention {name!r}; {expected(str(name), known, one_of=False)}")
+    found = _table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
+    for name, value in found.items():
         if value not in known[name]:
             raise LoadError(f"conventions: expected {name}, one of {', '.join(known[name])}; got {value!r}")
-    return dict(declared or {})
+    return found
 
 
 def _hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
@@ -505,13 +512,9 @@ def _source(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _class_names(declared: Any) -> dict[str, str]:
     """Return the rounding models that are declared, by dtype. Raises ``LoadError`` for what is none there."""
-    if not isinstance(declared or {}, Mapping):
-        raise LoadError(f'classes: expected rounding models by dtype, as {{"float16": "fused"}}; got {declared!r}')
-    found = {}
-    for dtype, given in (declared or {}).items():
+    found = _table("classes", declared, 'rounding models by dtype, as {"float16": "fused"}', "dtype ")
+    for dtype, given in found.items():
         known = [each for each, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-        if not known:
-            raise LoadError(f"classes: unknown dtype {dtype!r}; {expected(str(dtype), DTYPES, one_of=False)}")
         if isinstance(given, str) and not is_composed(given) and given not in known:
             names = known if dtype not in SIXTEEN_BITS else [*known, *PRESETS]
             raise LoadError(f"classes: {dtype} has no class {given!r}; expected {', '.join(names)}")
@@ -554,14 +557,8 @@ def _resources(declared: Any) -> dict[str, float]:
 
 def _claims(declared: Any) -> dict[str, str]:
     """Check what an implementation claims of properties: names of ours, and how strictly each holds."""
-    claims = dict(declared) if isinstance(declared, Mapping) else declared
-    if not claims:
-        return {}
-    if not isinstance(claims, dict):
-        raise LoadError(f'properties: expected claims, such as {{"batch_invariant": "bitwise"}}; got {declared!r}')
+    claims = _table("properties", declared, 'claims, such as {"batch_invariant": "bitwise"}', "property ")
     for name, claim in claims.items():
-        if name not in PROPERTIES:
-            raise LoadError(f"properties: unknown property {name!r}; {expected(name, PROPERTIES, one_of=False)}")
         if claim not in CLAIMS:
             raise LoadError(f"properties: {name}: expected {' or '.join(CLAIMS)}; got {claim!r}")
     return claims
