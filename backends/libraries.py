@@ -119,6 +119,14 @@ _ZERO_ROWS_OF_TORCH = {
     )
 }
 
+_SOFTCAP_BEHIND_BIAS = {
+    "softcap": DeclaredConvention(
+        "behind_bias",
+        "The softcap is applied to the scores with their bias, as the documentation of dot_product_attention says.",
+        "https://github.com/openxla/tokamax/blob/main/tokamax/_src/ops/attention/api.py",
+    )
+}
+
 _on_jax = partial(Library, family="keras", module="attncheck.backends.jax_jit:LIBRARY_JIT", standard_only=True)
 """A call that is compiled."""
 
@@ -267,6 +275,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
                     # preset of the second product, BF16_BF16_F32, rounds the weights.
                     # On a CPU it refuses float16: "The precision 'F16_F16_F32' is not supported by dot_general".
                     classes={"float32": "native", "bfloat16": "fused_bwd"},
+                    conventions=_SOFTCAP_BEHIND_BIAS,
                     standard_only=True,
                 )
                 for implementation in ("xla", "xla_chunked")

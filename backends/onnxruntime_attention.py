@@ -258,7 +258,7 @@ def _check_rotary(cos: Array, width: int, are_new: bool) -> None:
 def _attend(query: Array, key: Array, value: Array, step: _Step) -> Array:
     if step.starts is None:
         return _call(query, key, value, None, step)
-    if step.is_causal or len(query) == 1 or query.shape[2] == 1:
+    if step.is_causal or len(query) <= 1 or query.shape[2] == 1:
         return _call(query, key, value, step.starts, step)
     outputs = []
     for entry in range(len(query)):
