@@ -102,8 +102,9 @@ def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_
             stages = {"output": output, "log_sum_exp": log_sum_exp}
             judged = problem.judged(stages, dtype, traded.classes[dtype])
             offenders += [(name, turn, each) for each in judged.judgements if each.verdict is not Verdict.AGREE]
-            undeclared = problem.judged(stages, dtype, "fused")
-            told |= {name for each in undeclared.judgements if each.verdict is not Verdict.AGREE}
+            if name not in told:
+                undeclared = problem.judged(stages, dtype, "fused")
+                told |= {name for each in undeclared.judgements if each.verdict is not Verdict.AGREE}
     assert offenders == []
     assert told == set(KERNELS)
 
