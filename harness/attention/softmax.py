@@ -434,7 +434,7 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
     p, moved = rows.weights, moved_weights(rows)
     relative = normalisation_error(rows, rounding) + _storage(rounding)
-    floor = 2 * rounding.weight_underflow + rounding.output_underflow
+    floor = 2 * rounding.weight_underflow + rounding.output_underflow + lost_to_step(rows, rounding)
     # A factor of both would overflow where a relative error does; there may be nothing that it meets.
     max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor
     largest = largest_of(exact, max_error)
@@ -445,6 +445,17 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     if rows.all_attended:
         return Bound(largest, scale)
     return Bound(np.where(rows.attended, largest, 0.0), np.where(rows.attended, scale, 0.0))
+
+
+def lost_to_step(rows: Rows, rounding: RoundingModel) -> Real | float:
+    """Return min{p^, h / Z}: what a weight loses to the least numbers of its format, and never more than itself."""
+    if not rounding.weight_step:
+        return 0.0
+    share: Real | float = 1.0
+    if rounding.stores_exponentials:
+        excess = np.where(rows.count > 0, rows.maximum + rows.maximum_error - rows.log_sum_exp, 0.0)
+        share = np.minimum(np.exp(np.minimum(excess, 0)) / rows.least_sum, 1)
+    return np.minimum((rows.weights + rows.grown) / rows.least_sum, rounding.weight_step * share)
 
 
 def moved_weights(rows: Rows) -> Real:

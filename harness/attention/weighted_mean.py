@@ -29,7 +29,14 @@ from attncheck.attention.errors import (
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Computation
-from attncheck.attention.softmax import Rows, Weights, second_order, stored_log_sum_exp_variance, total_error
+from attncheck.attention.softmax import (
+    Rows,
+    Weights,
+    lost_to_step,
+    second_order,
+    stored_log_sum_exp_variance,
+    total_error,
+)
 from attncheck.attention.step import Around, At, NotFiniteError, Step
 from attncheck.spec.rounding import RoundingModel
 
@@ -131,12 +138,10 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     # What underflows: a weight, a product or a partial sum.
     lost = scaled.restored(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
     lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
-    spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
-    of_codes: Real | float = 0.0
     if rounding.weight_step:
-        of_codes = scaled.restored(rounding.weight_step * _attended_sum(rows, scaled.size))
-        spread += scaled.restored(rounding.weight_step**2 * _attended_sum(rows, scaled.squares), 2)
-    max_error = _worst(rows, scaled, mean_size, variance, lost + of_codes, rounding)
+        lost = lost + scaled.restored(lost_to_step(rows, rounding) @ scaled.size)
+    spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
+    max_error = _worst(rows, scaled, mean_size, variance, lost, rounding)
     if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
         max_error = np.where(
             scaled.restored(_attended_sum(rows, scaled.size)) < rounding.largest_sum, max_error, np.inf
@@ -165,9 +170,7 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     variance = (of_squares + (rounding.weight_unit**2 + 2 * unit**2)) * (squares @ (size * size))
     variance += (of_exact + rounding.output_count * rounding.output_unit**2) * (exact * exact)
     if rounding.weight_step:
-        attended = (w > 0).astype(np.float64)
-        underflow = underflow + rounding.weight_step * (attended @ size)
-        variance += rounding.weight_step**2 * (attended @ (size * size))
+        underflow = underflow + np.minimum(_SLACK * w, rounding.weight_step * _share(w, rounding)) @ size
     if value.max_error is not None:
         max_error = max_error + w @ finite(value.max_error)
     if value.variance is not None:
@@ -177,6 +180,15 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     if rounding.largest_sum < np.inf:
         max_error = np.where((w > 0).astype(np.float64) @ size < rounding.largest_sum, max_error, np.inf)
     return bound_of(exact, max_error, variance, underflow + rounding.output_underflow)
+
+
+def _share(weights: Real, rounding: RoundingModel) -> Real | float:
+    """Return what an exponential of 1 is among the weights, (..., Lq, 1): the largest, or what a sink has."""
+    if not rounding.stores_exponentials:
+        return 1.0
+    rest = 1 - weights.sum(axis=-1, keepdims=True)
+    share: Real = np.minimum(_SLACK * np.maximum(weights.max(axis=-1, keepdims=True, initial=0), rest), 1)
+    return share
 
 
 def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel) -> Real:

@@ -176,7 +176,7 @@ class RoundingModel:
     cut_mean: float = 0.0  # the mean relative error of a stored product that is cut off, at most
     from_log_sum_exp: bool = False  # whether weights may be e^(s - L) in the forward pass, from a stored L
     wide_statistics: bool = False  # whether a log_sum_exp is returned in float32, whatever the other results are in
-    weight_step: float = 0.0  # the absolute error of a weight that meets the values, and is not that in the row's sum
+    weight_step: float = 0.0  # h: the absolute error of what meets the values, which is not that in the row's sum
     largest_sum: float = math.inf  # what a sum of products may be, where its format has less range than the results
     quantized: tuple[tuple[str, Quantization], ...] = ()  # operands of the products of the forward pass
 
@@ -196,6 +196,11 @@ class RoundingModel:
         return replace(
             self, output_unit=single.unit_roundoff, output_count=_WIDE_ROUNDINGS, output_underflow=single.underflow
         )
+
+    @property
+    def stores_exponentials(self) -> bool:
+        """Whether exponentials, at most 1, meet the values and are divided by their sum afterwards."""
+        return self.compute_unit < self.output_unit and not self.from_log_sum_exp
 
     @cached_property
     def unfolded(self) -> RoundingModel:
@@ -267,7 +272,7 @@ def _plain(rounding_model: str, stored: Format) -> RoundingModel:
             found = _fused("fused_bwd", stored, stored_gradient=True)
         case "fused_fp8":
             found = _fused("fused", stored, stored_gradient=False)
-            found = replace(found, weight_unit=2.0**-4, weight_underflow=2.0**-10)
+            found = _weights_in(found, "float8_e4m3fn")
         case "eager_pre":
             found = _stored("eager_pre", stored, FORMATS["float32"], stored)
         case _:
@@ -454,7 +459,7 @@ def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
     grid = _grid(given)
     if not grid.precision:  # multiplied by the largest code, which is that of 1
         return replace(model, weight_step=0.5 / grid.largest)
-    return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_underflow=grid.step / 2)
+    return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_step=grid.step / 2)
 
 
 def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:

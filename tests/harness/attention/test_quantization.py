@@ -48,7 +48,7 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
     assert changed("fused with sums float16") == only(**in_half)
     assert changed("fused with weights int8") == only(weight_step=1 / 254)
     assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
-    eight = {"weight_unit": 2.0**-4, "weight_underflow": 2.0**-10}
+    eight = {"weight_unit": 2.0**-4, "weight_step": 2.0**-10}
     assert changed("fused_fp8") == changed("fused with weights float8_e4m3fn") == only(**eight)
     for name in PRESETS:
         assert rounding_model_named(name, "bfloat16").rounding_model == name
