@@ -559,7 +559,7 @@ def print_bisection(found: Bisection) -> None:
             console.print(f"\n{found.distribution} {step.after} changed, against {step.before}:", soft_wrap=True)
             _print_changes(console, "verdicts", step.verdicts)
     if found.steps and not any(len(step.verdicts) for step in found.steps):
-        console.print("No release changed a verdict.", soft_wrap=True)
+        console.print(_answer(found), soft_wrap=True)
     for why in found.missed.values():
         console.print(why, soft_wrap=True)
 
@@ -568,9 +568,7 @@ def difference_document(difference: Difference, after: Frames) -> DifferenceDocu
     """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
     wrong = what_is_wrong(after)
-    keys = [
-        pd.MultiIndex.from_frame(frame[list(comparison.Evaluation._fields)].astype(object)) for frame in (wrong, worse)
-    ]
+    keys = [pd.MultiIndex.from_frame(frame[_KEYS].astype(object)) for frame in (wrong, worse)]
     failures = failures_of(after, wrong[keys[0].isin(keys[1])])
     return DifferenceDocument.derive(
         difference,
