@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -141,8 +141,14 @@ def check_no_mask(source: kinds.Array, named: Named, path: FieldPath) -> None:
 
 
 def spelled_out(source: kinds.Array, named: Named) -> list[float]:
-    """Return the numbers that the file spells out for an array and for what it is made of."""
-    return [value for _, value in _literals(source, named, ())]
+    """Return the numbers that the file spells out for an array and for what it is made of, each as often as there."""
+    return [value for _, part in _every(source, named) for value in _all_literals(part)]
+
+
+def _all_literals(source: kinds.Array) -> Iterable[float]:
+    if isinstance(source, StoredArray) and source.contents:
+        return source.contents.numbers
+    return (value for _, value in _own_literals(source, ()))
 
 
 def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, kinds.Array]]:
@@ -198,8 +204,9 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
                 yield (*path, "printed"), float(number)
         case kinds.AsBias():
             yield from (((*path, "as_bias"), number) for number in (0.0, -math.inf))
-        case StoredArray():
-            yield from (((*path, "file"), number) for number in (source.contents.numbers if source.contents else ()))
+        case StoredArray():  # each once: a mask has two, however long it is
+            numbers = dict.fromkeys(source.contents.numbers if source.contents else ())
+            yield from (((*path, "file"), number) for number in numbers)
         case Alibi():
             yield (*path, "alibi"), -generated.largest_of_alibi(source)
         case kinds.Constant():
