@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
@@ -55,7 +55,7 @@ SEED_STEP = 1_000_003
 """Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
 
 BLOCKS = 2
-"""Sweeps that the right variants, and the faults by hand, are dealt out to: each makes inputs and readings anew."""
+"""Sweeps that right variants and faults by hand are dealt out to: each makes exact answers and readings anew."""
 FAULTS_OF_A_SWEEP = 48
 """Faults that follow from the specification and are put to the same cases by one sweep."""
 RIGHT_CASES = 40
@@ -197,7 +197,7 @@ def run_mutants(
 
 
 def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
-    """Yield right variants and faults by hand in blocks, of which neighbours return the same numbers more often.
+    """Yield right variants with faults by hand, in blocks: neighbours return the same numbers more often.
 
     Then come the faults of each operation with its units, the smallest first.
     """
@@ -209,8 +209,8 @@ def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
             by_hand.append(each.name)
         else:
             of_operation[each.of[0]].append(each.name)
-    for names in (right, by_hand):
-        yield from (replace(common, subjects=block) for block in _cut(names, max(1, -(-len(names) // BLOCKS))))
+    blocks = zip_longest(*(_cut(names, -(-len(names) // BLOCKS) or 1) for names in (right, by_hand)), fillvalue=())
+    yield from (replace(common, subjects=(*others, *faults)) for others, faults in blocks)
     for operation, names in of_operation.items():
         own = sorted((unit for unit in common.units if unit.case.operation == operation), key=lambda unit: unit.scores)
         generated = replace(common, units=tuple(own), enough=GENERATED)
