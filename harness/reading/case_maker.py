@@ -326,6 +326,10 @@ class CaseMaker:
 
     def _lengths(self) -> dict[str, int]:
         options = self.options
+        shape = self.inputs.shapes.get("query", ())
+        if 0 in shape[-1:] and (self.operation != "attention" or "scale" not in options):
+            message = f"shape {show(shape)}: a width of 0 is for attention with a `scale`, as 1/sqrt(0) is none"
+            raise self._fault(message, "inputs", "query")
         try:
             return shapes.bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
         except ShapeFault as fault:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.spec import AT_LEAST, AXES, MEMORY_LAYOUTS, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
 
-_MAY_BE_EMPTY = frozenset({"B", "Lq", "Lk", "P", "T", "Lr"})
+_MAY_BE_EMPTY = frozenset({"D", "B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes of which there may be none; without a head or a width there is nothing to compute."""
 
 
@@ -71,7 +71,7 @@ def bind_axes(
 ) -> dict[str, int]:
     """Give every axis letter its length from the inputs' lifted shapes.
 
-    Raises ``ShapeFault`` where two inputs disagree, naming the second, and for heads and widths of 0.
+    Raises ``ShapeFault`` where two inputs disagree, naming the second, and for heads and values of width 0.
     """
     lengths: dict[str, int] = {}
     found_in: dict[str, str] = {}
