@@ -149,7 +149,7 @@ def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[
     if lengths.keys() & {"S1", "W", "C"}:
         if (queries, keys) != (lengths["Lq"], lengths["T"]):
             kept = "sequences that are packed, paged or latent keep their lengths"
-            raise InexactError(f"requires {requirements.limits}; {kept}")
+            raise InexactError(f"requires lengths such as {queries} queries and {keys} keys; {kept}")
         return {letter: width for letter, width in wanted.items() if width not in (None, lengths[letter])}
     longer = {letter: width for letter, width in wanted.items() if width is not None}
     longer |= {"Lq": queries, "Lk": keys - lengths.get("P", 0), "T": keys}

@@ -128,7 +128,7 @@ def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
     framework, _, mode = name.partition(".")
     declared = EVERYTHING[framework].all_modes[mode].conventions
     recorded = recorded_empty_rows(bundled_expected_failures([framework]), name, "any", dtype)
-    values = [declared["empty_rows"].value] if declared else list(recorded)
+    values = [declared["empty_rows"].value] if "empty_rows" in declared else list(recorded)
     return {"empty_rows": values[0]} if values else {}
 
 
