@@ -452,7 +452,7 @@ class FamilyFunction:
         words |= {name: value for name, value in family.neutral.items() if name in self.names}
         words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
         gives_scale = family.gives_scale or self.named(family.scale) in self.required
-        scale = given.get("scale", query.shape[-1] ** -0.5 if gives_scale else None)
+        scale = given.get("scale", _usual_scale(query) if gives_scale else None)
         for name, number in (("scale", scale), ("softcap", given.get("softcap"))):
             if family.numbers_in_float32 and query.dtype == np.float64 and number is not None:
                 _require_float32(name, number)
@@ -616,12 +616,17 @@ def _log_sum_exp(array: Array, family: Family) -> Array:
     return array
 
 
+def _usual_scale(query: Array) -> float:
+    """Return 1/sqrt(D); 1 where there are no features, of which every score is 0 whatever the scale."""
+    return float(max(query.shape[-1], 1) ** -0.5)
+
+
 def _module(inputs: Sequence[Array]) -> SimpleNamespace:
     """Return what a model's layer would be to the function: heads that share keys, and no dropout."""
     query, key = inputs[:2]
     return SimpleNamespace(
         num_key_value_groups=query.shape[1] // key.shape[1],
-        scaling=query.shape[-1] ** -0.5,
+        scaling=_usual_scale(query),
         is_causal=False,
         training=False,
     )

@@ -65,8 +65,8 @@ def scaled_dot_product_attention(
     """Attend in one call. Without ``hint`` the plugin chooses what it computes in."""
     if query.shape[1] != key.shape[1]:
         raise NotImplementedError("ScaledDotProductAttention needs as many key and value heads as query heads")
-    if key.shape[2] == 0:
-        raise NotImplementedError("without a key the output is not written (docs/findings.md)")
+    if key.shape[2] == 0 or key.shape[3] == 0:
+        raise NotImplementedError("without a key, or features, the output is not written (docs/findings.md)")
     dtype = query.dtype
     if scale is not None and attn_mask is None:
         attn_mask = np.zeros((1, 1, 1, 1), dtype)  # the scale comes behind a mask

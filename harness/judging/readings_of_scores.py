@@ -47,9 +47,14 @@ def _scale(change: Callable[[float, Mapping[str, int]], float | None]) -> Callab
     """Make a scale of the right one and the widths, for problems that have any."""
 
     def number(problem: Problem) -> float | None:
-        return change(scale_of(problem), widths_of(problem)) if has_scale(problem) else None
+        return change(scale_of(problem), widths_of(problem)) if _is_scaled(problem) else None
 
     return number
+
+
+def _is_scaled(problem: Problem) -> bool:
+    """Return whether scores have a scale that matters: over no features they are all 0."""
+    return has_scale(problem) and all(widths_of(problem).values())
 
 
 def _root_of(name: str) -> Callable[[float, Mapping[str, int]], float | None]:
@@ -69,7 +74,7 @@ def _if_given(change: Callable[[Problem], float | None], *, given: bool = True) 
 
     def number(problem: Problem) -> float | None:
         is_given = problem.options.get("scale") is not None
-        return change(problem) if has_scale(problem) and is_given is given else None
+        return change(problem) if _is_scaled(problem) and is_given is given else None
 
     return number
 

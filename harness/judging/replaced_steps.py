@@ -505,14 +505,19 @@ def powers(prefix: str, name: str, words: str, size: Callable[[Problem], float |
     )
 
 
-def width_to(power: float) -> Callable[[Problem], float]:
-    """Return a power of the width of a head."""
-    return lambda problem: float(widths_of(problem)["D"] ** power)
+def width_to(power: float) -> Callable[[Problem], float | None]:
+    """Return a power of the width of a head, where there are features."""
+
+    def number(problem: Problem) -> float | None:
+        width = widths_of(problem)["D"]
+        return float(width**power) if width else None
+
+    return number
 
 
-def _heads_in(problem: Problem) -> float:
+def _heads_in(problem: Problem) -> float | None:
     widths = widths_of(problem)
-    return widths["H D"] / widths["D"]
+    return widths["H D"] / widths["D"] if widths["D"] else None
 
 
 def _keys_in(problem: Problem) -> float:

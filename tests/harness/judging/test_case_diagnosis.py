@@ -398,6 +398,13 @@ def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch
     assert 0 < again < len(evaluated) / 2, "what is tried whatever was returned is worked out once"
 
 
+def test_no_factor_is_made_of_a_width_of_no_features() -> None:
+    inputs = {"query": np.zeros((1, 2, 3, 0)), "key": np.zeros((1, 2, 5, 0))}
+    inputs["value"] = DRAWN.standard_normal((1, 2, 5, 4))
+    wrong = reference.attention(**inputs, scale=0.5)["output"] + 1
+    assert failing(Problem("attention", {"scale": 0.5}, inputs).judged({"output": wrong})) == {"output": NUMERIC}
+
+
 # Packed sequences and merged parts.
 
 
