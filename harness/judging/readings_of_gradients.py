@@ -192,7 +192,7 @@ def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -
 
     def follow(at: Followed) -> Estimates:
         truth, rounding = at.truth, at.rounding
-        known = truth._readings.setdefault("backward", {})
+        known = truth.of_readings.setdefault("backward", {})
         if rounding not in known:
             known[rounding] = Backward(truth, for_bounds(at.problem), at.walk({}), rounding, {})
         problem, step = known[rounding].problem, replace(known[rounding], changed=changed, made={})

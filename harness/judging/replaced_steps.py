@@ -366,7 +366,7 @@ def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str
     def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
         if not _is_plain(truth) or (begins_at and begins_at not in failing):
             return None
-        known = truth._readings.setdefault("followed", {})  # the same whoever fails
+        known = truth.of_readings.setdefault("followed", {})  # the same whoever fails
         if (follow, rounding_model) not in known:
             known[follow, rounding_model] = _followed(follow, truth, rounding_model)
         found, radii = known[follow, rounding_model]
@@ -397,7 +397,7 @@ def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bo
         undefined_rows=None,
         supports_statistics=False,
         _bounds={rounding_model: dict(bounds)},
-        _readings={},
+        of_readings={},
     )
 
 

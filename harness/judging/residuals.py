@@ -197,7 +197,7 @@ class Readings:
     @classmethod
     def of(cls, truth: Truth, problem: Problem) -> Readings:
         """Return the readings of a truth, those that it has if it has any."""
-        found: Readings = truth._readings.setdefault("all", cls(truth, problem))
+        found: Readings = truth.of_readings.setdefault("all", cls(truth, problem))
         return found
 
     @cached_property
@@ -286,10 +286,10 @@ def as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
     if not conventions or problem is None:
         return own
     key = f"declared {sorted(conventions.items())}"
-    if key not in own._readings:
+    if key not in own.of_readings:
         reading = read_as_declared(problem, conventions)
-        own._readings[key] = own if reading is None else replace(truth_of(own, reading), read_as=reading.description)
-    found: Truth = own._readings[key]
+        own.of_readings[key] = own if reading is None else replace(truth_of(own, reading), read_as=reading.description)
+    found: Truth = own.of_readings[key]
     return found
 
 

@@ -112,7 +112,7 @@ class Truth:
     """Exact stages, and their bounds from the inputs alone, as they were worked out."""
     _known_steps: dict[tuple[Any, ...], Mapping[str, Enclosure] | None] = field(default_factory=dict)
     _last_step_bounds: dict[tuple[Any, ...], Mapping[str, Bound] | None] = field(default_factory=dict)
-    _readings: dict[str, Any] = field(default_factory=dict)
+    of_readings: dict[str, Any] = field(default_factory=dict)
     """What other readings of the case come to (``readings.py``), for all implementations that fail it."""
 
     @property
@@ -160,11 +160,11 @@ class Truth:
 
     def with_wide_statistics(self) -> Truth:
         """Return the truth for implementations whose log_sum_exp is float32, and so are its last roundings."""
-        found: Truth = self._readings.setdefault("wide statistics", self._with_wide_statistics())
+        found: Truth = self.of_readings.setdefault("wide statistics", self._with_wide_statistics())
         return found
 
     def _with_wide_statistics(self) -> Truth:
-        return replace(self, has_wide_statistics=True, _bounds={}, _readings={})
+        return replace(self, has_wide_statistics=True, _bounds={}, of_readings={})
 
     def _is_wide(self, stage: str, array: Array) -> bool:
         wide = wide_dtype(stage, stage_dtype(self.operation, stage, self.dtype))

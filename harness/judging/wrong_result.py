@@ -222,7 +222,7 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alter
             refuted.add(name)
             continue
         bounds = _bounds_of(truth, dtype, of_format)
-        lower = replace(truth, _bounds={wrong.rounding_model: dict(bounds)}, _readings={})
+        lower = replace(truth, _bounds={wrong.rounding_model: dict(bounds)}, of_readings={})
         if not _all_agree(lower, failing, wrong.rounding_model):
             refuted.add(name)
             continue
@@ -271,10 +271,10 @@ def _may_trade(truth: Truth, rounding_model: str) -> bool:
 
 def _bounds_of(truth: Truth, dtype: str, of_format: str) -> dict[str, Bound]:
     """Return the bounds of a lower precision; the same for whoever fails."""
-    found: dict[str, Bound] | None = truth._readings.get(of_format)
+    found: dict[str, Bound] | None = truth.of_readings.get(of_format)
     if found is None:
-        own = replace(truth, dtype=dtype, _bounds={}, _readings={}).bounds(of_format)
-        found = truth._readings[of_format] = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
+        own = replace(truth, dtype=dtype, _bounds={}, of_readings={}).bounds(of_format)
+        found = truth.of_readings[of_format] = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
     return found
 
 
@@ -355,14 +355,14 @@ def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
     unit, plain = FORMATS[truth.dtype].unit_roundoff, problem.canonical()
     if has_scale(problem) and first >= stage_position("scores"):
         own = scale_of(problem)
-        known = truth._readings.setdefault("scaled", {})
+        known = truth.of_readings.setdefault("scaled", {})
         fitted = best_number(lambda scale: _scaled(plain, scale), failing, own, known)
         if fitted is not None and own and _root_in_words(root := as_root(fitted / own, _WORTH_A_ROOT)):
             yield with_scale_times(problem, root)
         for scale in _shortened(fitted, unit, own):
             yield with_scale_times(problem, scale / own if own else math.nan, scale)
     if "bias" in problem.inputs and first >= stage_position("biased"):
-        known = truth._readings.setdefault("bias scaled", {})
+        known = truth.of_readings.setdefault("bias scaled", {})
         fitted = best_number(lambda factor: with_bias_times(plain, factor), failing, 1.0, known)
         for factor in _shortened(fitted, unit, 1.0):
             yield bias_fitted(problem, factor)
