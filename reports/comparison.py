@@ -2,7 +2,7 @@
 
 ``diff``, ``bisect``, ``publish --check``, ``survey --check`` and ``check --watch`` use it. An evaluation is *worse*
 where it fails a run and did not before, or gives nothing and gave something; *better* is the opposite; a change that is
-neither, such as another stage, is *other*. A change is a line: in full, or cut to a width, names in their middle.
+neither, such as another stage, is *other*. A change is a line, and a row of a table.
 
 A repository keeps a comparison as three files:
 
@@ -132,12 +132,12 @@ class Change(NamedTuple):
 
 def changed_entries(
     before: Mapping[Entry, Value], after: Mapping[Entry, Value]
-) -> Iterator[tuple[Entry, Value | None, Value | None]]:
-    """Yield the keys whose values differ, with both values; None where there is none on that side."""
+) -> Iterator[tuple[str, Entry, Value | None, Value | None]]:
+    """Yield the keys whose values differ: added, removed or changed, the key, and both values, None for none."""
     for key in dict.fromkeys([*before, *after]):
         one, other = before.get(key), after.get(key)
         if one != other:
-            yield key, one, other
+            yield "added" if one is None else "removed" if other is None else "changed", key, one, other
 
 
 def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> list[Change]:
@@ -145,7 +145,7 @@ def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> lis
 
     Outcomes that differ only in their messages are the same.
     """
-    found = [Change(key, one or absent, other or absent) for key, one, other in changed_entries(before, after)]
+    found = [Change(key, one or absent, other or absent) for _, key, one, other in changed_entries(before, after)]
     order = (WORSE, BETTER, OTHER)
     return sorted(
         (each for each in found if each.before[:-1] != each.after[:-1]),
@@ -160,20 +160,13 @@ def summary_of(kinds: Iterable[str]) -> str:
     return f"{worse} got worse, {counts[BETTER]:,} got better, {counts[OTHER]:,} changed otherwise"
 
 
-WIDTH = 100
-"""Columns of a line in a file or a pipe, and in a terminal that does not say how wide it is."""
 MAX_LISTED = 20
-_APART = "  "
-_MIN_NAME = 16
-_CUT = "…"
-_PARTS = (0.5, 0.6, 0.7, 0.4, 0.3)
-"""Of a name that is cut: how much of what is kept is its beginning."""
 
 
 def listed_changes(name: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Give a line for each of the first changes of a table, in full, and count the others."""
+    """Give a line for each of the first changes of a table, and count the others."""
     rows = with_dtypes_together(rows)
-    yield from change_lines(name, rows[:MAX_LISTED], None)
+    yield from change_lines(name, rows[:MAX_LISTED])
     if len(rows) > MAX_LISTED:
         yield f"and {len(rows) - MAX_LISTED:,} more"
 
@@ -195,113 +188,63 @@ def _dtype_order(dtype: str) -> tuple[int, str]:
     return (DTYPES.index(dtype), "") if dtype in DTYPES else (len(DTYPES), dtype)
 
 
-def change_lines(name: str, rows: Sequence[Row], width: int | None) -> list[str]:
-    """Return a line for each row of a table of changes; without a width nothing is cut."""
-    if not rows:
-        return []
-    with_environment = len({row.get("environment") for row in rows}) > 1
-    cells = [list(_CELLS[name](row, with_environment)) for row in rows]
-    if width is not None and only_implementation(rows):
-        cells = [[change, *rest] for change, _, *rest in cells]
-    return _aligned(cells, width)
+def change_lines(name: str, rows: Sequence[Row]) -> list[str]:
+    """Return a line for each row of a table of changes, their cells below each other."""
+    cells = change_cells(name, rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
-def only_implementation(rows: Sequence[Row]) -> str:
-    """Return the implementation that every change is of: it is named once above the lines; empty for several."""
-    found = {(row.get("environment"), row.get("implementation", "")) for row in rows}
-    return found.pop()[1] if len(found) == 1 else ""
+def change_cells(name: str, rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return what people read of each row of a table of changes, below ``HEADINGS``."""
+    several = len({row.get("environment") for row in rows}) > 1
+    where = [f" ({row['environment']})" if several else "" for row in rows]
+    return [
+        (row["change"], *_CELLS[name](row, f"{row.get('implementation')}{at}"))
+        for row, at in zip(rows, where, strict=True)
+    ]
 
 
-def _aligned(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Lay rows out in columns, the last of which ends where the line does.
-
-    All others but the first are cut until a line fits, the longest first.
-    """
-    *columns, texts = zip(*cells, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    if width is not None:
-        _narrow(widths, width)
-    shown = [_cut(column, length) for column, length in zip(columns, widths, strict=True)]
-    lines = (_APART.join(row).rstrip() for row in zip(*shown, texts, strict=True))
-    return [line if width is None else _ended(line, width, sum(widths) + len(_APART) * len(columns)) for line in lines]
-
-
-def _narrow(widths: list[int], most: int) -> None:
-    """Take from the longest columns what is too much, down to what still tells names apart."""
-    left = sum(widths) + len(_APART) * (len(widths) - 1) - most
-    while left > 0 and (wide := [index for index in range(1, len(widths)) if widths[index] > _MIN_NAME]):
-        longest = max(wide, key=lambda index: widths[index])
-        widths[longest] -= 1
-        left -= 1
-
-
-def _cut(names: Sequence[str], most: int) -> list[str]:
-    """Cut names where most of them can still be told apart."""
-    distinct = {part: len({shortened(name, most, part) for name in names}) for part in _PARTS}
-    part = max(_PARTS, key=lambda part: distinct[part])  # of equals the first
-    return [shortened(name, most, part).ljust(most) for name in names]
-
-
-def shortened(text: str, most: int, part: float = 0.5) -> str:
-    """Leave out what is in the middle of a long name; ``part`` of what is kept is its beginning."""
-    if len(text) <= most:
-        return text
-    first = int(part * (most - len(_CUT)))
-    return f"{text[:first]}{_CUT}{text[len(text) - (most - len(_CUT) - first) :]}"
-
-
-def _ended(line: str, most: int, start: int) -> str:
-    """End a line where there is no room; its text, which begins at ``start``, is left out rather than a few letters."""
-    if len(line) > most and start + _MIN_NAME > most >= len(line[:start].rstrip()):
-        return line[:start].rstrip()
-    return line if len(line) <= most else f"{line[: most - len(_CUT)].rstrip()}{_CUT}"
-
-
-def _implementation(row: Row, with_environment: bool) -> str:
-    return f"{row['implementation']} ({row['environment']})" if with_environment else str(row["implementation"])
-
-
-def _verdict(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"])
+def _verdict(row: Row, who: str) -> tuple[str, ...]:
     other_case = " (another case by this id)" if row.get("case_changed") else ""
     before, after = (outcome_text(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
-    yield f"{before} -> {after}{other_case}"
-    yield row["message"]
+    return who, row["case"], row["dtype"], f"{before} -> {after}{other_case}", row["message"]
 
 
-def _error(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], _implementation(row, with_environment), row["case"], row["dtype"], row["stage"])
-    yield f"z {number(row['before_z'])} -> {number(row['after_z'])}"
+def _error(row: Row, who: str) -> tuple[str, ...]:
+    z, ratio = (f"{number(row[f'before_{of}'])} -> {number(row[f'after_{of}'])}" for of in ("z", "ratio"))
     tiers = f"{row['before_tier']} -> {row['after_tier']}"
-    yield f"{number(row['before_ratio'])} -> {number(row['after_ratio'])} of the bound ({row['measure']}), {tiers}"
+    return who, row["case"], row["dtype"], row["stage"], f"z {z}", f"{ratio} of the bound ({row['measure']}), {tiers}"
 
 
-def _expected_failure(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], _implementation(row, with_environment), outcome_text(row["verdict"], row["stage"]))
-    yield f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
-    yield f"{row['reason']} {row['thread']}".strip()
+def _expected_failure(row: Row, who: str) -> tuple[str, ...]:
+    cases = f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
+    return who, outcome_text(row["verdict"], row["stage"]), cases, f"{row['reason']} {row['thread']}".strip()
 
 
-def _case(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], row["case"], f"{row['failing']:,} failing", row["what"])
+def _environment(row: Row, who: str) -> tuple[str, ...]:
+    changed = f"{row['before']} -> {row['after']}"
+    return (
+        row["environment"],
+        row["what"],
+        {"added": row["after"], "removed": row["before"]}.get(row["change"], changed),
+    )
 
 
-def _environment(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], row["environment"], row["what"])
-    yield {"added": row["after"], "removed": row["before"]}.get(row["change"], f"{row['before']} -> {row['after']}")
-
-
-def _count(row: Row, with_environment: bool) -> Iterator[str]:
-    yield from (row["change"], row["implementation"], row["feature"], row["what"])
-
-
-_CELLS: Mapping[str, Callable[[Row, bool], Iterator[str]]] = {
+_CELLS: Mapping[str, Callable[[Row, str], tuple[str, ...]]] = {
     "verdicts": _verdict,
     "errors": _error,
     "expected_failures": _expected_failure,
-    "cases": _case,
+    "cases": lambda row, who: (row["case"], f"{row['failing']:,} failing", row["what"]),
     "environments": _environment,
-    "counts": _count,
+    "counts": lambda row, who: (who, row["feature"], row["what"]),
+}
+HEADINGS: Mapping[str, Sequence[str]] = {
+    "verdicts": ("change", "implementation", "case", "dtype", "verdict", "message"),
+    "errors": ("change", "implementation", "case", "dtype", "stage", "error", "of its bound"),
+    "expected_failures": ("change", "implementation", "verdict", "how often", "reason"),
+    "cases": ("change", "case", "evaluations", "what"),
+    "environments": ("change", "environment", "what", "value"),
 }
 
 

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ from attncheck.merge import merge_runs
 from attncheck.reports import comparison
 from attncheck.reports.build_frames import COLUMNS, make_frames
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.defects import ExpectedFailureGroup, expected_failure_groups
+from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.frames import Frames, failing, records, text_of
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import BisectionDocument, DifferenceDocument, DifferenceRecord
-from attncheck.reports.markdown import number, page_text
+from attncheck.reports.markdown import page_text
 from attncheck.reports.outcome import failures_of, first_of_each, rows_of
-from attncheck.reports.sections import Block, Inline, Items, Mark, Page, Section, Table, Text
+from attncheck.reports.sections import Block, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.summary import what_is_wrong
 from attncheck.reports.terminal import plain_console, terminal_table
 from attncheck.reports.write import write_csv, write_texts
@@ -105,7 +106,7 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
     }
     found = comparison.changes({key: first[key] for key in both}, {key: second[key] for key in both})
     rows = [{**change.row(), "case_changed": change.evaluation.case in differing} for change in found]
-    verdicts = typed(pd.DataFrame(rows, columns=list(VERDICT_CHANGES)), VERDICT_CHANGES)
+    verdicts = typed(rows, VERDICT_CHANGES)
     errors = error_changes(*(frames.results[~frames.results["case"].isin(differing)] for frames in (before, after)))
     problems = [(title, note) for title, of in zip(titles, (before, after), strict=True) for note in of.problems]
     return Difference(
@@ -202,16 +203,15 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: b
 def _case_changes(
     before: Frames, after: Frames, first: comparison.Outcomes, second: comparison.Outcomes
 ) -> pd.DataFrame:
-    failing = [Counter(key[2] for key, outcome in of.items() if outcome.level) for of in (first, second)]
+    fails_before, fails_now = (
+        Counter(key[2] for key, outcome in of.items() if outcome.level) for of in (first, second)
+    )
     rows = []
-    for case in sorted(before.cases.keys() | after.cases.keys()):
-        if case not in after.cases:
-            rows.append(("removed", case, failing[0][case], ""))
-        elif case not in before.cases:
-            rows.append(("added", case, failing[1][case], ""))
-        elif lines := _changed(before.cases[case], after.cases[case]):
-            rows.append(("changed", case, failing[1][case], "; ".join(lines)))
-    return typed(pd.DataFrame(rows, columns=list(CASE_CHANGES)), CASE_CHANGES)
+    for change, case, one, other in sorted(comparison.changed_entries(before.cases, after.cases), key=itemgetter(1)):
+        lines = _changed(one, other) if one and other else []
+        if lines or change != "changed":
+            rows.append((change, case, (fails_now if other else fails_before)[case], "; ".join(lines)))
+    return typed(rows, CASE_CHANGES)
 
 
 _ERROR_KEYS = [*_KEYS, "stage"]
@@ -318,9 +318,10 @@ _NUMBERS = {
 }
 
 
-def typed(frame: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
-    """Return the columns in order and in their types, also where there is no row to tell them from."""
-    return frame[list(columns)].astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
+def typed(rows: pd.DataFrame | Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
+    """Return rows as a frame with these columns in their types, also where there is no row to tell them from."""
+    frame = pd.DataFrame(rows, columns=list(columns))
+    return frame.astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
 
 
 _HIDDEN = frozenset({"environment", "command", "complete", "exit_code"})
@@ -330,14 +331,12 @@ _FEATURES = "cpu features"
 
 def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return environments and implementations added or removed, and versions and processors that differ."""
-    facts = [_facts(frames) for frames in (before, after)]
     rows = []
-    for (environment, what), one, other in comparison.changed_entries(*facts):
-        change = "added" if one is None else "removed" if other is None else "changed"
+    for change, (environment, what), one, other in comparison.changed_entries(_facts(before), _facts(after)):
         if what == _FEATURES and one is not None and other is not None:
             one, other = _without(one, other), _without(other, one)
         rows.append((change, environment, what, one or "", other or ""))
-    return typed(pd.DataFrame(rows, columns=list(ENVIRONMENT_CHANGES)), ENVIRONMENT_CHANGES)
+    return typed(rows, ENVIRONMENT_CHANGES)
 
 
 def _facts(frames: Frames) -> dict[tuple[str, str], str]:
@@ -360,18 +359,16 @@ def _without(names: str, others: str) -> str:
 
 def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return the expected failures that appeared, went, or happen in more or fewer cases."""
-    first, second = ({_of(group): group for group in expected_failure_groups(frames)} for frames in (before, after))
-    counts_of = ({key: len(group.cases) for key, group in groups.items()} for groups in (first, second))
+    first, second = (
+        {(each.environment, each.implementation, each.verdict, each.reason): each for each in groups}
+        for groups in map(expected_failure_groups, (before, after))
+    )
+    old, new = ({key: len(group.cases) for key, group in groups.items()} for groups in (first, second))
     rows = []
-    for key, one, other in sorted(comparison.changed_entries(*counts_of), key=lambda entry: entry[0]):
-        group = second.get(key) or first[key]
-        change = "appeared" if one is None else "went" if other is None else "changed"
-        rows.append((change, *key[:3], group.begins_at, one or 0, other or 0, group.reason, group.thread))
-    return typed(pd.DataFrame(rows, columns=list(KNOWN_CHANGES)), KNOWN_CHANGES)
-
-
-def _of(group: ExpectedFailureGroup) -> tuple[str, str, str, str]:
-    return group.environment, group.implementation, group.verdict, group.reason
+    for change, key, one, other in sorted(comparison.changed_entries(old, new), key=itemgetter(1)):
+        group, word = second.get(key) or first[key], {"added": "appeared", "removed": "went"}.get(change, change)
+        rows.append((word, *key[:3], group.begins_at, one or 0, other or 0, group.reason, group.thread))
+    return typed(rows, KNOWN_CHANGES)
 
 
 _MAX_IN_MARKDOWN = 200
@@ -415,7 +412,7 @@ def sentences(difference: Difference) -> list[str]:
 
 
 def print_difference(difference: Difference, *, quiet: bool, verbose: bool = False) -> None:
-    """Print what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all in full."""
+    """Print what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all changes."""
     console = plain_console()
     if quiet:
         worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
@@ -431,17 +428,15 @@ def print_difference(difference: Difference, *, quiet: bool, verbose: bool = Fal
 def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose: bool = False) -> None:
     if frame.empty:
         return
-    width = console.width if console.is_terminal else comparison.WIDTH
     read = records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
     rows = comparison.with_dtypes_together(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
-    of = "" if verbose else comparison.only_implementation(shown)
     console.print()
-    console.print(f"{_TITLES[name]}, {of}" if of else _TITLES[name], style="bold")
-    for line, row in zip(comparison.change_lines(name, shown, None if verbose else width), shown, strict=True):
+    console.print(_TITLES[name], style="bold")
+    for line, row in zip(comparison.change_lines(name, shown), shown, strict=True):
         console.print(line, style="red" if row["change"] == comparison.WORSE else None, soft_wrap=True)
     if more := len(rows) - len(shown) + len(frame) - len(read):
-        console.print(f"and {more:,} more: --verbose lists all, in full", soft_wrap=True)
+        console.print(f"and {more:,} more: --verbose lists all", soft_wrap=True)
 
 
 def render_diff_markdown(difference: Difference) -> str:
@@ -455,28 +450,12 @@ def render_diff_markdown(difference: Difference) -> str:
 
 
 def _section(name: str, frame: pd.DataFrame) -> Section:
-    columns = _shown(frame)
-    rows = [[_shown_cell(column, row[column]) for column in columns] for row in records(frame.head(_MAX_IN_MARKDOWN))]
-    align = "".join("r" if column in ERROR_MEASURES else "l" for column in columns)
-    table = Table(_TITLES[name], [column.replace("_", " ") for column in columns], rows, align)
+    cells = comparison.change_cells(name, comparison.with_dtypes_together(records(frame.head(_MAX_IN_MARKDOWN))))
+    rows = [(Mark(change, "strong") if change == comparison.WORSE else change, *rest) for change, *rest in cells]
     more = f"And {len(frame) - _MAX_IN_MARKDOWN:,} more, in "
     rest = [Text((more, Mark(f"diff_{name}.csv"), "."))] if len(frame) > _MAX_IN_MARKDOWN else []
+    table = Table(_TITLES[name], comparison.HEADINGS[name], rows)
     return Section(_TITLES[name], name, [Text(_EXPLAINED[name]), table, *rest])
-
-
-def _shown_cell(column: str, value: Any) -> Inline:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    text = number(value) if isinstance(value, float) else str(value)
-    if column in ("case", "before_stage", "after_stage", "stage"):
-        return Mark(text)
-    return Mark(text, "strong") if column == "change" and text == comparison.WORSE else text
-
-
-def _shown(frame: pd.DataFrame) -> Sequence[str]:
-    """Leave out columns that say nothing in this frame."""
-    filled = [column for column in frame.columns if column == "change" or not frame[column].isin(["", False]).all()]
-    return [column for column in filled if column != "environment" or frame[column].nunique() > 1]
 
 
 DIFF_NAME = "diff.md"

@@ -226,7 +226,7 @@ class _Checked(NamedTuple):
 
         for problem in self.problems:
             typer.echo(f"attncheck: {problem}", err=True)
-        lines = [line for row in self.rows for line in change_lines(self.table, [row], None)]
+        lines = [line for row in self.rows for line in change_lines(self.table, [row])]
         document = _document(self.command, self.path, self.compared, lines, [*self.problems, *self.notes])
         told = [self.agreement, *self.notes]
         if self.rows:
@@ -275,9 +275,7 @@ def diff(
         ),
     ] = None,
     as_json: AsJson = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List every change, with names and messages in full.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List every change.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""

@@ -16,7 +16,7 @@ from attncheck.backends import BACKENDS
 from attncheck.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reports.comparison import WIDTH, change_lines, drift, publish, read_verdicts
+from attncheck.reports.comparison import change_lines, drift, publish, read_verdicts
 from attncheck.reports.markdown import page_text
 from attncheck.reports.survey import (
     ALL,
@@ -295,7 +295,7 @@ def test_a_damaged_table_or_document_is_said(tmp_path: Path) -> None:
 def test_a_run_is_compared_with_what_is_kept() -> None:
     for fields, lines in tables_beside(__file__)["surveyed"]:
         row = judged(**fields)
-        assert change_lines("counts", differences(a_survey(), Survey([row])), WIDTH) == lines, fields
+        assert change_lines("counts", differences(a_survey(), Survey([row]))) == lines, fields
 
 
 def test_the_same_results_give_the_same_bytes_wherever_errors_are_others(tmp_path: Path, hand: Any) -> None:
