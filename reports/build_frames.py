@@ -26,6 +26,7 @@ from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, columns_of
 from attncheck.results.reader import Run
 from attncheck.spec import DTYPES
+from attncheck.wording import index_from
 
 COLUMNS: Mapping[str, str] = {
     "environment": "label of the run",
@@ -111,7 +112,7 @@ def _looked_up(one: pd.Series[str], other: pd.Series[str], found: Mapping[tuple[
 
 def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     names = ("case", "dtype", "environment", "implementation", "stage", "other_environment", "other", "basis", "index")
-    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_order, "index": _index_order}
+    orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_order, "index": index_from}
     keys = [_ranks(rows[name], orders.get(name, str)) for name in names]
     return rows[list(columns)].take(np.lexsort(keys[::-1])).reset_index(drop=True)
 
@@ -124,10 +125,6 @@ def _ranks(texts: pd.Series[str], key: Callable[[str], Any]) -> NDArray[np.intp]
     ranks[sorted(range(len(distinct)), key=lambda number: key(distinct[number]))] = np.arange(len(distinct))
     ranks[-1] = -1
     return ranks[codes]
-
-
-def _index_order(index: str) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in index.split(",")) if index else ()
 
 
 def _environments(merged: Merged) -> pd.DataFrame:
@@ -150,7 +147,7 @@ def _environments(merged: Merged) -> pd.DataFrame:
 
 
 def _notes(merged: Merged) -> tuple[str, ...]:
-    """Say what did not run, and why, run by run; then what could not be compared across them."""
+    """Say what did not run, and why, run by run; what could not be compared across them; what in cases is odd, once."""
     notes = []
     for run in merged.runs:
         left_out = run.environment["left_out"].items()
@@ -162,14 +159,10 @@ def _notes(merged: Merged) -> tuple[str, ...]:
             if (instead := _instead(name, run, merged))
         ]
         notes += _problems(run, merged)
-    return (*notes, *merged.notes, *_warnings(merged))
-
-
-def _warnings(merged: Merged) -> list[str]:
-    """Say what in the cases is probably not meant, each thing once."""
     found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    lines = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
-    return [*lines, f"and {len(found) - len(lines)} more warnings"] if len(found) > len(lines) else lines
+    warnings = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
+    more = [f"and {len(found) - len(warnings)} more warnings"] if len(found) > len(warnings) else []
+    return (*notes, *merged.notes, *warnings, *more)
 
 
 def _problems(run: Run, merged: Merged) -> list[str]:

@@ -75,7 +75,7 @@ Cases whose cells are all alike share theirs.
 def cell_table(frames: Frames) -> dict[str, CellRow]:
     """Return every case's cells, documents first, then file by file."""
     columns = {column.key: column for column in frames.columns}
-    order = _in_order(frames)
+    order = sorted(frames.results["case"].unique(), key=lambda case: (*case_order(frames.cases[case]), case))
     found = _cells(frames)
     found = found.assign(
         case=pd.Index(order).get_indexer(pd.Index(found["case"])),
@@ -109,15 +109,6 @@ def states_of(row: CellRow) -> set[State]:
 def is_unsupported(row: CellRow) -> bool:
     """Whether a case ran, and no implementation supports it: it is counted, and shown nowhere."""
     return states_of(row) == {State.UNSUPPORTED}
-
-
-def _in_order(frames: Frames) -> list[str]:
-    """Return the cases of which there are results, documents first, then file by file."""
-    files: dict[tuple[bool, str], list[tuple[int, str]]] = {}
-    for case in frames.results["case"].unique():
-        not_document, file, line = case_order(frames.cases[case])
-        files.setdefault((not_document, file), []).append((line, case))
-    return [case for _, cases in sorted(files.items()) for _, case in sorted(cases)]
 
 
 def _values(column: pd.Series[Any]) -> list[Any]:

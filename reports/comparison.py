@@ -32,7 +32,6 @@ from attncheck.reports.frames import Frames, expected_failures, records, stage_o
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.sections import (
     Block,
-    Inline,
     Items,
     Mark,
     Page,
@@ -278,8 +277,18 @@ def publish(frames: Frames, directory: Path) -> Path:
     """
     if frames.problems:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
-    verdicts = verdicts_of(frames)
-    texts = {VERDICTS: _verdicts_csv(verdicts), VERSIONS: _versions_csv(frames), README: render_readme(frames)}
+    verdicts = sorted((key.case, key.implementation, key.dtype, *of) for key, of in verdicts_of(frames).items())
+    runs = {run["environment"]: run for run in records(frames.environments)}
+    versions = sorted(
+        (each.implementation, each.version, run["python"], str(run.get("version_attncheck", "")))
+        for each in frames.columns
+        for run in [runs[each.environment]]
+    )
+    texts = {
+        VERDICTS: csv_text(_HEADER, verdicts),
+        VERSIONS: csv_text(("implementation", "version", "python", "attncheck"), versions),
+        README: render_readme(frames),
+    }
     with OutputError.where(directory):
         if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
             raise OutputError(
@@ -339,7 +348,8 @@ def verdicts_of(frames: Frames) -> Verdicts:
                 "a published comparison has each implementation once"
             )
     begins = _known_begins(frames)
-    elsewhere = _of_some_processors(frames)
+    known = bundled_expected_failures(sorted({column.framework for column in frames.columns}))
+    elsewhere = [each for each in known if each.entry.processor is not None]
     left_out = _left_out(frames)
     return {
         evaluation: _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
@@ -378,19 +388,11 @@ def _published(cell: Cell, xfail_begins_at: str) -> Published:
     return Published(cell.verdict, harmless(cell.stage), "false")
 
 
-def _of_some_processors(frames: Frames) -> list[ExpectedFailure]:
-    """Return what is expected of the implementations on some processors alone, this machine's or others."""
-    backends = {column.framework for column in frames.columns}
-    return [each for each in bundled_expected_failures(sorted(backends)) if each.entry.processor is not None]
-
-
 def _on_some_processors(
     cell: Cell, elsewhere: Iterable[ExpectedFailure], case: str, implementation: str, dtype: str
 ) -> Published | None:
     """Write a cell that agrees on some processors and fails as expected on others; None for any other cell."""
-    if cell.state not in (State.AGREE, State.XFAIL):
-        return None
-    for each in elsewhere:
+    for each in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
         verdict, processor = each.entry.verdict, each.entry.processor
         if each.names(implementation, case, dtype) and (cell.state is State.AGREE or cell.verdict == verdict):
             return Published(f"{verdict} with {processor}", "", "true")
@@ -407,20 +409,6 @@ def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
     return begins
 
 
-def _verdicts_csv(verdicts: Verdicts) -> str:
-    rows = sorted((key.case, key.implementation, key.dtype, *published) for key, published in verdicts.items())
-    return csv_text(_HEADER, rows)
-
-
-def _versions_csv(frames: Frames) -> str:
-    runs = {run["environment"]: run for run in records(frames.environments)}
-    rows = []
-    for column in frames.columns:
-        run = runs[column.environment]
-        rows.append((column.implementation, column.version, run["python"], str(run.get("version_attncheck", ""))))
-    return csv_text(("implementation", "version", "python", "attncheck"), sorted(rows))
-
-
 def render_readme(frames: Frames) -> str:
     """Return the Markdown: a page that is read at once. The same frames give the same text."""
     answer = make_summary(frames)
@@ -434,11 +422,8 @@ def render_readme(frames: Frames) -> str:
         " on the results of a run shows every case, and every document with its numbers and pictures.",
     )
     opening: list[Block] = [Text(Mark(answer.first_line, "strong")), Items(answer.sentences), Text(made)]
-    sections = (_versions(frames), wrong(frames, 50), expected_to_fail(frames), documents_at_a_glance(frames))
-    return page_text(Page("The bundled corpus on the pinned versions", opening, list(filter(None, sections))))
-
-
-def _versions(frames: Frames) -> Section:
     rows = [(column.implementation, column.version) for column in frames.columns]
-    also: Inline = ("Also in ", Mark(VERSIONS, "link", VERSIONS), ".")
-    return Section("Versions", "versions", [Table("Versions", ("implementation", "version"), rows), Text(also)])
+    also = Text(("Also in ", Mark(VERSIONS, "link", VERSIONS), "."))
+    versions = Section("Versions", "versions", [Table("Versions", ("implementation", "version"), rows), also])
+    sections = (versions, wrong(frames, 50), expected_to_fail(frames), documents_at_a_glance(frames))
+    return page_text(Page("The bundled corpus on the pinned versions", opening, list(filter(None, sections))))

@@ -142,19 +142,16 @@ class Coverage:
         """Say how much was judged of the operations that it offers, and what the rest lacks."""
         cases = counted(self.offered or self.standard, "standard case" if self.stood_for else "case")
         rest = ", which cover the rest" if self.stood_for else ""
-        judged = f"judged {self.judged:,} of {cases}{self.in_dtypes}{self._of_operations()}{rest}"
-        return "; ".join(filter(None, (judged, self.rest)))
+        few = (
+            listed(self.operations) if len(self.operations) <= _MAX_OPERATIONS else f"{len(self.operations)} operations"
+        )
+        of = f" of {few}" if self.lacks.not_offered and self.operations else ""
+        return "; ".join(filter(None, (f"judged {self.judged:,} of {cases}{self.in_dtypes}{of}{rest}", self.rest)))
 
     @property
     def in_dtypes(self) -> str:
         """Say that cases in other dtypes alone are not counted; empty where there are none."""
         return " in its dtypes" if self.lacks.in_other_dtypes and self.offered else ""
-
-    def _of_operations(self) -> str:
-        if not (self.lacks.not_offered and self.operations):
-            return ""
-        many = len(self.operations) > _MAX_OPERATIONS
-        return f" of {f'{len(self.operations)} operations' if many else listed(self.operations)}"
 
 
 @once_for_frames
@@ -189,8 +186,11 @@ def _of(frames: Frames, column: Column, judged: int, left: pd.DataFrame | None) 
     unverified = int(sum(not each & set(STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
     only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.XPASS.value} for each in verdicts]])
     reasons = _reasons(left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)])
-    absent = {case for case, (lacks, _) in reasons.items() if lacks_function(lacks)}
-    operations = _operations(frames, column, absent) if absent else ()
+    operations: tuple[str, ...] = ()
+    if absent := {case for case, (lacks, _) in reasons.items() if lacks_function(lacks)}:
+        cases = set(of_column(frames.results, column)["case"]) - absent
+        offered = {frames.cases[case]["operation"] for case in cases}  # what is folded into another is that one
+        operations = tuple(sorted(each for each in offered if each not in OPERATIONS or not OPERATIONS[each].is_folded))
     return Coverage(column, asked, judged, Lacks.of(reasons.values()), unverified, stopped, operations)
 
 
@@ -202,13 +202,6 @@ def _reasons(unsupported: pd.DataFrame) -> dict[str, tuple[str, str]]:
         if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
             reasons[row["case"]] = (lacks, str(row["message"]))
     return reasons
-
-
-def _operations(frames: Frames, column: Column, absent: Collection[str]) -> tuple[str, ...]:
-    """Return the operations of the cases that are not absent; what is folded into another is that one."""
-    cases = set(of_column(frames.results, column)["case"])
-    offered = {frames.cases[case]["operation"] for case in cases - set(absent)}
-    return tuple(sorted(each for each in offered if each not in OPERATIONS or not OPERATIONS[each].is_folded))
 
 
 def _alike(messages: Iterable[str]) -> dict[str, int]:
@@ -244,11 +237,6 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def narrowings(frames: Frames) -> tuple[str, ...]:
-    """Say what else was left out, a sentence each: cases that others stand for, dtypes, what was not picked."""
-    return (*stood_for(frames), *_untested(frames), *picked(frames))
-
-
 def stood_for(frames: Frames) -> Iterable[str]:
     """Count the evaluations that an implementation was not asked for, which others cover, a sentence each."""
     results = frames.results
@@ -263,7 +251,7 @@ def stood_for(frames: Frames) -> Iterable[str]:
             yield f"{name} was not asked for {few}, which others cover; {ALL_CASES} asks for all."
 
 
-def _untested(frames: Frames) -> Iterable[str]:
+def untested(frames: Frames) -> Iterable[str]:
     """Name the dtypes in which an implementation was asked for nothing, because it declares them not."""
     results = frames.results
     rows = results[results["lacks"].isin(DTYPES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
@@ -302,56 +290,35 @@ def _picks(what: str, picks: tuple[str, ...]) -> str:
 
 _KIND = re.compile(r"([a-z ]+) \([^)]*\)(?:, |$)")
 """What was added, and to which axes: zero columns (D 5 to 8, Dv 3 to 8), masked keys (T 7 to 16)."""
-
-
 _FOLDED = "a block mask"
 """What packed sequences are called with where there is no function for them. Nothing requires it."""
 
 
-@dataclass(frozen=True)
-class Padded:
-    """The cases in which one implementation was padded, of these ``padded`` by kind, and those that were ``folded``."""
-
-    cases: int
-    padded: int
-    kinds: dict[str, int]
-    folded: int
-
-
 @once_for_frames
-def padded_cases(frames: Frames) -> dict[Column, Padded]:
-    """Return, for every implementation that was padded at all, in how many cases, and in how many with what."""
+def padded_cases(frames: Frames) -> dict[Column, pd.DataFrame]:
+    """Return, for every implementation that was padded at all, the cases in which it was, a row for each kind."""
     results = frames.results
     rows = results[results["padded"].notna() & results["verdict"].ne(Verdict.UNSUPPORTED)]
-    found = {}
-    for column in frames.columns:
-        own = of_column(rows, column).drop_duplicates(["case", "padded"])
-        if len(own):
-            kinds = {(row["case"], kind) for row in records(own) for kind in _KIND.findall(row["padded"]) or [""]}
-            counts = Counter(kind for _, kind in kinds if kind)
-            folded = counts.pop(_FOLDED, 0)
-            others = len({case for case, kind in kinds if kind != _FOLDED})
-            ordered = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-            found[column] = Padded(own["case"].nunique(), others, ordered, folded)
-    return found
+    rows = rows[[*_KEYS, "padded"]].drop_duplicates()
+    rows = rows.assign(kind=rows["padded"].str.findall(_KIND)).explode("kind").drop_duplicates([*_KEYS, "kind"])
+    return {column: own for column in frames.columns if len(own := of_column(rows, column))}
 
 
 def padded_sentences(frames: Frames) -> Iterator[str]:
     """Say of each implementation in how many cases it was padded with what."""
-    for column, found in padded_cases(frames).items():
-        name = frames.title(column, with_version=False)
-        parts = [f"{count:,} with {kind}" for kind, count in found.kinds.items()]
-        if found.folded:
-            yield (
-                f"On {name}, which has no function for packed sequences, {_cases(found.folded)} called with "
-                f"{_FOLDED} instead."
-            )
-        if found.padded and not parts:  # rows that somebody else wrote
-            yield f"On {name}, {_cases(found.padded)} padded."
-        elif len(parts) == 1:
-            yield f"On {name}, {_cases(found.padded)} padded with {next(iter(found.kinds))}, as it requires."
-        elif parts:
-            yield f"On {name}, {_cases(found.padded)} padded, as it requires: {listed(parts)}."
+    for column, rows in padded_cases(frames).items():
+        on, is_folded = f"On {frames.title(column, with_version=False)}", rows["kind"].eq(_FOLDED)
+        counts = rows.loc[~is_folded, "kind"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
+        if is_folded.any():
+            folded = _cases(int(is_folded.sum()))
+            yield f"{on}, which has no function for packed sequences, {folded} called with {_FOLDED} instead."
+        if (~is_folded).any():
+            parts = [f"{count:,} with {kind}" for kind, count in counts.items()]
+            how = f" with {counts.index[0]}, as it requires" if len(parts) == 1 else ""
+            how = (
+                f", as it requires: {listed(parts)}" if len(parts) > 1 else how
+            )  # without a kind, somebody else's rows
+            yield f"{on}, {_cases(rows.loc[~is_folded, 'case'].nunique())} padded{how}."
 
 
 def _cases(count: int) -> str:
@@ -409,16 +376,12 @@ def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
     )
     errata = printed[wrong_call & printed["verdict"].eq(Verdict.MISPRINT)]
     states = _states(printed[~wrong_call])
-    count = {state: int(states.eq(state).sum()) for state in (*_STATES,)}
     return NumberCounts(
         printed=len(states),
-        hold=count[_HOLDS],
-        misprints=count[_MISPRINT],
-        missed=count[_MISSED],
-        unverified=count[_UNVERIFIED],
+        **{name: int(states.eq(state).sum()) for state, name in enumerate(_STATES)},
         errata=len(errata[_PLACE].drop_duplicates()),
         outdated=sum(each.verdict == Verdict.XPASS and each.case in cases for each in misprints(frames)),
-        not_returned=_not_returned(frames, cases),
+        not_returned=sum(case in cases for case, _ in _printed_and_not_returned(frames)),
     )
 
 
@@ -437,21 +400,17 @@ def unverified_on(frames: Frames, column: Column) -> int:
     return len(own[own["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
 
 
-_HOLDS, _UNVERIFIED, _MISSED, _MISPRINT = _STATES = range(4)
+_STATES = ("hold", "unverified", "missed", "misprints")
+"""Of a printed number, from harmless to severe."""
 
 
 def _states(numbers: pd.DataFrame) -> pd.Series[int]:
     """Return one state per printed number: the worst of its comparisons."""
-    state = pd.Series(_HOLDS, index=numbers.index)
-    state[numbers["verdict"].eq(Verdict.UNVERIFIED)] = _UNVERIFIED
-    fails = numbers.index.isin(failing(numbers).index)
-    state[fails] = _MISSED
-    state[numbers["verdict"].eq(Verdict.MISPRINT)] = _MISPRINT
+    state = pd.Series(_STATES.index("hold"), index=numbers.index)
+    state[numbers["verdict"].eq(Verdict.UNVERIFIED)] = _STATES.index("unverified")
+    state[numbers.index.isin(failing(numbers).index)] = _STATES.index("missed")
+    state[numbers["verdict"].eq(Verdict.MISPRINT)] = _STATES.index("misprints")
     return state.groupby([numbers[name] for name in _PLACE], dropna=False).max()
-
-
-def _not_returned(frames: Frames, cases: Collection[str]) -> int:
-    return sum(case in cases for case, _ in _printed_and_not_returned(frames))
 
 
 @once_for_frames
@@ -482,7 +441,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     case, stage, verdict = key
     widest = min((str(row["dtype"]) for row in rows), key=DTYPES.index)
     by_index = {str(row["index"]): row for row in rows if row["dtype"] == widest}
-    numbers = tuple((index, str(row["printed"]), value_text(row["exact"])) for index, row in by_index.items())
+    numbers = tuple((index, str(row["printed"]), _value_text(row["exact"])) for index, row in by_index.items())
     called = rows[0]["called"] if isinstance(rows[0]["called"], str) and rows[0]["called"] else stage
     if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
@@ -492,8 +451,14 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     ]
     more = len(sentences) - _MAX_NUMBERS
     rest = [f"And {counted(more, 'more number')} of it"] if more > 0 else []
-    message = ". ".join([*sentences[:_MAX_NUMBERS], *rest, *_hints(list(by_index.values()))])
-    return Misprint(case, stage, called, verdict, message, numbers, len(rows))
+    hints = Counter(str(row["hint"]) for row in by_index.values() if isinstance(row["hint"], str))
+    rest += [
+        f"{hint[0].upper()}{hint[1:]}"
+        if count == len(numbers)
+        else f"For {count} of these {len(numbers)} numbers: {hint}"
+        for hint, count in hints.items()
+    ]
+    return Misprint(case, stage, called, verdict, ". ".join([*sentences[:_MAX_NUMBERS], *rest]), numbers, len(rows))
 
 
 def _beside(row: Mapping[str, Any]) -> str:
@@ -501,18 +466,9 @@ def _beside(row: Mapping[str, Any]) -> str:
     try:
         return told_apart(float(row["printed"]), row["exact"])[1]
     except ValueError:
-        return value_text(row["exact"])
+        return _value_text(row["exact"])
 
 
-def _hints(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say what would explain misprints, each thing once and of how many of them."""
-    counts = Counter(str(row["hint"]) for row in rows if isinstance(row["hint"], str))
-    return [
-        f"{hint[0].upper()}{hint[1:]}" if count == len(rows) else f"For {count} of these {len(rows)} numbers: {hint}"
-        for hint, count in counts.items()
-    ]
-
-
-def value_text(value: float) -> str:
+def _value_text(value: float) -> str:
     """Write an exact answer, rounded to float64, with all of its digits."""
     return str(value) if not math.isfinite(value) else f"{value:.17g}"

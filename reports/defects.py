@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -82,6 +82,15 @@ class Defect:
         return _is_shown_by_calls(self.row)
 
     @property
+    def has_wrong_numbers(self) -> bool:
+        """Whether calls come to an end, with wrong numbers."""
+        return self.is_shown_by_calls and self.row["verdict"] in (
+            Verdict.NUMERIC,
+            Verdict.NONFINITE,
+            Verdict.SEMANTIC,
+        )
+
+    @property
     def column(self) -> tuple[str, str]:
         """The environment and the implementation; both are empty where it is a document's."""
         return self.row["environment"], self.row["implementation"]
@@ -93,7 +102,16 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
 
     What documents print and lists record wrongly comes last.
     """
-    return tuple(sorted(grouped(frames, findings(frames), _diagnosed(frames)), key=_order))
+    rows = failing(frames.results)
+    rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
+    first = {_place(row): row for row in reversed(records(rows))}
+    # What was not tried comes after what it was not tried for.
+    return tuple(
+        sorted(
+            grouped(frames, findings(frames), first),
+            key=lambda of: (not of.is_shown_by_calls, _raised(of.row), of.name == Verdict.UNTRIED, -of.others),
+        )
+    )
 
 
 def grouped(frames: Frames, rows: pd.DataFrame, diagnosed: Diagnosed) -> list[Defect]:
@@ -104,15 +122,9 @@ def grouped(frames: Frames, rows: pd.DataFrame, diagnosed: Diagnosed) -> list[De
     return [_defect(frames, of, diagnosed) for of in groups.values()]
 
 
-def _order(defect: Defect) -> tuple[bool, bool, bool, int]:
-    """Sort key; what was not tried comes after what it was not tried for."""
-    is_untried = defect.name == Verdict.UNTRIED
-    return not defect.is_shown_by_calls, _raised(defect.row), is_untried, -defect.others
-
-
 def cause_line(found: Sequence[Defect]) -> str:
     """Return why one implementation's numbers are wrong, without the last full stop; empty where nothing is known."""
-    wrong = [each for each in found if _has_wrong_numbers(each)]
+    wrong = [each for each in found if each.has_wrong_numbers]
     named, unnamed = [each for each in wrong if each.diagnosis], [each for each in wrong if not each.diagnosis]
     hint = str(unnamed[0].row["message"]).partition(BY_ITSELF)[2] if unnamed else ""
     if not named and not hint:
@@ -211,7 +223,8 @@ class _Cause(NamedTuple):
 
 def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
     """Return the causes, that of most cases first; a case that shows several at once is counted for each of them."""
-    texts = {part: text for each in named for part, text in _texts_by_part(each)}
+    pairs = [(each.diagnosis.split(AND), each.text.split(BESIDE)) for each in named]
+    texts = dict(chain.from_iterable(zip(*pair, strict=True) for pair in pairs if len(pair[0]) == len(pair[1]) > 1))
     texts |= {each.diagnosis: each.text for each in named}
     cases: dict[str, dict[str, None]] = {}
     for each in named:
@@ -233,12 +246,6 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
     return [option if option is None or option[0] != "scale" or is_default else None for option in found]
 
 
-def _texts_by_part(defect: Defect) -> Iterator[tuple[str, str]]:
-    """Yield each reading of several with its text."""
-    names, texts = defect.diagnosis.split(AND), defect.text.split(BESIDE)
-    yield from zip(names, texts, strict=True) if len(names) == len(texts) > 1 else ()
-
-
 def _meant_parts(defect: Defect) -> list[str]:
     """Return those of a defect's readings that somebody may mean: conventions, and what can be declared."""
     parts, is_convention = defect.diagnosis.split(AND), bool(defect.row["verdict"] == Verdict.SEMANTIC)
@@ -256,21 +263,6 @@ def _is_shown_by_calls(row: Row) -> bool:
 
 def _raised(row: Row) -> bool:
     return not row["stage"] and Verdict(row["verdict"]).exit_code is ExitCode.NOT_RUN
-
-
-def _has_wrong_numbers(defect: Defect) -> bool:
-    return defect.is_shown_by_calls and defect.row["verdict"] in (
-        Verdict.NUMERIC,
-        Verdict.NONFINITE,
-        Verdict.SEMANTIC,
-    )
-
-
-def _diagnosed(frames: Frames) -> Diagnosed:
-    """Return the first row of results that has a diagnosis, by case, environment and implementation."""
-    rows = failing(frames.results)
-    rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
-    return {_place(row): row for row in reversed(records(rows))}
 
 
 def _place(row: Row) -> tuple[str, str, str]:
@@ -306,37 +298,23 @@ def _defect(frames: Frames, rows: Sequence[Row], diagnosed: Diagnosed) -> Defect
 
 def _text(frames: Frames, rows: Sequence[Row]) -> str:
     """Describe the cause that rows of one diagnosis share."""
+    default = "default " if all(frames.cases[row["case"]]["options"].get("scale") is None for row in rows) else ""
     scales = [found for row in rows if (found := _SCALES.search(row["message"]))]
-    if len(scales) == len(rows):
-        return _of_scales(frames, rows, [float(each[1]) / float(each[2]) for each in scales if float(each[2])])
+    if len(scales) == len(rows):  # the right one times the same number in every case, or something else
+        first, *others = [float(each[1]) / float(each[2]) for each in scales if float(each[2])] or [math.nan]
+        if not all(abs(each - first) <= _NEARLY * abs(first) for each in (first, *others)):
+            return "the scale is another one"
+        return f"the {default}scale is {first:.4g} times the right one"
     exact = [(found[2] or found[1]).split(" or ") for row in rows if (found := _EXACT_SCALE.search(row["message"]))]
     if len(exact) == len(rows) and (alike := [each for each in exact[0] if all(each in other for other in exact)]):
-        return f"the {'default ' if _is_default(frames, rows) else ''}scale is {' or '.join(alike)}"
+        return f"the {default}scale is {' or '.join(alike)}"
     if AND in str(rows[0]["diagnosis"]):
         *texts, last = str(rows[0]["message"]).split(BESIDE)
         is_meant = rows[0]["verdict"] == Verdict.SEMANTIC
         return BESIDE.join([*texts, last if is_meant else last.partition("; ")[0]])
-    common = set.intersection(*(set(_parts(row)) for row in rows))
-    shared = [part for part in _parts(rows[0]) if part in common]
-    return "; ".join(shared) or next(_parts(rows[0]), "")
-
-
-def _parts(row: Row) -> Iterator[str]:
-    """Yield the parts of a description, which the numbers of a mistake follow."""
-    parts = str(row["message"]).split("; ")
-    yield from parts if row["verdict"] == Verdict.SEMANTIC else parts[:1]
-
-
-def _of_scales(frames: Frames, rows: Sequence[Row], factors: Sequence[float]) -> str:
-    """Describe the scale that was used, where it is the right one times the same number in every case."""
-    first = factors[0] if factors else math.nan
-    if not all(abs(each - first) <= _NEARLY * abs(first) for each in factors):
-        return "the scale is another one"
-    return f"the {'default ' if _is_default(frames, rows) else ''}scale is {first:.4g} times the right one"
-
-
-def _is_default(frames: Frames, rows: Sequence[Row]) -> bool:
-    return all(frames.cases[row["case"]]["options"].get("scale") is None for row in rows)
+    # What follows the first part of a mistake's description are its numbers.
+    parts = [str(row["message"]).split("; ")[: None if row["verdict"] == Verdict.SEMANTIC else 1] for row in rows]
+    return "; ".join(part for part in parts[0] if all(part in each for each in parts)) or parts[0][0]
 
 
 _MAX_SHOWN = 3
@@ -404,24 +382,16 @@ def expected_failure_groups(frames: Frames) -> list[ExpectedFailureGroup]:
     """Return the expected failures of stages, by implementation and reason."""
     expected = expected_failures(frames.results)
     expected = expected.assign(reason=expected["reason"].fillna(""), thread=expected["thread"].fillna(""))
-    return [_group(part, *key) for key, part in sorted(groups(expected, _KEYS).items(), key=lambda item: item[0])]
-
-
-def _group(
-    part: pd.DataFrame, environment: str, implementation: str, verdict: str, reason: str, thread: str
-) -> ExpectedFailureGroup:
-    stages = part["begins_at"].where(part["begins_at"].notna(), part["stage"])
-    dtypes = set(part["dtype"])
-    return ExpectedFailureGroup(
-        environment,
-        implementation,
-        verdict,
-        reason,
-        thread,
-        cases=tuple(sorted(set(part["case"]))),
-        dtypes=tuple(dtype for dtype in DTYPES if dtype in dtypes),
-        begins_at=str(min(set(stages), key=stage_order)),
-    )
+    expected = expected.assign(begins_at=expected["begins_at"].where(expected["begins_at"].notna(), expected["stage"]))
+    return [
+        ExpectedFailureGroup(
+            **dict(zip(_KEYS, key, strict=True)),
+            cases=tuple(sorted(set(part["case"]))),
+            dtypes=tuple(dtype for dtype in DTYPES if part["dtype"].eq(dtype).any()),
+            begins_at=str(min(set(part["begins_at"]), key=stage_order)),
+        )
+        for key, part in sorted(groups(expected, _KEYS).items(), key=lambda item: item[0])
+    ]
 
 
 def count_following(frames: Frames) -> int:
@@ -447,7 +417,10 @@ def empty_rows(frames: Frames) -> EmptyRows | None:
     differing = frames.results.loc[frames.results["empty_rows"].notna(), "case"].unique()
     if not len(differing):
         return None
-    expected = {case: _meant_by(frames.cases, case) for case in differing}
+    meant = {
+        case: frames.cases[case]["options"].get("empty_rows") if case in frames.cases else None for case in differing
+    }
+    expected = {case: str(option) if option in EMPTY_ROWS else DEFAULT_EMPTY_ROWS for case, option in meant.items()}
     results = frames.results[frames.results["case"].isin(expected) & frames.results["stage"].ne("")]
     stages = groups(results, ["case", "environment", "implementation"])
     given: dict[Column, Counter[str]] = {}
@@ -457,12 +430,6 @@ def empty_rows(frames: Frames) -> EmptyRows | None:
         if counts.total():
             given[column] = counts
     return given
-
-
-def _meant_by(cases: Mapping[str, Mapping[str, Any]], case: str) -> str:
-    """Return what a case means a query without a key to give."""
-    meant = cases[case]["options"].get("empty_rows") if case in cases else None
-    return str(meant) if meant in EMPTY_ROWS else DEFAULT_EMPTY_ROWS
 
 
 def _given(part: pd.DataFrame, expected: str) -> str:

@@ -43,7 +43,7 @@ from attncheck.judging.compare import Tier, noise_limit
 from attncheck.merge import merge_runs
 from attncheck.reports import comparison
 from attncheck.reports.build_frames import COLUMNS, make_frames
-from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
+from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.frames import Frames, failing, records, text_of
 from attncheck.reports.json_documents import opening
@@ -115,7 +115,7 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
         compared=len(both),
         only=_only_in_one(first, second),
         verdicts=verdicts,
-        errors=_unexplained(errors, verdicts),
+        errors=errors[~_evaluations(errors).isin(_evaluations(verdicts))].reset_index(drop=True),
         expected_failures=expected_failure_changes(before, after),
         cases=_case_changes(before, after, first, second),
         environments=environment_changes(before, after),
@@ -123,19 +123,28 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
     )
 
 
+def _evaluations(frame: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_frame(frame[_KEYS].astype(object))
+
+
 def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     """Return what came of every evaluation."""
     wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
     messages = {_key(row): row["message"] for row in records(wrong[[*_KEYS, "message"]])}
     found = {
-        (key := comparison.Evaluation(column.environment, column.implementation, case, dtype)): _outcome(
-            cell, messages.get(key, "")
+        (key := comparison.Evaluation(column.environment, column.implementation, case, dtype)): comparison.Outcome(
+            comparison.level_of(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS,
+            cell.word,
+            cell.stage,
+            message=messages.get(key, ""),
         )
         for case, row in cell_table(frames).items()
         for column, cells in row.items()
         for dtype, cell in cells.items()
     }
-    xpassed = _only_xpass(frames)
+    bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
+    is_stale = bad["verdict"].eq(Verdict.XPASS)  # an expected failure or erratum that no longer happens
+    xpassed = set(map(_key, records(bad[is_stale]))) - set(map(_key, records(bad[~is_stale])))
     for row in records(what_is_wrong(frames)):
         key = _key(row)
         outcome = found.get(key)
@@ -146,20 +155,8 @@ def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     return found
 
 
-def _only_xpass(frames: Frames) -> set[comparison.Evaluation]:
-    """Return the evaluations that fail only because an expected failure or erratum no longer happens."""
-    bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
-    xpassed = bad["verdict"].eq(Verdict.XPASS)
-    return set(map(_key, records(bad[xpassed]))) - set(map(_key, records(bad[~xpassed])))
-
-
 def _key(row: Mapping[str, Any]) -> comparison.Evaluation:
     return comparison.Evaluation(*(row[name] for name in _KEYS))
-
-
-def _outcome(cell: Cell, message: str) -> comparison.Outcome:
-    level = comparison.level_of(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS
-    return comparison.Outcome(level, cell.word, cell.stage, message=message)
 
 
 def _nothing_in_common(first: comparison.Outcomes, second: comparison.Outcomes, titles: tuple[str, str]) -> str:
@@ -185,12 +182,6 @@ def _only_in_one(first: comparison.Outcomes, second: comparison.Outcomes) -> tup
     lacking = first.keys() - second.keys(), second.keys() - first.keys()
     one, other = (sum(key[:2] in columns and key[2] in cases for key in keys) for keys in lacking)
     return one, other
-
-
-def _unexplained(errors: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the errors of evaluations whose verdict changed: that says it."""
-    changed = pd.MultiIndex.from_frame(verdicts[_KEYS])
-    return errors[~pd.MultiIndex.from_frame(errors[_KEYS]).isin(changed)].reset_index(drop=True)
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: bool = False) -> list[str]:
@@ -273,12 +264,9 @@ def _beyond_noise(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.Series[boo
 
 def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
     """Return the limit of z for tensors of each shape, written 1x2x5x5."""
-    limits = {shape: noise_limit(prod(_lengths(shape))) for shape in shapes.dropna().unique()}
+    lengths = {shape: [int(each) for each in shape.split("x") if each.isdigit()] for shape in shapes.dropna().unique()}
+    limits = {shape: noise_limit(prod(of)) for shape, of in lengths.items()}
     return shapes.map(limits).astype("float64")
-
-
-def _lengths(shape: str) -> list[int]:
-    return [int(length) for length in shape.split("x") if length.isdigit()]
 
 
 DIFF_COLUMNS: Mapping[str, str] = {
@@ -458,9 +446,6 @@ def _section(name: str, frame: pd.DataFrame) -> Section:
     return Section(_TITLES[name], name, [Text(_EXPLAINED[name]), table, *rest])
 
 
-DIFF_NAME = "diff.md"
-
-
 def write_difference(difference: Difference, directory: Path) -> Path:
     """Write diff.md and diff_verdicts.csv, diff_verdicts.parquet and so on; return the path of diff.md.
 
@@ -471,8 +456,8 @@ def write_difference(difference: Difference, directory: Path) -> Path:
         for name, frame in difference.tables().items():
             write_csv(frame, directory / f"diff_{name}.csv")
             frame.to_parquet(directory / f"diff_{name}.parquet", index=False)
-    write_texts({DIFF_NAME: render_diff_markdown(difference)}, directory)
-    return directory / DIFF_NAME
+    write_texts({"diff.md": render_diff_markdown(difference)}, directory)
+    return directory / "diff.md"
 
 
 def read_frames(folder: Path) -> Frames:
@@ -499,10 +484,6 @@ class Bisection:
             before, earlier = list(self.releases.items())[-1]
             self.steps.append(make_difference(earlier, frames, (before, version)))
         self.releases[version] = frames
-
-    def miss(self, version: str, why: str) -> None:
-        """Note that a release could not be run; the one after it is compared with the one before."""
-        self.missed[version] = why
 
     @property
     def made_worse(self) -> bool:
@@ -547,8 +528,7 @@ def difference_document(difference: Difference, after: Frames) -> DifferenceDocu
     """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
     wrong = what_is_wrong(after)
-    keys = [pd.MultiIndex.from_frame(frame[_KEYS].astype(object)) for frame in (wrong, worse)]
-    failures = failures_of(after, wrong[keys[0].isin(keys[1])])
+    failures = failures_of(after, wrong[_evaluations(wrong).isin(_evaluations(worse))])
     return DifferenceDocument.derive(
         difference,
         **opening("diff", difference.exit_code, sentences(difference)[0]),

@@ -205,7 +205,7 @@ def outcome_document(
 def _coverage(frames: Frames, found: Coverage) -> json_documents.CoverageRecord:
     padded = padded_cases(frames).get(found.column)
     return json_documents.CoverageRecord.derive(
-        found, lacks=dict(found.lacks.singly), padded=padded.cases if padded else 0
+        found, lacks=dict(found.lacks.singly), padded=0 if padded is None else padded["case"].nunique()
     )
 
 

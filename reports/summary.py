@@ -63,13 +63,19 @@ class Summary:
 def make_summary(frames: Frames) -> Summary:
     """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
     short = tuple(f"Too little was judged: {line}." for line in coverage.unjudged(frames))
-    rest = (*_in_part(frames), *coverage.padded_sentences(frames), *coverage.narrowings(frames))
-    return Summary(headline(frames), extent(frames), (*short, *facts(frames), *_properties(frames), *rest), short)
+    asked = [row for rows in frames.properties.values() for row in rows]
+    sentences = (
+        *short,
+        *facts(frames),
+        *([sentence_of(asked)] if frames.properties else []),
+        *_in_part(frames),
+        *(line for say in _OF_THE_REST for line in say(frames)),
+    )
+    return Summary(headline(frames), extent(frames), sentences, short)
 
 
-def _properties(frames: Frames) -> list[str]:
-    """Say in a sentence what properties come to, where they were asked for."""
-    return [sentence_of([row for rows in frames.properties.values() for row in rows])] if frames.properties else []
+_OF_THE_REST = (coverage.padded_sentences, coverage.stood_for, coverage.untested, coverage.picked)
+"""What say how cases were padded, and what was left out: cases that others stand for, dtypes, what was not picked."""
 
 
 def _in_part(frames: Frames) -> list[str]:
@@ -106,17 +112,14 @@ def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
 
 
 def _cell(cells: Mapping[str, Cell]) -> str:
-    """Say one word for all dtypes, or one per dtype where they differ."""
-    words = {dtype: _word(cell) for dtype, cell in cells.items()}
+    """Say one word for all dtypes, or one per dtype where they differ; in bold what fails a run."""
+    words = {
+        dtype: cell.text.replace(cell.word, f"**{cell.word}**", 1) if cell.state in FAILS_A_RUN else cell.word
+        for dtype, cell in cells.items()
+    }
     if len(set(words.values())) == 1:
         return next(iter(words.values()))
     return "; ".join(f"{dtype}: {word}" for dtype, word in words.items())
-
-
-def _word(cell: Cell) -> str:
-    if cell.state not in FAILS_A_RUN:
-        return cell.word
-    return f"**{cell.word}** at {cell.stage}" if cell.stage else f"**{cell.word}**"
 
 
 def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
@@ -248,21 +251,16 @@ def _except_for(rows: pd.DataFrame) -> str:
 def _known_sentence(frames: Frames) -> str:
     """Count the evaluations that fail as expected, or by a convention; empty where none does."""
     expected = expected_failures(frames.results)
-    own = by_convention(expected)
-    listed_ones, others = expected[~own], expected[own]
-    sentences = [_known(listed_ones, ("fails", "fail"), "as expected (xfail)")] if len(listed_ones) else []
-    if len(others):
-        sentences.append(_known(others, ("follows", "follow"), "another convention for queries without a key"))
+    own, sentences = by_convention(expected), []
+    for rows, verbs, how in (
+        (expected[~own], ("fails", "fail"), "as expected (xfail)"),
+        (expected[own], ("follows", "follow"), "another convention for queries without a key"),
+    ):
+        evaluations = len(rows[["environment", "implementation", "case", "dtype"]].drop_duplicates())
+        whose = f"of {counted(len(rows[_KEYS].drop_duplicates()), 'implementation')}"
+        said = f"{counted(evaluations, 'evaluation')} {whose} {verbs[evaluations > 1]} {how}, which fails no run."
+        sentences += [said] if evaluations else []
     return " ".join(sentences)
-
-
-def _known(rows: pd.DataFrame, verbs: tuple[str, str], how: str) -> str:
-    evaluations = len(rows[["environment", "implementation", "case", "dtype"]].drop_duplicates())
-    implementations = len(rows[["environment", "implementation"]].drop_duplicates())
-    return (
-        f"{counted(evaluations, 'evaluation')} of {counted(implementations, 'implementation')} "
-        f"{verbs[evaluations > 1]} {how}, which fails no run."
-    )
 
 
 def _compared(frames: Frames) -> pd.DataFrame:
@@ -416,7 +414,13 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
     bad = failing(frames.results)
     stopped = _cases_of(bad[bad["verdict"].isin(coverage.STOPPED)])
     judged = [each for each in found if each.judged]
-    few = [each for each in judged if _is_hardly_judged(frames, each)]
+    few = [
+        each
+        for each in judged
+        if frames.asked[each.column.environment].is_hardly_judged(
+            each.column.implementation, each.judged, each.lacks.not_offered
+        )
+    ]
     right = [each for each in judged if each.column.key not in wrong and each not in few]
     clauses = _wrong(frames, judged, wrong)
     clauses += [
@@ -426,8 +430,7 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
     ]
     if right:
         clauses.append(_right(frames, right, alone=not wrong))
-    if clause := _disagreeing(frames, wrong):
-        clauses.append(clause)
+    clauses += _disagreeing(frames, wrong)
     if not_judged := [each for each in found if not each.judged]:
         names = _names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
@@ -436,20 +439,18 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
         clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
     if stopped:
         cases = counted(len(set().union(*stopped.values())), "case")
-        clauses.append(f"in {cases}, {_names(frames, _with(found, stopped))} could not be run")
+        clauses.append(
+            f"in {cases}, {_names(frames, [each for each in found if each.column.key in stopped])} could not be run"
+        )
     elif frames.is_incomplete:
         clauses.append("not everything could be run")
     text = "; ".join(clauses)
     return f"All{text[3:]}" if text.startswith("all ") else text
 
 
-def _is_hardly_judged(frames: Frames, each: coverage.Coverage) -> bool:
-    asked = frames.asked[each.column.environment]
-    return asked.is_hardly_judged(each.column.implementation, each.judged, each.lacks.not_offered)
-
-
 def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
-    blamed = sorted(_with(judged, wrong), key=lambda each: -len(wrong[each.column.key]))
+    blamed = [each for each in judged if each.column.key in wrong]
+    blamed.sort(key=lambda each: -len(wrong[each.column.key]))
     clauses = [
         f"{_name(frames, each.column)} is wrong in {_part(len(wrong[each.column.key]), each)}{_read_as(frames, [each])}"
         for each in blamed[:MAX_NAMED]
@@ -488,8 +489,7 @@ def _right(frames: Frames, right: Sequence[coverage.Coverage], *, alone: bool) -
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
         names = f"the other {names}"
-    compared = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
-    if len(right) == 1 or compared.empty:
+    if len(right) == 1 or _compared(frames).empty:
         where = "" if all(each.is_whole for each in right) or not alone else " where judged"
         sentences = f"{names} {verb} with the exact answer{where}{aside}"
         sentences += "" if len(right) == 1 else ", and no two of them could be compared"
@@ -514,32 +514,29 @@ def _blamed(frames: Frames) -> pd.DataFrame:
     return pd.concat([stages, numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)]])
 
 
-def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> str:
-    """Say which two differ although neither is to blame; empty where none do."""
+def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list[str]:
+    """Say which two differ although neither is to blame; nothing where none do."""
     pairs = failing(frames.pairs)
-    others = zip(pairs["environment"], pairs["implementation"], strict=True)
-    second = zip(pairs["other_environment"], pairs["other"], strict=True)
-    loose = pairs[[one not in wrong and two not in wrong for one, two in zip(others, second, strict=True)]]
+    columns = [pairs[name] for name in ("environment", "implementation", "other_environment", "other")]
+    loose = pairs[[each[:2] not in wrong and each[2:] not in wrong for each in zip(*columns, strict=True)]]
     if loose.empty:
-        return ""
-    names = loose[["environment", "implementation", "other_environment", "other"]].drop_duplicates()
-    cases = counted(loose["case"].nunique(), "case")
-    if len(names) > 1:
-        return f"{len(names)} pairs of implementations differ in {cases}"
+        return []
+    names = loose[[column.name for column in columns]].drop_duplicates()
     environment, one, other_environment, other = names.iloc[0]
-    return f"{frames.named(one, environment)} and {frames.named(other, other_environment)} differ in {cases}"
+    who = f"{frames.named(one, environment)} and {frames.named(other, other_environment)}"
+    who = who if len(names) == 1 else f"{len(names)} pairs of implementations"
+    return [f"{who} differ in {counted(loose['case'].nunique(), 'case')}"]
 
 
 def _of_documents(frames: Frames) -> list[str]:
     """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
     numbers = coverage.number_counts(frames)
-    sentences = []
-    if numbers.misprints:
-        verb = "does" if numbers.misprints == 1 else "do"
-        sentences.append(f"{numbers.misprints:,} of {counted(numbers.printed, 'printed number')} {verb} not hold")
-    if numbers.unverified:
-        verb = "is" if numbers.unverified == 1 else "are"
-        sentences.append(f"{numbers.unverified:,} of {counted(numbers.printed, 'printed number')} {verb} unverified")
+    of_all = f"of {counted(numbers.printed, 'printed number')}"
+    kinds = (
+        (numbers.misprints, "does not hold", "do not hold"),
+        (numbers.unverified, "is unverified", "are unverified"),
+    )
+    sentences = [f"{number:,} {of_all} {one if number == 1 else many}" for number, one, many in kinds if number]
     bad = failing(frames.results)
     if outdated := bad.loc[bad["verdict"].eq(Verdict.XPASS), "message"].nunique() + numbers.outdated:
         sentences.append("1 record no longer holds" if outdated == 1 else f"{outdated:,} records no longer hold")
@@ -548,10 +545,6 @@ def _of_documents(frames: Frames) -> list[str]:
 
 def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
     return {key: set(part["case"]) for key, part in groups(rows, _KEYS).items()}
-
-
-def _with(found: Sequence[coverage.Coverage], keys: object) -> list[coverage.Coverage]:
-    return [each for each in found if each.column.key in keys]  # type: ignore[operator]
 
 
 def _names(frames: Frames, found: Sequence[coverage.Coverage]) -> str:

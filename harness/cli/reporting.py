@@ -363,7 +363,7 @@ def bisect(
             check(release, arguments, output / version)
             found.add(version, read_frames(output / version))
         except ReleaseError as error:
-            found.miss(version, str(error))
+            found.missed[version] = str(error)
     code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
     end(code, lambda: bisection_document(found, code), lambda: print_bisection(found), as_json=as_json)
 
