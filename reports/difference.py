@@ -45,7 +45,7 @@ from attncheck.reports import comparison
 from attncheck.reports.build_frames import COLUMNS, make_frames
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
-from attncheck.reports.frames import Frames, failing, records, text_of
+from attncheck.reports.frames import Frames, environment_facts, failing, records
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import BisectionDocument, DifferenceDocument, DifferenceRecord
 from attncheck.reports.markdown import page_text
@@ -312,8 +312,8 @@ def typed(rows: pd.DataFrame | Sequence[object], columns: Sequence[str]) -> pd.D
     return frame.astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
 
 
-_HIDDEN = frozenset({"environment", "command", "complete", "exit_code"})
-"""Columns of environments that say how a run was started and ended, not where it ran."""
+_HIDDEN = frozenset({"command", "exit code"})
+"""Facts of environments that say how a run was started and ended, not where it ran."""
 _FEATURES = "cpu features"
 
 
@@ -329,11 +329,12 @@ def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
 
 def _facts(frames: Frames) -> dict[tuple[str, str], str]:
     """Return what is said of each environment, by its label and by what is said, as text."""
+    labels = frames.environments["environment"]
     facts = {
-        (row["environment"], str(name).removeprefix("version_").replace("_", " ")): text_of(value)
-        for row in records(frames.environments)
-        for name, value in row.items()
-        if name not in _HIDDEN and not pd.isna(value)
+        (environment, name): text
+        for name, texts in environment_facts(frames)
+        for environment, text in zip(labels, texts, strict=True)
+        if text and name not in _HIDDEN
     }
     for column in frames.columns:
         facts[column.environment, f"implementation {column.implementation}"] = column.version

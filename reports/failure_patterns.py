@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
 from typing import Any
@@ -62,8 +62,8 @@ class FailurePattern:
     tile: int = 0
     """The tile that explains it, where one does."""
     exceptions: int = 0
-    advice: str = ""
-    """The way in which a user's function says that it does not take these."""
+    is_own: bool = False
+    """Whether it is a user's function, which can say what it does not take."""
 
     @property
     def passing_elsewhere(self) -> int:
@@ -75,29 +75,18 @@ class FailurePattern:
         name = self.column.title(with_environment=with_environment, with_version=False)
         only = "" if self.failing == self.holding else " only"
         counted = "" if self.noun == "case" else f" {self.noun}s"
+        takes_none = self.is_own and self.verb == _CANNOT_RUN and not only and self.where not in LACKING
         return (
             f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.holding:,}{counted}; "
             f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
-            f"{f'; {self.advice}' if self.advice else ''}"
+            f"{'; if it takes none of these, let it raise NotImplementedError' if takes_none else ''}"
         )
 
 
 @once_for_frames
 def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
-    found = (each for column in frames.columns for each in _of_column(frames, column))
-    return tuple(replace(each, advice=_advice(frames, each)) for each in found)
-
-
-def _advice(frames: Frames, pattern: FailurePattern) -> str:
-    """Return how a user's function says that it does not take the cases of which none could be run."""
-    is_own = pattern.column.implementation in frames.asked[pattern.column.environment].own
-    is_told = is_own and pattern.verb == _CANNOT_RUN and pattern.failing == pattern.holding
-    return (
-        "if it takes none of these, let it raise NotImplementedError"
-        if is_told and pattern.where not in LACKING
-        else ""
-    )
+    return tuple(each for column in frames.columns for each in _of_column(frames, column))
 
 
 LACKING = {"H differs from Hkv": "grouped_heads", "D differs from Dv": "value_width"}
@@ -174,8 +163,18 @@ def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) 
         return None
     of = fails if noun == "case" else failing
     failed, held = int((of & found.holds).sum()), int(found.holds.sum())
-    exceptions = int(of.sum()) - failed
-    return FailurePattern(column, verb, found.text, failed, held, len(found.holds) - held, noun, found.tile, exceptions)
+    return FailurePattern(
+        column,
+        verb,
+        found.text,
+        failing=failed,
+        holding=held,
+        others=len(found.holds) - held,
+        noun=noun,
+        tile=found.tile,
+        exceptions=int(of.sum()) - failed,
+        is_own=column.implementation in frames.asked[column.environment].own,
+    )
 
 
 def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feature | None:
@@ -198,7 +197,12 @@ def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feat
     for feature in candidates:
         if int(feature.holds.sum()) == test.failing:
             return feature if test.is_evident(test.failing, test.all) else None
-    near = [*_nearly(candidates, test), *_pairs(candidates, test)]
+    near = [
+        feature
+        for feature in candidates
+        if test.failing >= _MIN_SHARE * int(feature.holds.sum()) and test.is_evident(int(feature.holds.sum()), test.all)
+    ]
+    near += _pairs(candidates, test)
     near = near or [feature for feature in nearly_all if test.is_evident_but_for(feature.holds, failing)]
     return min(near, key=lambda feature: int(feature.holds.sum()), default=None)
 
@@ -224,14 +228,6 @@ class _Test:
         bits = _bits(self.all, self.failing) - chosen
         choices = self.features * (self.failing // _EXCEPTIONS + 1)
         return hits >= _MIN_SHARE * holding and bits * self.weight >= math.log2(choices * _ODDS)
-
-
-def _nearly(candidates: Sequence[Feature], test: _Test) -> Iterator[Feature]:
-    """Yield what holds wherever something fails, and hardly anywhere else."""
-    for feature in candidates:
-        holding = int(feature.holds.sum())
-        if test.failing >= _MIN_SHARE * holding and test.is_evident(holding, test.all):
-            yield feature
 
 
 def _pairs(candidates: Sequence[Feature], test: _Test) -> Iterator[Feature]:
@@ -485,41 +481,19 @@ def described(case: Record) -> str:
     return "; ".join(filter(None, (shape_text(case), probes)))
 
 
-Counts = NDArray[np.int64]
 _MIN_PLACES = 2
 _MAX_LISTED = 12
-
-
 WIDTHS = (8, 32, 64, 128)
 """Up to which a width D belongs to one range; the last range has no end."""
-CAUSALITY = ("all", "causal", "not causal")
-
-
-@dataclass(frozen=True, eq=False)
-class LengthView:
-    """How many of some cases fail, and how many there are, both of shape (queries, keys)."""
-
-    causality: int
-    """Of ``CAUSALITY``."""
-    widths: int
-    """0 for all, else the number of a range from 1 on."""
-    failing: Counts
-    cases: Counts
-
-    @property
-    def places(self) -> list[list[tuple[int, int]]]:
-        """Row and column of where cases pass, where some of them fail, where all fail, and where any fails."""
-        fails, passes = self.failing > 0, self.cases > self.failing
-        chosen = (passes & ~fails, fails & passes, fails & ~passes, fails)
-        return [[(int(row), int(column)) for row, column in np.argwhere(each)] for each in chosen]
 
 
 @dataclass(frozen=True, eq=False)
 class LengthMap:
-    """How many cases of these lengths fail on an implementation, and how many there are.
+    """The cases of an implementation by their lengths of queries and keys.
 
-    ``failing`` and ``cases`` are of shape (queries, keys); a case that fails in any dtype fails. ``tile`` is 0 where no
-    tile explains anything, and ``explained`` the sentence that it is said in, where it explains all.
+    ``cases`` has a row for each: ``row`` and ``column`` of its lengths, whether it ``fails`` in any dtype and is
+    ``causal``, and the number of the range of its ``width``, from 1 on. ``tile`` is 0 where no tile explains anything,
+    and ``explained`` the sentence that it is said in, where it explains all.
     """
 
     column: Column
@@ -527,28 +501,29 @@ class LengthMap:
     keys: tuple[int, ...]
     tile: int
     explained: str
-    views: tuple[LengthView, ...]
-    """The same of fewer cases: of each kind of causality with each range of widths, all of both first."""
+    cases: pd.DataFrame
 
     def words(self) -> str:
         """Say in words what the map shows."""
-        failing, cases = int(self.failing.sum()), int(self.cases.sum())
+        counts = self.cases.groupby(["row", "column"])["fails"].agg(["sum", "size"])
         places = [
-            f"Lq={self.queries[row]} Lk={self.keys[column]} ({self.failing[row, column]} of {self.cases[row, column]})"
-            for row, column in zip(*np.nonzero(self.failing), strict=True)
+            f"Lq={self.queries[row]} Lk={self.keys[column]} ({failing} of {number})"
+            for (row, column), failing, number in counts[counts["sum"] > 0].itertuples()
         ]
         more = f" and {len(places) - _MAX_LISTED} more" if len(places) > _MAX_LISTED else ""
-        return f"{failing:,} of {cases:,} cases fail, at {', '.join(places[:_MAX_LISTED])}{more}"
+        shown = f"{', '.join(places[:_MAX_LISTED])}{more}"
+        return f"{self.cases['fails'].sum():,} of {len(self.cases):,} cases fail, at {shown}"
 
-    @property
-    def failing(self) -> Counts:
-        """How many cases fail of all."""
-        return self.views[0].failing
+    def views(self) -> Iterator[tuple[int, int, pd.DataFrame]]:
+        """Yield the cases of each causality (all, causal, not causal) with each range of widths, of which 0 is all.
 
-    @property
-    def cases(self) -> Counts:
-        """How many cases there are in all."""
-        return self.views[0].cases
+        Of one causality or range alone there is no view of its own.
+        """
+        causal, widths = self.cases["causal"], sorted(self.cases["width"].unique())
+        kinds = [self.cases, self.cases[causal], self.cases[~causal]]
+        for causality, chosen in enumerate(kinds if causal.nunique() > 1 else kinds[:1]):
+            for width in (0, *(widths if len(widths) > 1 else ())):
+                yield causality, int(width), chosen[chosen["width"].eq(width)] if width else chosen
 
     def grid_words(self) -> str:
         """Say which tiles are drawn."""
@@ -560,67 +535,37 @@ class LengthMap:
 @once_for_frames
 def length_maps(frames: Frames) -> tuple[LengthMap, ...]:
     """Return a map for every implementation that fails somewhere, and was judged at several lengths."""
-    return tuple(_maps(frames))
+    return tuple(found for column in frames.columns if (found := _map_of(frames, column)))
 
 
-def _maps(frames: Frames) -> Iterator[LengthMap]:
-    said = {found.column: found for found in in_common(frames) if found.tile}
-    for column in frames.columns:
-        cases, failing = _judged_cases(frames, column)
-        lengths = [lengths_of(case) for case in cases]
-        places = [(of["Lq"], of["Lk"]) for of in lengths]
-        if not failing.any() or len(set(places)) < _MIN_PLACES:
-            continue
-        queries, keys = (tuple(sorted({place[axis] for place in places})) for axis in (0, 1))
-        at = np.array([queries.index(place[0]) for place in places]), np.array([keys.index(of[1]) for of in places])
-        causal = np.array([bool(case["options"].get("is_causal")) for case in cases])
-        widths = 1 + np.searchsorted(WIDTHS, [of.get("D", 0) for of in lengths])
-        views = tuple(_views((len(queries), len(keys)), at, failing, causal, widths))
-        found = said.get(column)
-        tile = found.tile if found else explaining_tile(places, failing)
-        explained = found.text(with_environment=frames.has_several_environments) if found else ""
-        yield LengthMap(column, queries, keys, tile, explained, views)
+def _map_of(frames: Frames, column: Column) -> LengthMap | None:
+    rows = [
+        (of["Lq"], of["Lk"], bool(fails), bool(frames.cases[str(case)]["options"].get("is_causal")), of.get("D", 0))
+        for case, fails in judged_of(frames, column).groupby("case", sort=False)["fails"].any().items()
+        if {"Lq", "Lk"} <= (of := lengths_of(frames.cases[str(case)])).keys()
+    ]
+    cases = pd.DataFrame(rows, columns=["Lq", "Lk", "fails", "causal", "width"])
+    if not cases["fails"].any() or len(cases[["Lq", "Lk"]].drop_duplicates()) < _MIN_PLACES:
+        return None
+    (places, queries), (across, keys) = (pd.factorize(cases[name], sort=True) for name in ("Lq", "Lk"))
+    found = next((each for each in in_common(frames) if each.tile and each.column == column), None)
+    tile = found.tile if found else _explaining_tile(cases)
+    explained = found.text(with_environment=frames.has_several_environments) if found else ""
+    cases = cases.assign(row=places, column=across, width=1 + np.searchsorted(WIDTHS, cases["width"]))
+    return LengthMap(column, tuple(queries), tuple(keys), tile, explained, cases)
 
 
-def _views(
-    shape: tuple[int, int], at: tuple[Counts, Counts], failing: Holds, causal: Holds, widths: Counts
-) -> Iterator[LengthView]:
-    """Yield the views that show some cases, but not those of the only causality or range of widths."""
-    everything = np.ones(len(failing), dtype=bool)
-    kinds = [everything, causal, ~causal] if 0 < causal.sum() < len(causal) else [everything]
-    ranges = [0, *sorted(set(widths.tolist()))] if len(set(widths.tolist())) > 1 else [0]
-    for causality, of_kind in enumerate(kinds):
-        for width in ranges:
-            chosen = of_kind & (widths == width) if width else of_kind
-            counts = [np.zeros(shape, dtype=np.int64) for _ in range(2)]
-            for count, counted in zip(counts, (chosen & failing, chosen), strict=True):
-                np.add.at(count, (at[0][counted], at[1][counted]), 1)
-            yield LengthView(causality, width, *counts)
-
-
-def _judged_cases(frames: Frames, column: Column) -> tuple[list[Mapping[str, Any]], Holds]:
-    """Return the cases with lengths that were judged, and whether each fails in any dtype."""
-    by_case = judged_of(frames, column).groupby("case", sort=False)["fails"].any()
-    fails = {str(case): bool(fails) for case, fails in by_case.items()}
-    known = [case for case in fails if {"Lq", "Lk"} <= lengths_of(frames.cases[case]).keys()]
-    return [frames.cases[case] for case in known], np.array([fails[case] for case in known], dtype=bool)
-
-
-def explaining_tile(places: list[tuple[int, int]], failing: Holds) -> int:
+def _explaining_tile(cases: pd.DataFrame) -> int:
     """Return the tile whose edges tell most of what fails from what passes; 0 where none does.
 
-    Lengths are told apart by how they lie to a tile: below it, whole tiles, or past the last full one. Of two tiles
-    that tell as much, the larger.
+    Lengths are told apart by how they lie to a tile: below it, whole tiles, or past the last full one. A case is told
+    where most of those do as it does that lie alike. Of two tiles that tell as much, the larger.
     """
-    lengths = np.array(places)
-    guessed = max(int(failing.sum()), int((~failing).sum()))
-    right = {tile: _told_by(lengths, failing, tile) for tile in TILES}
+    lengths, fails = cases[["Lq", "Lk"]].to_numpy(), cases["fails"].to_numpy()
+    right = {}
+    for tile in TILES:
+        kinds = np.where(lengths < tile, 0, np.where(lengths % tile == 0, 1, 2)) @ np.array([3, 1])
+        right[tile] = int(pd.crosstab(kinds, fails).max(axis=1).sum())
     best = max(TILES, key=lambda tile: (right[tile], tile))
-    wrong = len(failing) - right[best]
-    return best if 2 * wrong <= len(failing) - guessed else 0
-
-
-def _told_by(lengths: Counts, failing: Holds, tile: int) -> int:
-    """Count the cases that are as most of those are that lie alike to a tile."""
-    kinds = np.where(lengths < tile, 0, np.where(lengths % tile == 0, 1, 2)) @ np.array([3, 1])
-    return sum(max(int((kinds[failing] == kind).sum()), int((kinds[~failing] == kind).sum())) for kind in range(9))
+    wrong, guessed = len(cases) - right[best], max(int(fails.sum()), int((~fails).sum()))
+    return best if 2 * wrong <= len(cases) - guessed else 0

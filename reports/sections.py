@@ -215,8 +215,10 @@ def implementations(frames: Frames) -> Table:
     """
     counts = {column: _counts(frames, column) for column in frames.columns}
     states = [state for state in _COUNTED if state in _ALWAYS_SHOWN or any(state in each for each in counts.values())]
-    errors = _largest_errors(frames)
-    dtypes = [dtype for dtype in DTYPES if any(key[2] == dtype for key in errors)]
+    held = frames.results[frames.results["verdict"].eq(Verdict.AGREE) & frames.results["ratio"].notna()]
+    errors = held.groupby(["environment", "implementation", "dtype"])["ratio"].max()
+    written = {key: Mark(f"{ratio:.2g}", "level") for key, ratio in errors.items()}
+    dtypes = [dtype for dtype in DTYPES if held["dtype"].eq(dtype).any()]
     numbers = {column: unverified_on(frames, column) for column in frames.columns}
     with_numbers = any(numbers.values())
     rows: list[Sequence[Inline]] = [
@@ -224,7 +226,7 @@ def implementations(frames: Frames) -> Table:
             frames.title(column),
             *(_count(state, counts[column].get(state, Counter())) for state in states),
             *([str(numbers[column] or "-")] if with_numbers else []),
-            *(_accuracy(errors.get((*column.key, dtype))) for dtype in dtypes),
+            *(written.get((*column.key, dtype), "-") for dtype in dtypes),
         )
         for column in frames.columns
     ]
@@ -272,17 +274,6 @@ def _count(state: State, verdicts: Counter[str]) -> Inline:
         return Mark(f"{verdicts.total():,}", state.value)
     words = [Mark(f"{number:,} {verdict}", state.value) for verdict, number in verdicts.most_common()]
     return (words[0], *(part for word in words[1:] for part in (", ", word)))
-
-
-def _largest_errors(frames: Frames) -> dict[tuple[str, str, str], float]:
-    """Return the largest error over its bound of stages that agree, by environment, implementation and dtype."""
-    results = frames.results
-    held = results[results["verdict"].eq(Verdict.AGREE) & results["ratio"].notna()]
-    return dict(held.groupby(["environment", "implementation", "dtype"])["ratio"].max())
-
-
-def _accuracy(ratio: float | None) -> Inline:
-    return "-" if ratio is None else Mark(f"{ratio:.2g}", "level")
 
 
 def wrong(
@@ -421,17 +412,13 @@ def documents_at_a_glance(frames: Frames) -> Section | None:
         printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
         counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
         unprinted = count_numbers(own[own["basis"].eq("exact")])
-        cells = [_held(printed, column) for column in frames.columns]
+        of = [of_column(printed, column)["verdict"].eq(Verdict.AGREE) for column in frames.columns]
+        cells = [f"{holds.sum()} of {len(holds)}" if len(holds) else "-" for holds in of]
         rows.append([cases[0]["title"], *(str(number or "-") for number in counts), *cells, str(unprinted or "-")])
     kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
     headings = ["document", *kinds, *map(frames.title, frames.columns), "computed, not printed"]
     table = Table("Printed numbers by document", headings, rows, "l" + "r" * len(headings))
     return Section("Documents at a glance", "glance", [Text(_NUMBERS_EXPLAINED), table]) if rows else None
-
-
-def _held(printed: pd.DataFrame, column: Column) -> str:
-    own = of_column(printed, column)
-    return f"{int(own['verdict'].eq(Verdict.AGREE).sum())} of {len(own)}" if len(own) else "-"
 
 
 def environments(frames: Frames) -> Section:

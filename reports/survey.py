@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import pandas as pd
 
 from attncheck.conventions import Measured
 from attncheck.errors import ExitCode, ResultsError
@@ -25,8 +27,7 @@ from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ConventionsDocument
-from attncheck.reports.properties import OUTCOMES_NOTE
-from attncheck.reports.sections import Table
+from attncheck.reports.sections import Inline, Mark, Table
 from attncheck.reports.terminal import plain_console, terminal_table
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
@@ -104,6 +105,9 @@ class PropertyCounts(NamedTuple):
         return {name: getattr(self, name) for name in self._fields[3:]}
 
 
+OfVersion = TypeVar("OfVersion", JudgedFeature, Accuracy)
+
+
 @dataclass
 class Survey:
     """All rows, in the order in which they are written."""
@@ -133,62 +137,18 @@ class Survey:
         """Return the newest version of each implementation, by name."""
         found: dict[str, str] = {}
         for row in self.judged:
-            if row.implementation not in found or _order(row.version) > _order(found[row.implementation]):
+            if row.implementation not in found or version_order(row.version) > version_order(found[row.implementation]):
                 found[row.implementation] = row.version
         return dict(sorted(found.items()))
 
-    def newest_counts(self) -> dict[tuple[str, str], JudgedFeature]:
-        """Return what was counted of the newest version of each implementation, by feature and implementation."""
+    def of_newest(self, rows: Iterable[OfVersion]) -> list[OfVersion]:
+        """Return those rows that are of the newest version of their implementation."""
         newest = self.newest()
-        return {
-            (row.feature, row.implementation): row for row in self.judged if newest[row.implementation] == row.version
-        }
-
-    def newest_accuracy(self) -> dict[tuple[str, str], Accuracy]:
-        """Return the accuracy of the newest version of each implementation, by implementation and dtype."""
-        newest = self.newest()
-        return {
-            (row.implementation, row.dtype): row
-            for row in self.accuracy
-            if newest.get(row.implementation) == row.version
-        }
-
-    def conventions(self) -> list[tuple[str, str, list[tuple[str, bool, list[str]]]]]:
-        """Return what is asked, what the cases mean, and each meaning, whether it departs, with those that have it."""
-        found: dict[str, tuple[str, str, dict[tuple[str, bool], list[str]]]] = {}
-        for row in self.meanings:
-            _, _, means = found.setdefault(row.convention, (f"{row.convention}: {row.asks}", row.cases_mean, {}))
-            means.setdefault((row.means, row.departs), []).append(row.implementation)
-        return [
-            (asks, expected, [(meaning, departs, names) for (meaning, departs), names in means.items()])
-            for asks, expected, means in found.values()
-        ]
-
-    def of_several_versions(self) -> list[JudgedFeature]:
-        """Return what came of all cases, of implementations that were judged in more than one version."""
-        rows = [row for row in self.judged if row.feature == ALL]
-        counts = Counter(row.implementation for row in rows)
-        return sorted(
-            (row for row in rows if counts[row.implementation] > 1),
-            key=lambda row: (row.implementation, _order(row.version)),
-        )
-
-    @property
-    def properties_note(self) -> str:
-        """What the words for properties mean, and in which dtypes they were asked."""
-        dtypes = [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in self.properties)]
-        return (
-            f"What holds between two calls, in {', '.join(dtypes)}: the worst of all ways in which it was asked. "
-            f"{OUTCOMES_NOTE} Known: broken as recorded. Open: a call failed, or there is no exact answer."
-        )
-
-    def features(self) -> list[str]:
-        """Return the features that any case had, in the order of the specification."""
-        seen = {row.feature for row in self.judged}
-        return [feature for feature in feature_order() if feature in seen]
+        return [row for row in rows if newest.get(row.implementation) == row.version]
 
 
-def _order(version: str) -> list[tuple[int, str]]:
+def version_order(version: str) -> list[tuple[int, str]]:
+    """Sort key: numbers by their size."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in version.replace("+", ".").split(".")]
 
 
@@ -236,16 +196,13 @@ def property_counts(rows: Iterable[Row]) -> list[PropertyCounts]:
         if row.verdict != PropertyOutcome.UNSUPPORTED:
             found.setdefault((row.implementation, row.property_name), []).append(row)
     order = list(PROPERTIES)
-    return [
-        _counts_of(*key, of)
-        for key, of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1])))
-    ]
-
-
-def _counts_of(implementation: str, name: str, rows: Sequence[Row]) -> PropertyCounts:
-    counts = Counter(map(_outcome, rows))
-    dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in rows))
-    return PropertyCounts(implementation, name, dtypes, *(counts[each] for each in PropertyCounts._fields[3:]))
+    counts = []
+    for (implementation, name), of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1]))):
+        by_outcome = Counter(map(_outcome, of))
+        dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in of))
+        numbers = (by_outcome[each] for each in PropertyCounts._fields[3:])
+        counts.append(PropertyCounts(implementation, name, dtypes, *numbers))
+    return counts
 
 
 def _outcome(row: Row) -> str:
@@ -285,12 +242,13 @@ def _left_out(frames: Frames) -> Counter[tuple[str, str]]:
 def _accuracy(frames: Frames) -> Iterable[Accuracy]:
     rows = frames.results
     rows = rows[rows["verdict"].eq(Verdict.AGREE) & rows["ratio"].notna()]
-    ratios = {key: each["ratio"] for key, each in rows.groupby(["implementation", "version", "dtype"], observed=True)}
+    ratios = rows.groupby(["implementation", "version", "dtype"])["ratio"]
+    columns = {"stages": ratios.size(), "median": ratios.median(), "most": ratios.quantile(0.99)}
+    found = pd.DataFrame(columns).to_dict("index")
     for column, dtype in product(frames.columns, DTYPES):
-        found = ratios.get((column.implementation, column.version, dtype))
-        if found is not None:
-            middle, most = float(found.median()), float(found.quantile(0.99))
-            yield Accuracy(column.implementation, column.version, dtype, len(found), round(middle, 3), round(most, 3))
+        key = (column.implementation, column.version, dtype)
+        if of := found.get(key):
+            yield Accuracy(*key, int(of["stages"]), round(of["median"], 3), round(of["most"], 3))
 
 
 def read_meanings(path: Path) -> list[MeasuredConvention]:
@@ -316,18 +274,17 @@ def differences(kept: Survey, found: Survey) -> list[dict[str, str]]:
     before = {row[:3]: _on_any_processor(row) for row in kept.judged}
     known = {row[:2] for row in kept.judged}
     new = dict.fromkeys((row.implementation, row.version) for row in found.judged if row[:2] not in known)
-    rows = [_difference("added", *names, ALL, "not in the survey") for names in new]
+    rows = [("added", *names, ALL, "not in the survey") for names in new]
     for row in found.judged:
         if row[:3] in before:
             was, now = _comparable(before[row[:3]], _on_any_processor(row))
             if counts := ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name]):
                 is_lost = now["wrong"] > was["wrong"] or now.get(_GOOD, 0) < was.get(_GOOD, 0)
-                rows.append(_difference(WORSE if is_lost else OTHER, *row[:3], counts))
-    return rows
-
-
-def _difference(change: str, implementation: str, version: str, feature: str, what: str) -> dict[str, str]:
-    return {"change": change, "implementation": f"{implementation} {version}", "feature": feature, "what": what}
+                rows.append((WORSE if is_lost else OTHER, *row[:3], counts))
+    return [
+        {"change": change, "implementation": f"{name} {version}", "feature": feature, "what": what}
+        for change, name, version, feature, what in rows
+    ]
 
 
 def _comparable(was: Mapping[str, int], now: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -375,13 +332,10 @@ class Finding(NamedTuple):
         return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
 
     @property
-    def paragraphs(self) -> list[list[tuple[str, bool]]]:
-        """The text as paragraphs, each of pieces that are code or not."""
-        found = []
-        for paragraph in self.text.split("\n\n"):
-            pieces = _CODE.split(" ".join(paragraph.split()))
-            found.append([(piece, bool(place % 2)) for place, piece in enumerate(pieces) if piece])
-        return found
+    def paragraphs(self) -> list[Inline]:
+        """The text as paragraphs, with its code set apart."""
+        pieces = (_CODE.split(" ".join(paragraph.split())) for paragraph in self.text.split("\n\n"))
+        return [tuple(Mark(piece) if place % 2 else piece for place, piece in enumerate(of) if piece) for of in pieces]
 
 
 def read_findings(path: Path) -> list[Finding]:

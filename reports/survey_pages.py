@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -11,6 +12,7 @@ from attncheck.errors import ResultsError
 from attncheck.reports.html.contents import drawn
 from attncheck.reports.html.page import render_page
 from attncheck.reports.markdown import number, page_text
+from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.sections import (
     Block,
     Code,
@@ -34,7 +36,9 @@ from attncheck.reports.survey import (
     PropertyCounts,
     Survey,
     document_of,
+    feature_order,
     read_findings,
+    version_order,
 )
 from attncheck.reports.write import csv_text, read_csv_text, write_texts
 from attncheck.spec import DTYPES, OPTIONS, PROPERTIES
@@ -107,10 +111,10 @@ _COUNTS_EXPLAINED: Inline = (
 
 
 def _implementations(survey: Survey) -> Section:
-    found = survey.newest_counts()
+    found = {row.implementation: row for row in survey.of_newest(survey.judged) if row.feature == ALL}
     rows: list[Sequence[Inline]] = []
     for name, version in survey.newest().items():
-        of_all = found.get((ALL, name), JudgedFeature(name, version, ALL, *(0,) * len(_COUNTED)))
+        of_all = found.get(name, JudgedFeature(name, version, ALL, *(0,) * len(_COUNTED)))
         rows.append((_named(name, version), _description(name), _bar(of_all), *map(_count, of_all[3:])))
     headings = ["implementation", "what it is", "", *_COUNTED]
     table = Table("Cases by what they come to", headings, rows, "lllrrrrrr")
@@ -153,7 +157,9 @@ _FEATURE_KEY = (
 
 def _features(survey: Survey) -> Section:
     """Return a sign for each feature of each implementation; in words only what is wrong and not recorded."""
-    found, features = survey.newest_counts(), [feature for feature in survey.features() if feature != ALL]
+    found = {(row.feature, row.implementation): row for row in survey.of_newest(survey.judged)}
+    seen = {row.feature for row in survey.judged} - {ALL}
+    features = [feature for feature in feature_order() if feature in seen]
     lines = [(name, [_feature_cell(found.get((each, name))) for each in features]) for name in survey.newest()]
     options = [(feature.rpartition(": ")[2], feature) for feature in features]
     explained = [(name, option.description) for name, _ in options if (option := OPTIONS.get(name))]
@@ -202,7 +208,7 @@ _ACCURACY_EXPLAINED = (
 
 
 def _accuracy(survey: Survey) -> Section:
-    found = {key: _range(row) for key, row in survey.newest_accuracy().items()}
+    found = {(row.implementation, row.dtype): _range(row) for row in survey.of_newest(survey.accuracy)}
     rows = [(Mark(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest()]
     table = Table("Errors by dtype", ("implementation", *DTYPES), rows, "lrrrr")
     return Section("Accuracy", "accuracy", [Text(_ACCURACY_EXPLAINED), table])
@@ -222,14 +228,21 @@ def _meanings(survey: Survey) -> Section | None:
         *("Measured by calls whose exact answer is another one for each meaning, and not declared. ",),
         *(Mark("Bold", "strong"), " is other than what attncheck's cases mean."),
     )
-    asked = [
+    asked: dict[str, dict[tuple[str, bool], list[str]]] = {}
+    of = {row.convention: row for row in survey.meanings}
+    for row in survey.meanings:
+        asked.setdefault(row.convention, {}).setdefault((row.means, row.departs), []).append(row.implementation)
+    items = [
         Nested(
-            (asks, Mark(f" (the cases mean: {expected})", "small") if expected else ""),
-            [_set_apart(meaning, names, is_marked=departs) for meaning, departs, names in means],
+            (
+                f"{name}: {of[name].asks}",
+                Mark(f" (the cases mean: {of[name].cases_mean})", "small") if of[name].cases_mean else "",
+            ),
+            [_set_apart(meaning, names, is_marked=departs) for (meaning, departs), names in means.items()],
         )
-        for asks, expected, means in survey.conventions()
+        for name, means in asked.items()
     ]
-    return Section("Conventions", "conventions", [Text(text), Items(asked, "meanings")])
+    return Section("Conventions", "conventions", [Text(text), Items(items, "meanings")])
 
 
 def _set_apart(what: str, names: Sequence[str], *, is_marked: bool) -> Inline:
@@ -261,7 +274,12 @@ def _properties(survey: Survey) -> Section | None:
     matrix = Figure(caption, drawn("signs", caption, key, asked, lines))
     items = [Nested((Mark(name), f": {says}"), _by_outcome(survey.properties, name)) for name, says in asked]
     shown = OnPage([matrix, *_explained("the properties say", asked)], [Items(items)])
-    return Section("Properties", "properties", [Text(survey.properties_note), shown])
+    dtypes = [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in survey.properties)]
+    note = (
+        f"What holds between two calls, in {', '.join(dtypes)}: the worst of all ways in which it was asked. "
+        f"{OUTCOMES_NOTE} Known: broken as recorded. Open: a call failed, or there is no exact answer."
+    )
+    return Section("Properties", "properties", [Text(note), shown])
 
 
 def _property_cell(row: PropertyCounts | None) -> Cell:
@@ -287,7 +305,7 @@ def _findings(survey: Survey) -> Section | None:
     scripts = [
         Details(
             f"{title}: {each.title}",
-            [*(Text(_pieces(paragraph)) for paragraph in each.paragraphs), Code([each.script])],
+            [*map(Text, each.paragraphs), Code([each.script])],
         )
         for title, each in zip(titles, survey.findings, strict=True)
     ]
@@ -298,12 +316,12 @@ def _findings(survey: Survey) -> Section | None:
     return Section("Findings", "findings", [Text(text), OnPage(scripts, [Items(links)])])
 
 
-def _pieces(paragraph: Sequence[tuple[str, bool]]) -> Inline:
-    return tuple(Mark(text) if is_code else text for text, is_code in paragraph)
-
-
 def _versions(survey: Survey) -> Section | None:
-    rows = [(_named(row.implementation, row.version), *map(_count, row[3:])) for row in survey.of_several_versions()]
+    judged = [row for row in survey.judged if row.feature == ALL]
+    counts = Counter(row.implementation for row in judged)
+    several = [row for row in judged if counts[row.implementation] > 1]
+    several.sort(key=lambda row: (row.implementation, version_order(row.version)))
+    rows = [(_named(row.implementation, row.version), *map(_count, row[3:])) for row in several]
     table = Table("Cases by release", ("implementation", *_COUNTED), rows, "lrrrrrr")
     text = Text("The same cases on several releases, where more than one was judged.")
     return Section("Versions", "versions", [text, table]) if rows else None

@@ -15,14 +15,13 @@ same results give the same bytes, and of two runs nothing but these may differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from csv import Error, reader, writer
-from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from dataclasses import asdict
+from functools import cache
 from io import StringIO
-from itertools import chain, starmap
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import pandas as pd
@@ -220,32 +219,25 @@ _Notes = Mapping[State, Mapping[_Key, Mapping[str, Any]]]
 """By state, what the results say of tests, by case, dtype, environment and implementation."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A suite whose elements are made whenever they are asked for: one of a hundred thousand is in memory."""
+class Suite(NamedTuple):
+    """A suite as XML, how many tests there are and what became of them, and how long it took where that is known."""
 
-    name: str
-    elements: Callable[[], Iterable[Element]]
-    started: str = ""
-    seconds: float | None = None
+    counts: Mapping[str, int]
+    seconds: float | None
+    text: str
 
-    @cached_property
-    def counts(self) -> Mapping[str, int]:
-        """How many tests there are, and what became of them."""
-        counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
-        for element in self.elements():
-            counts["tests"] += element.tag == "testcase"
-            for child in element:
-                if child.tag in _COUNTED:
-                    counts[_COUNTED[child.tag]] += 1
-        return counts
 
-    @property
-    def attributes(self) -> dict[str, str]:
-        """Return the counts, and when it began and how long it took where that is known."""
-        found = {name: str(count) for name, count in self.counts.items()}
-        found |= {} if self.seconds is None else {"time": _seconds(self.seconds)}
-        return found | ({"timestamp": self.started} if self.started else {})
+def suite_of(name: str, elements: Iterable[Element], started: str = "", seconds: float | None = None) -> Suite:
+    """Make a suite of its tests, and its properties if it has some."""
+    suite = Element("testsuite", {"name": xml_text(name)})
+    suite.extend(elements)
+    counts = {"tests": len(suite.findall("testcase"))}
+    counts |= {_COUNTED[kind]: len(suite.findall(f"testcase/{kind}")) for kind in _COUNTED}
+    attributes = {name: str(count) for name, count in counts.items()}
+    attributes |= {} if seconds is None else {"time": _seconds(seconds)}
+    suite.attrib |= attributes | ({"timestamp": started} if started else {})
+    indent(suite, _INDENT, 1)
+    return Suite(counts, seconds, f"{_INDENT}{tostring(suite, encoding='unicode')}\n")
 
 
 def render_junit(frames: Frames) -> Iterator[str]:
@@ -261,37 +253,15 @@ def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
     counts = {name: str(sum(suite.counts[name] for suite in suites)) for name in ("tests", "failures", "errors")}
     if times := [suite.seconds for suite in suites if suite.seconds is not None]:
         counts["time"] = _seconds(sum(times))
-    yield '<?xml version="1.0" encoding="UTF-8"?>\n'
-    of_suites = (_around("testsuite", each.name, each.attributes, _lines(each), 1) for each in suites)
-    yield from _around("testsuites", name, counts, chain.from_iterable(of_suites), 0)
+    around = tostring(Element("testsuites", {"name": xml_text(name)} | counts), "unicode", short_empty_elements=False)
+    begin, end, _ = around.partition("</testsuites>")
+    yield f'<?xml version="1.0" encoding="UTF-8"?>\n{begin}\n'
+    yield from (suite.text for suite in suites)
+    yield f"{end}\n"
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3f}"
-
-
-def _around(tag: str, name: str, attributes: Mapping[str, str], children: Iterable[str], level: int) -> Iterator[str]:
-    """Put the lines of children, if there are any, between the tags of an element."""
-    element = Element(tag, {"name": xml_text(name)} | dict(attributes))
-    lines = iter(children)
-    if (first := next(lines, None)) is None:
-        yield _line(element, level)
-        return
-    element.text = "\n"  # between the tags: in attributes, a line break is written as a reference
-    begin, end = tostring(element, encoding="unicode").split("\n")
-    yield f"{_INDENT * level}{begin}\n"
-    yield first
-    yield from lines
-    yield f"{_INDENT * level}{end}\n"
-
-
-def _lines(suite: Suite) -> Iterator[str]:
-    return (_line(element, 2) for element in suite.elements())
-
-
-def _line(element: Element, level: int) -> str:
-    indent(element, _INDENT, level)
-    return f"{_INDENT * level}{tostring(element, encoding='unicode')}\n"
 
 
 def _suites(frames: Frames) -> Iterator[Suite]:
@@ -306,30 +276,16 @@ def _suites(frames: Frames) -> Iterator[Suite]:
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
     for found in coverage(frames):
-        column, seconds = found.column, _times(frames, found.column)
-
-        def elements(found: Coverage = found, seconds: Mapping[tuple[str, str], float] = seconds) -> Iterator[Element]:
-            column = found.column
-            yield _properties(column, environments[column.environment], found)
-            for case, cells in table.items():
-                for dtype, cell in cells.get(column, {}).items():
-                    test = _test(frames, case, column, dtype, cell, notes)
-                    if (case, dtype) in seconds:
-                        test.set("time", _seconds(seconds[case, dtype]))
-                    yield test
-
-        total = sum(seconds.values()) if seconds else None
-        name = f"{column.environment}: {column.implementation}"
-        yield Suite(name, elements, frames.started.get(column.environment, ""), total)
-
-
-def _times(frames: Frames, column: Column) -> dict[tuple[str, str], float]:
-    """Return how many seconds each case took in each dtype."""
-    times = frames.times
-    if times.empty:
-        return {}
-    own = of_column(times, column)
-    return dict(zip(zip(own["case"], own["dtype"], strict=True), own["seconds"], strict=True))
+        column, times = found.column, of_column(frames.times, found.column) if len(frames.times) else frames.times
+        seconds = {(row["case"], row["dtype"]): row["seconds"] for row in records(times)}
+        tests = [_properties(column, environments[column.environment], found)]
+        for case, cells in table.items():
+            for dtype, cell in cells.get(column, {}).items():
+                tests.append(test := _test(frames, case, column, dtype, cell, notes))
+                if (case, dtype) in seconds:
+                    test.set("time", _seconds(seconds[case, dtype]))
+        name, started = f"{column.environment}: {column.implementation}", frames.started.get(column.environment, "")
+        yield suite_of(name, tests, started, sum(seconds.values()) if seconds else None)
 
 
 def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
@@ -394,13 +350,9 @@ def _documents(frames: Frames) -> Iterator[Suite]:
     if numbers.empty:
         return
     wrong = {(each.case, each.stage): each for each in misprints(frames)}
-    matrices = list(groups(numbers, ["case", "stage"]).items())
-    yield Suite(
-        "printed numbers",
-        lambda: (
-            _matrix(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices
-        ),
-    )
+    matrices = groups(numbers, ["case", "stage"]).items()
+    tests = (_matrix(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices)
+    yield suite_of("printed numbers", tests)
 
 
 def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: Misprint | None) -> Element:
@@ -421,13 +373,11 @@ def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: M
 def _problems(frames: Frames) -> Iterator[Suite]:
     """Make an error of everything that was asked for and is not there: a green file must mean a complete run."""
     if problems := [*frames.problems, *(f"too little was judged: {line}" for line in unjudged(frames))]:
-        yield Suite("what could not be run", lambda: starmap(_problem, enumerate(problems, 1)))
-
-
-def _problem(number: int, problem: str) -> Element:
-    test = Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"})
-    add_result(test, "error", problem, "not run").text = xml_text(problem)
-    return test
+        tests = []
+        for number, problem in enumerate(problems, 1):
+            tests.append(test := Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"}))
+            add_result(test, "error", problem, "not run").text = xml_text(problem)
+        yield suite_of("what could not be run", tests)
 
 
 def add_result(test: Element, kind: str, message: str, its_type: str = "") -> Element:
@@ -462,7 +412,7 @@ def property_suites(
             own = [row for row in rows if row.implementation == name]
             words = again.get(label, {})
             title = f"{label}: {name}: properties" if label else f"{name}: properties"
-            yield Suite(title, lambda own=own, words=words: _tests(own, words))  # type: ignore[misc]
+            yield suite_of(title, _tests(own, words))
 
 
 def _tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:

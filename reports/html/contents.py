@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from markupsafe import Markup
 from attncheck.errors import ResultsError
 from attncheck.reports.cells import Cell, CellRow, State, states_of, worst_cell
 from attncheck.reports.coverage import OF_DOCUMENTS
-from attncheck.reports.failure_patterns import CAUSALITY, WIDTHS, LengthMap, LengthView, length_maps
+from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
 from attncheck.reports.sections import Details, Figure, Text
 from attncheck.results.format import SCRIPTS_FOLDER
@@ -466,34 +467,31 @@ def drawn_lengths(frames: Frames) -> list[Details]:
 
 def _drawn(frames: Frames, found: LengthMap, number: int) -> Details:
     title = frames.title(found.column, with_version=False)
-    words = f"{found.failing.sum():,} of {counted(int(found.cases.sum()), 'case')} fail. {found.grid_words()}"
+    words = f"{found.cases['fails'].sum():,} of {counted(len(found.cases), 'case')} fail. {found.grid_words()}"
     ends = [list(_ends(lengths, found.tile)) if found.tile else [] for lengths in (found.queries, found.keys)]
-    picture = drawn("lengths", found, number, title, list(_switches(found)), _diagonal(found), ends)
+    views = [(f"{causality}{width}", *_places(cases)) for causality, width, cases in found.views()]
+    picture = drawn("lengths", found, number, title, list(_switches(found)), views, _diagonal(found), ends)
     figure = Figure(found.words(), picture)
     summary = f"Where {title} fails, by the lengths of queries and keys"
     return Details(summary, [Text(words), figure, Text(_LEGEND, "muted")], is_open=number == 1)
 
 
-def _switches(found: LengthMap) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+def _places(cases: pd.DataFrame) -> list[list[tuple[int, int]]]:
+    """Return row and column of where cases pass, where some of them fail, where all fail, and where any fails."""
+    share = cases.groupby(["row", "column"])["fails"].mean()
+    return [list(share.index[chosen]) for chosen in (share == 0, (share > 0) & (share < 1), share == 1, share > 0)]
+
+
+_CAUSALITY = ("all", "causal", "not causal")
+_RANGES = ("all", f"D ≤ {WIDTHS[0]}", *(f"{low + 1} to {high}" for low, high in pairwise(WIDTHS)), f"D > {WIDTHS[-1]}")
+
+
+def _switches(found: LengthMap) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the switches that choose among several views."""
-    kinds = [
-        (f"c{each.causality}", f"{CAUSALITY[each.causality]}{_of(each)}") for each in found.views if not each.widths
-    ]
-    widths = [(f"w{each.widths}", f"{_width(each.widths)}{_of(each)}") for each in found.views if not each.causality]
-    yield from ((name, tuple(choices)) for name, choices in (("cases", kinds), ("width", widths)) if len(choices) > 1)
-
-
-def _of(view: LengthView) -> str:
-    return f" ({view.failing.sum():,} of {view.cases.sum():,})"
-
-
-def _width(number: int) -> str:
-    """Name a range of widths."""
-    if not number:
-        return "all"
-    if number > len(WIDTHS):
-        return f"D > {WIDTHS[-1]}"
-    return f"D ≤ {WIDTHS[0]}" if number == 1 else f"{WIDTHS[number - 2] + 1} to {WIDTHS[number - 1]}"
+    of = {view[:2]: f" ({view[2]['fails'].sum():,} of {len(view[2]):,})" for view in found.views()}
+    kinds = [(f"c{kind}", f"{_CAUSALITY[kind]}{count}") for (kind, width), count in of.items() if not width]
+    widths = [(f"w{width}", f"{_RANGES[width]}{count}") for (kind, width), count in of.items() if not kind]
+    yield from ((name, choices) for name, choices in (("cases", kinds), ("width", widths)) if len(choices) > 1)
 
 
 def _diagonal(found: LengthMap) -> list[tuple[float, float]]:

@@ -230,7 +230,7 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
     assert line.startswith("numpy.eager fails where keys lie past the last full tile of 16: ")
     (found,) = length_maps(frames)
     assert (found.tile, found.explained) == (16, line)
-    assert (int(found.failing.sum()), int(found.cases.sum())) == (len(failing), len(records))
+    assert (int(found.cases["fails"].sum()), len(found.cases)) == (len(failing), len(records))
     assert found.words().count("Lq=") == 12  # a long list of places is cut
     ((words, figure, _),) = (each.blocks for each in drawn_lengths(frames))
     assert isinstance(words, Text)
@@ -241,7 +241,7 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
     places = {int(part.split()[0]) for part in path.split("M")[1:] if "V" in part}
     assert {52 + 14 * found.keys.index(length) for length in (17, 65, 129)} <= places
     causal = sum(bool(case["options"].get("is_causal")) for case in records)
-    counts = {(view.causality, view.widths): int(view.cases.sum()) for view in found.views}
+    counts = {view[:2]: len(view[2]) for view in found.views()}
     assert [counts[causality, 0] for causality in range(3)] == [len(records), causal, len(records) - causal]
     assert sum(count for (causality, width), count in counts.items() if width and not causality) == len(records)
 
