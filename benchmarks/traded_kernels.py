@@ -7,6 +7,7 @@ Each declares the class that it is right to, and is wrong, or may be, without th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -50,6 +51,39 @@ def product_in_float16(left: Array, right: Array) -> Array:
     return total.astype(np.float32)
 
 
+def exact_product(left: Array, right: Array) -> Array:
+    """Add products up without error, as codes in int32, and round once."""
+    return (left.astype(np.float64) @ right.astype(np.float64)).astype(np.float32)
+
+
+def tensor_core(bits: int, block: int, promoted: float = math.inf) -> Product:
+    """Return a product that aligns blocks and a running sum, cuts them off at so many bits, and adds them up.
+
+    Widths of units of NVIDIA: Fasi et al. 2021, PeerJ CS 7:e330; Khattak and Mikaitis 2025, arXiv 2512.07004. A sum of
+    ``promoted`` products is added to others in float32.
+    """
+
+    def product(left: Array, right: Array) -> Array:
+        wide = left.astype(np.float64)[..., np.newaxis], right.astype(np.float64)[..., np.newaxis, :, :]
+        total, running = np.zeros((), np.float32), np.zeros((*left.shape[:-1], 1, right.shape[-1]))
+        for start in range(0, left.shape[-1], block):
+            span = slice(start, start + block)
+            terms = np.concatenate([wide[0][..., span, :] * wide[1][..., span, :], running], axis=-2)
+            running = _cut(terms, np.abs(terms).max(axis=-2, keepdims=True), bits).sum(axis=-2, keepdims=True)
+            running = _cut(running, np.abs(running), min(bits, 24))
+            if (start + block) % promoted == 0:
+                total, running = total + running.astype(np.float32), np.zeros_like(running)
+        return (total + running.astype(np.float32))[..., 0, :]
+
+    return product
+
+
+def _cut(terms: Array, size: Array, bits: int) -> Array:
+    """Cut numbers off below so many bits of a size."""
+    unit = np.ldexp(1.0, np.frexp(size)[1] - bits)
+    return np.trunc(terms / unit) * unit
+
+
 def codes_with_scales(array: Array, quantization: Quantization) -> Array:
     """Round an array (..., L, D) of float32 to codes of a narrow format, and return what they stand for."""
     scales = scales_of(array, quantization)
@@ -91,6 +125,7 @@ def attention(
     exponential: Callable[[Array], Array] = np.exp,
     tanh: Callable[[Array], Array] = np.tanh,
     product: Product = np.matmul,
+    product_of_scores: Product | None = None,
     stored: Mapping[str, Quantization] | None = None,
     weights_in: str = "",
     coding: Callable[[Array, Quantization], Array] = codes_with_scales,
@@ -112,7 +147,7 @@ def attention(
     group = query.shape[1] // key.shape[1]
     operands |= {name: np.repeat(operands[name], group, axis=1) for name in ("key", "value")}
     factor = np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = product(operands["query"], operands["key"].swapaxes(-1, -2)) * factor
+    scores = (product_of_scores or product)(operands["query"], operands["key"].swapaxes(-1, -2)) * factor
     if softcap is not None:
         cap = np.float32(softcap)
         scores, moved = cap * tanh((scores + moved * factor) / cap), np.zeros((), np.float32)
@@ -151,9 +186,12 @@ def declared(name: str, **changes: Any) -> Callable[..., Any]:
 
 tanh_approx = declared("tanh_approx", tanh=approximate_tanh)
 flash4 = declared("flash4", exponential=cubic_exponential)
-flash3_fp8 = declared("flash3_fp8", weights_in="float8_e4m3fn")
-sage1 = declared("sage1", product=product_in_float16)
-sage2 = declared("sage2", weights_in="float8_e4m3fn")
+flash3_fp8 = declared("flash3_fp8", weights_in="float8_e4m3fn", product=tensor_core(14, 32))
+sage1 = declared("sage1", product=product_in_float16, product_of_scores=exact_product)
+sage2 = declared("sage2", weights_in="float8_e4m3fn", product=tensor_core(14, 32, 64), product_of_scores=exact_product)
+volta = declared("fused with sums cut at 24 bits", product=tensor_core(24, 4))
+ampere = declared("fused with sums cut at 25 bits", product=tensor_core(25, 8))
+hopper = declared("fused with sums cut at 26 bits", product=tensor_core(26, 16))
 int8_weights = declared("fused with weights int8 and value int8 per channel", weights_in="int8")
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
@@ -165,3 +203,5 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "int8_weights": int8_weights,
 }
 """Each with its class, as it declares it, and as ``kernel`` what returns a log_sum_exp as well."""
+OF_16_BITS: Mapping[str, Callable[..., Any]] = {"volta": volta, "ampere": ampere, "hopper": hopper}
+"""The same of units of 16 bits, of which no class without their cuts tells."""

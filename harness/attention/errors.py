@@ -194,19 +194,37 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
     return ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
 
 
+def sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
+    """Return the relative error of a sum of so many products: beyond N of them, sums of sums are added up."""
+    within = np.minimum(terms, rounding.sum_length)
+    error: Real = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
+    return error
+
+
+def variance_of_sum(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
+    """Return the variance of a sum of products, whose factors are exact.
+
+    Partial sums that are cut off err in one direction: n such errors add up to sqrt(n) times those of either sign, and
+    so do sums of N products each, whose squares have the mean (N/n) s^2 + (1 - N/n) Q in all.
+    """
+    within = np.minimum(length, rounding.sum_length)
+    if not rounding.cuts_sums:
+        return summation_variance(rounding.accumulate_unit, within, total_square, squares)
+    cut = np.maximum(within, 1)
+    squares = squares * (3 * np.maximum(length, 1) / cut - 2)
+    return summation_variance(rounding.accumulate_unit, within, total_square, squares) * cut
+
+
 def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:
     """Return the factors of the square of an inner product, and of the sum of the squares of its terms.
 
     They make its variance in a product of matrices, of which both factors may be rounded. Where they are cut off
-    instead, what all have in common of that is a relative error of the result; partial sums that are cut off err in one
-    direction, and n such errors add up to sqrt(n) times those of either sign.
+    instead, what all have in common of that is a relative error of the result.
     """
-    unit = rounding.accumulate_unit
-    of_total, of_squares = (summation_variance(unit, length, *each) for each in ((_ONE, NOTHING), (NOTHING, _ONE)))
+    of_total, of_squares = (variance_of_sum(rounding, length, *each) for each in ((_ONE, NOTHING), (NOTHING, _ONE)))
     if not rounding.product_unit:
         return of_total, of_squares
-    cut = np.maximum(length, 1)
-    return of_total * cut + rounding.product_common, of_squares * cut + 2 * rounding.product_spread**2
+    return of_total + rounding.product_common, of_squares + 2 * rounding.product_spread**2
 
 
 def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import ORDER_FACTOR, Ball, Finished, Operand, Real, product_variance
+from attncheck.attention.errors import ORDER_FACTOR, Ball, Finished, Operand, Real, product_variance, sum_error
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
@@ -149,7 +149,7 @@ def linear_layer(
     offset = np.zeros(weight.shape[-1]) if bias is None else bias
     product = exact - offset
     magnitude = inputs.magnitude @ size + np.abs(offset)
-    max_error = (length + 1) * u_acc * magnitude * (1 + 8 * rounding.coarsest_unit)
+    max_error = sum_error(rounding, length + 1) * magnitude * (1 + 8 * rounding.coarsest_unit)
     if rounding.product_unit:
         max_error = (
             max_error
@@ -160,7 +160,7 @@ def linear_layer(
         max_error = max_error + inputs.max_error @ size
     squares = (inputs.value * inputs.value) @ (weight * weight)
     variance = product_variance(rounding, length, product * product, squares)
-    cut = length if rounding.product_unit else 1
+    cut = length if rounding.cuts_sums else 1
     # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
     variance = np.maximum(
         variance + u_acc**2 * exact * exact,

@@ -32,8 +32,9 @@ from attncheck.attention.errors import (
     for_query_heads,
     heads_of,
     stored_operand_of,
-    summation_variance,
+    sum_error,
     transposed,
+    variance_of_sum,
 )
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, handed_on, reach_of_scores
@@ -59,7 +60,7 @@ def _value(_: Computation, query: Real, key: Real) -> Real:
 
 def _error(at: At, query: Operand, key: Operand) -> Products:
     query, key = (stored_operand_of(name, each, at.rounding) for name, each in (("query", query), ("key", key)))
-    return products_of(query, key.for_query_heads(heads_of(query.value)), at.rounding)
+    return products_of(query, key.for_query_heads(heads_of(query.value)), at.rounding.of_scores)
 
 
 def _radius(_: Around, __: Real, query: Ball, key: Ball) -> Real:
@@ -258,11 +259,12 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
     over u_acc. A scale folded into q or k must keep that: it must be a power of 4 (its square root is then a power of
     two as well), or the class must not fold.
     """
+    rounding = rounding.of_scores
     size, constant, room = abs(scale), roundings_of_scale(scale), 1 + 8 * rounding.coarsest_unit
     folds_exactly = folds_exactly_into_operands(scale, rounding)
     sums, stores = roundings_of_products(products, rounding, folds_exactly)
     prescaled = np.where(folds_exactly, 0.0, rounding.prescale_unit)
-    relative = products.width * rounding.accumulate_unit * sums + rounding.prescale_count * prescaled
+    relative = sum_error(rounding, products.width) * sums + rounding.prescale_count * prescaled
     stored = rounding.score_unit * (constant + stores) * room
     # A scaled operand has other bits than the one that was given.
     rounded = np.where(folds_exactly, products.reduced, 2.0)
@@ -274,7 +276,7 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
         max_error = max_error + (size * (1 + stored)) * products.carried
     square, squares = exact * exact, size**2 * products.squares
     # Of these numbers rows take differences that cancel, so that the order of the sum shows in what is left.
-    independent = summation_variance(rounding.accumulate_unit, products.width, square, squares)
+    independent = variance_of_sum(rounding, products.width, square, squares)
     independent *= sums
     shared = 2 * prescaled**2 * squares if prescaled.any() else NOTHING
     # What cuts take away from a projected query and from a projected key adds up.
@@ -282,7 +284,7 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
     if rounding.product_unit:
         # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
         of_each = (rounded > 0) * rounding.product_spread**2 * squares
-        independent, shared = independent * products.width + of_each, added(shared, of_each)
+        independent, shared = independent + of_each, added(shared, of_each)
         common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
     independent += rounding.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + stores) * square
     if products.independent is not NOTHING:

@@ -24,6 +24,7 @@ from attncheck.attention.errors import (
     heads_of,
     product_factors,
     stored_operand_of,
+    sum_error,
     sum_of_row,
 )
 from attncheck.attention.exact_array import ExactArray
@@ -161,7 +162,7 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     terms, stored = count + np.ceil(count / rounding.block), rounding.output_count * rounding.output_unit
     # A fused kernel rounds what it returns as weights; its values never met that.
     of_weights = rounding.weight_unit + 2 * unit + (rounding.output_unit if unit < rounding.output_unit else 0)
-    relative = terms * rounding.accumulate_unit + (of_weights + rounding.product_error)
+    relative = sum_error(rounding, terms) + (of_weights + rounding.product_error)
     underflow = 2 * rounding.weight_underflow * size.sum(axis=-2, keepdims=True)
     underflow = underflow + 2 * terms * rounding.accumulate_underflow
     max_error = relative * (w @ size)
@@ -205,7 +206,7 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: R
         carried = (rows.weights @ error + rows.grown @ error) / rows.least_sum
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
         moved, amount = moved + carried, amount + carried
-    c_pv = terms * rounding.accumulate_unit + (rounding.weight_unit + 2 * unit + rounding.product_error)
+    c_pv = sum_error(rounding, terms) + (rounding.weight_unit + 2 * unit + rounding.product_error)
     c_row = terms * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     if rounding.from_log_sum_exp:
         c_row = c_row + total_error(rows, rounding)

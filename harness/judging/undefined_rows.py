@@ -404,7 +404,9 @@ def without_overflown(
     ``raw_scores`` are the exact ones; without them they are worked out from query and key.
     """
     stored = FORMATS[rounding.dtype]
-    largest = min(rounding.largest_sum, stored.largest if rounding.score_unit == stored.unit_roundoff else np.inf)
+    largest = min(
+        rounding.of_scores.largest_sum, stored.largest if rounding.score_unit == stored.unit_roundoff else np.inf
+    )
     if largest > _WIDE_RANGE:
         return dict(bounds)
     raw = _raw_scores(plain) if raw_scores is None else raw_scores

@@ -129,6 +129,17 @@ class Quantization:
     is_centred: bool = False
 
 
+class Sums(NamedTuple):
+    """The way products of matrices are added up, in fields of ``RoundingModel``."""
+
+    accumulate_unit: float
+    accumulate_underflow: float
+    largest_sum: float = math.inf
+    cuts_sums: bool = False
+    sum_length: float = math.inf
+    promoted_unit: float = 0.0
+
+
 Folding = Literal["none", "scale", "base"]
 """What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
 both), or the scale times log2(e), with exponentials in base 2 after it."""
@@ -179,6 +190,10 @@ class RoundingModel:
     weight_step: float = 0.0  # h: the absolute error of what meets the values, which is not that in the row's sum
     largest_sum: float = math.inf  # what a sum of products may be, where its format has less range than the results
     quantized: tuple[tuple[str, Quantization], ...] = ()  # operands of the products of the forward pass
+    cuts_sums: bool = False  # whether sums of products are cut off, and not rounded to nearest
+    sum_length: float = math.inf  # N: products that are added up so, before their sum is added to others
+    promoted_unit: float = 0.0  # what that costs for each product beyond N
+    score_sums: Sums | None = None  # sums of products of query and key, where they are finer
 
     def quantization_of(self, operand: str) -> Quantization | None:
         """Return how an operand of a product is stored; None where it is used as it is."""
@@ -201,6 +216,11 @@ class RoundingModel:
     def stores_exponentials(self) -> bool:
         """Whether exponentials, at most 1, meet the values and are divided by their sum afterwards."""
         return self.compute_unit < self.output_unit and not self.from_log_sum_exp
+
+    @cached_property
+    def of_scores(self) -> RoundingModel:
+        """The same for the product of query and key."""
+        return self if self.score_sums is None else replace(self, **self.score_sums._asdict())
 
     @cached_property
     def unfolded(self) -> RoundingModel:
@@ -289,11 +309,7 @@ _FROM_LOG_SUM_EXP = "_lse"
 
 @dataclass(frozen=True)
 class _Reduced:
-    """The way products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits.
-
-    A unit adds up four products or more and a running sum at once: it aligns them to the largest, cuts off what is
-    below its last bit, and cuts the sum. n terms in blocks of b >= 4 are off by (n + 2 ceil(n/b) - 1) 2u <= 4 n u.
-    """
+    """The way products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits."""
 
     precision: int
     unit: float
@@ -305,11 +321,21 @@ class _Reduced:
         return replace(
             _native(single),
             rounding_model=name,
-            accumulate_unit=(4 if self.terms == 1 else 8) * single.unit_roundoff,
+            accumulate_unit=(1 if self.terms == 1 else 2) * _cut_at(single.precision),
+            cuts_sums=True,
             product_precision=self.precision,
             product_unit=self.unit,
             product_underflow=single.underflow,
         )
+
+
+def _cut_at(bits: int) -> float:
+    """Return u_acc of a unit that adds up two products or more and a running sum at once, and cuts them off.
+
+    It aligns them to the largest, cuts off what is below so many bits of it, and cuts the sum to float32's bits or
+    fewer: n products in blocks of b are off by (n + ceil(n/b) - 1) 2^(1 - bits), and by ceil(n/b) units of the sum.
+    """
+    return math.ldexp(1.0, 1 - min(bits, FORMATS["float32"].precision)) + math.ldexp(1.0, 1 - bits)
 
 
 _REDUCED: Mapping[str, _Reduced] = {
@@ -379,6 +405,7 @@ WITH, _AND = " with ", " and "
 _POWER = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
 _BLOCKS = re.compile(r"([0-9]+) (rows|columns)")
 _PER = ("none", "tensor", "head", "row", "channel")
+_CUT = re.compile(r"cut at ([1-9][0-9]) bits(?: per ([1-9][0-9]*) products)?")
 _SUMS = ("float32", "bfloat16", "float16")
 
 
@@ -400,17 +427,18 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "flash3_fp8": Preset(
         "fused with query float8_e4m3fn per head and key float8_e4m3fn per head and value float8_e4m3fn per head "
-        "and weights float8_e4m3fn",
-        "Shah et al. 2024, arXiv 2407.08608, section 3.3: e4m3 with a scale for each head",
+        "and weights float8_e4m3fn and sums cut at 14 bits",
+        "Shah et al. 2024, arXiv 2407.08608, section 3.3: e4m3 with a scale for each head, in Hopper's sums of FP8",
     ),
     "sage1": Preset(
-        "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16",
-        "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, sums in float16",
+        "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16 and score_sums int32",
+        "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, outputs summed in float16",
     ),
     "sage2": Preset(
         "fused with query int4 per 128 rows and key int4 per 64 rows less mean and value float8_e4m3fn per channel "
-        "and weights float8_e4m3fn",
-        "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and values",
+        "and weights float8_e4m3fn and sums cut at 14 bits per 64 products and score_sums int32",
+        "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and "
+        "values, whose sums of 64 keys are added up in float32",
     ),
 }
 """Classes by a name of their own."""
@@ -446,10 +474,35 @@ def _kept_in(unit: str, underflow: str, model: RoundingModel, given: str) -> Rou
     return replace(model, **changes)
 
 
+def _sums(given: str) -> Sums:
+    """Return a way to add products up: in a format, within its range, exactly, or by a unit that cuts off."""
+    single, cut = FORMATS["float32"], _CUT.fullmatch(given)
+    if given in FORMATS:
+        kept = FORMATS[given]
+        return Sums(kept.unit_roundoff, kept.underflow, kept.largest if given == "float16" else math.inf)
+    if given == "int32":  # and rounded once
+        return Sums(single.unit_roundoff, single.underflow, sum_length=1)
+    if cut is None:
+        expected = f"{', '.join(_SUMS)}, cut at 14 bits, or cut at 14 bits per 128 products"
+        raise ValueError(f"{given!r} is no way to add products up; expected one of {expected}")
+    length, promoted = (float(cut[2]), single.unit_roundoff) if cut[2] else (math.inf, 0.0)
+    return Sums(_cut_at(int(cut[1])) + promoted, single.underflow, math.inf, True, length, promoted)
+
+
 def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
-    """Let products be added up in a format, within its range."""
-    found = _kept_in("accumulate_unit", "accumulate_underflow", model, given)
-    return replace(found, largest_sum=FORMATS[given].largest) if given == "float16" else found
+    """Let all products be added up in one way."""
+    found = _sums(given)
+    if given == "int32":
+        raise ValueError("int32 adds up products of codes alone, those of query and key; say score_sums int32")
+    if found.accumulate_unit < model.accumulate_unit:
+        raise ValueError(f"{given} is finer than what {model.rounding_model} permits already; leave it out")
+    return replace(model, **found._asdict())
+
+
+def _are_whole(model: RoundingModel) -> bool:
+    """Tell if the products of query and key are whole numbers, times scales that none of their sum has for itself."""
+    stored = (model.quantization_of("query"), model.quantization_of("key"))
+    return all(each and not each.grid.precision and each.per not in ("channel", "columns") for each in stored)
 
 
 def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
@@ -494,7 +547,11 @@ PARTS: Mapping[str, Part] = {
     "exp": Part("relative error of an exponential", partial(_relative, "exp_error")),
     "log": Part("relative error of a logarithm", partial(_relative, "log_error")),
     "tanh": Part("relative error of a hyperbolic tangent", partial(_relative, "tanh_error")),
-    "sums": Part("format in which products of matrices are added up", _sums_in),
+    "sums": Part("format in which products of matrices are added up, or bits at which they are cut", _sums_in),
+    "score_sums": Part(
+        "the same of query and key alone, where it is finer",
+        lambda model, given: replace(model, score_sums=_sums(given)),
+    ),
     "scores": Part("format in which scores are stored", partial(_kept_in, "score_unit", "score_underflow")),
     "weights": Part("format of the exponentials that meet the values", _weights_in),
     "weight_gradients": Part(
@@ -543,4 +600,8 @@ def _composed(text: str, dtype: str) -> RoundingModel:
             model = PARTS[name].applied(model, given)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+    if model.score_sums == _sums("int32") and not _are_whole(model):
+        raise ValueError("score_sums: int32 needs query and key in int8 or int4, with a scale per tensor, head or rows")
+    if model.of_scores.accumulate_unit > model.accumulate_unit:
+        raise ValueError("score_sums: coarser than the sums of all products; say it of sums")
     return model

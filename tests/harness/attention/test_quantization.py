@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Problem
 from tables import tables_beside
-from traded_kernels import KERNELS, codes_with_scales, declared, product_in_float16
+from traded_kernels import KERNELS, OF_16_BITS, codes_with_scales, declared, product_in_float16, tensor_core
 
 from attncheck import check
 from attncheck.accuracy import lines_of, measure_accuracy, small_cases
@@ -46,6 +46,10 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
     assert changed("fused with exp 0.25") == only(exp_error=pytest.approx(np.log(4 / 3)))
     in_half = {"accumulate_unit": 2.0**-11, "accumulate_underflow": 2.0**-25, "largest_sum": 65504.0}
     assert changed("fused with sums float16") == only(**in_half)
+    cut = {"accumulate_unit": 2.5 * 2.0**-24, "cuts_sums": True}
+    assert changed("fused with sums cut at 26 bits") == only(**cut)
+    promoted = {"accumulate_unit": 2.0**-12 + 2.0**-24, "sum_length": 128.0, "promoted_unit": 2.0**-24}
+    assert changed("fused with sums cut at 14 bits per 128 products") == only(**cut | promoted)
     assert changed("fused with weights int8") == only(weight_step=1 / 254)
     assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
     eight = {"weight_unit": 2.0**-4, "weight_step": 2.0**-10}
@@ -87,7 +91,7 @@ def test_codes_with_scales_stay_within_their_error(seed: int, grid: str, per: st
 
 def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_it() -> None:
     offenders, told = [], set()
-    for name, kernel in KERNELS.items():
+    for name, kernel in {**KERNELS, **OF_16_BITS}.items():
         traded: Any = kernel
         for turn in range(12):
             random = np.random.default_rng(turn)
@@ -107,6 +111,25 @@ def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_
                 told |= {name for each in undeclared.judgements if each.verdict is not Verdict.AGREE}
     assert offenders == []
     assert told == set(KERNELS)
+
+
+def test_sums_of_8_bits_that_are_not_promoted_are_found_over_many_keys() -> None:
+    random = np.random.default_rng(5)
+    shapes = {"query": (1, 1, 1, 8), "key": (1, 1, 1 << 15, 8), "value": (1, 1, 1 << 15, 3)}
+    inputs = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    inputs["value"] = np.abs(inputs["value"])
+    problem = Problem("attention", {}, inputs).stored("float16")
+    eight = "fused with value float8_e4m3fn per head and weights float8_e4m3fn and sums "
+    for promoted, held in (
+        (128, {"cut at 14 bits per 128 products": True}),
+        (np.inf, {"cut at 14 bits per 128 products": False, "cut at 14 bits": True, "float32": False}),
+    ):
+        product = tensor_core(14, 32, promoted)
+        kernel: Any = declared(f"{eight}float32", product=product, weights_in="float8_e4m3fn")
+        stages = {"output": kernel(**problem.inputs)}
+        for sums, holds in held.items():
+            (judged,) = problem.judged(stages, "float16", eight + sums).judgements
+            assert (judged.verdict is Verdict.AGREE) == holds, (promoted, sums, judged)
 
 
 def test_what_is_traded_without_being_declared_is_named_by_its_accuracy() -> None:
