@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import base64
 import inspect
+import math
 import re
 import sys
 import zlib
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from textwrap import indent
+from textwrap import indent, wrap
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +43,7 @@ from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.case import Case
 from attncheck.spec import computed_stages, query_axis
 
+Array = NDArray[Any]
 _OURS = "attncheck"
 
 
@@ -260,58 +262,97 @@ def _import(statement: ast.Import | ast.ImportFrom, bound: Collection[str]) -> s
 
 _SPELLED_OUT = 64
 """Numbers of an array that are still written out."""
-_WIDTH = 100
+WIDTH = 116
 """Characters in a line."""
 
 
-def written(array: NDArray[Any], margin: int = 0, lead: int = 0) -> str:
-    """Write an array as an expression that stands behind a margin and ``lead`` more characters in its first line."""
+def folded(line: str, width: int = WIDTH) -> list[str]:
+    """Break a line of code between its words; one that has several keeps them."""
+    if "\n" in line:
+        return line.splitlines()
+    return wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def written(array: NDArray[Any]) -> str:
+    """Write an array as an expression that gives exactly it, as short as it can be."""
     if not array.size:
         return f"np.zeros({array.shape}, {dtype_code(array)})"
-    return (_spelled(array, margin + lead) if array.size <= _SPELLED_OUT else "") or _packed(array, margin)
+    fill, bits = array.ravel()[-1:].reshape(()), f"u{array.itemsize}"
+    differs = array.view(bits) != fill.view(bits)
+    if array.size > 4 and not math.isnan(float(fill)):  # digits do not tell one NaN from another
+        if not differs.any():
+            return f"np.full({array.shape}, {fill.item()!r}, {dtype_code(array)})"
+        lengths = [int(each) + 1 for each in np.argwhere(differs).max(axis=0, initial=0)]
+        block = array[tuple(map(slice, lengths))]
+        if 2 * block.size <= array.size and block.size <= _SPELLED_OUT:
+            behind = tuple((0, whole - kept) for whole, kept in zip(array.shape, lengths, strict=True))
+            return f"np.pad({_spelled(block)}, {behind}, constant_values={fill.item()!r})"
+    if array.size <= _SPELLED_OUT:
+        return _spelled(array)
+    text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode("ascii")
+    packed = "\n".join(text[start : start + WIDTH] for start in range(0, len(text), WIDTH))
+    return _of_bytes(f'zlib.decompress(base64.b64decode("""\n{packed}"""))', array)
 
 
-def spelled(array: NDArray[Any]) -> str:
-    """Write every number of an array on one line; its bytes where digits do not give it back."""
-    text = " ".join(_spelled(array, 0).split()).replace("[ ", "[")
-    return (
-        text or f"np.frombuffer(bytes.fromhex({array.tobytes().hex()!r}), {dtype_code(array)}).reshape({array.shape})"
-    )
-
-
-def _spelled(array: NDArray[Any], start: int) -> str:
-    """Write every number in as few digits as tell it from its neighbours; empty where these do not give it back."""
+def _spelled(array: NDArray[Any]) -> str:
+    """Write every number in as few digits as tell it from its neighbours; bytes where these do not give it back."""
     plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-    behind = f", {dtype_code(array)})"
-    text = np.array2string(
-        plain,
-        max_line_width=_WIDTH,
-        separator=", ",
-        prefix=" " * (start + len("np.array(")),
-        suffix=f"{behind},",
-        threshold=sys.maxsize,
-        floatmode="unique",
-    )
+    text = np.array2string(plain, separator=", ", threshold=sys.maxsize, floatmode="unique")
     if np.issubdtype(plain.dtype, np.floating):
         # Python reads them as float64 first, and of a NaN its payload is lost.
         read = np.array([float(number) for number in re.findall(r"[^\[\],\s]+", text)]).astype(plain.dtype)
         if read.tobytes() != plain.tobytes():
-            return ""
-    return f"np.array({text}{behind}"
+            return _of_bytes(f"bytes.fromhex({array.tobytes().hex()!r})", array)
+    text = re.sub(r" +(?=[],])", "", " ".join(text.split()).replace("[ ", "["))
+    return f"np.array({text}, {dtype_code(array)})"
 
 
-def _packed(array: NDArray[Any], margin: int) -> str:
-    text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode("ascii")
-    inner = " " * (margin + 4)
-    width = _WIDTH - len(inner)
-    lines = [f"{inner}{text[start : start + width]}\n" for start in range(0, len(text), width)]
-    return f'unpack("{array.dtype.name}", {array.shape}, """\n{"".join(lines)}{inner}""")'
+def _of_bytes(expression: str, array: NDArray[Any]) -> str:
+    return f"np.frombuffer({expression}, {dtype_code(array)}).reshape({array.shape}).copy()"
 
 
 def dtype_code(array: NDArray[Any]) -> str:
     """Return an array's dtype as code."""
     name = array.dtype.name
-    return {"bool": "bool", "bfloat16": "ml_dtypes.bfloat16"}.get(name, f"np.{name}")
+    return "bool" if name == "bool" else f"{'np' if hasattr(np, name) else 'ml_dtypes'}.{name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """The right answer for one stage: an array of this shape and dtype, and what ``judge`` holds it against.
+
+    With ``rows``, these query rows, counted along ``axis``, stand for all. Where nothing is exact, anything is right.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    exact: Any = np.nan
+    allowed: Any = np.nan
+    rest: Any = 0.0
+    rows: NDArray[Any] | None = None
+    axis: int = -2
+
+    def number(self, index: Sequence[int]) -> tuple[float, float, float]:
+        """Return at an element the exact value as float64, the largest error, and what the first leaves out."""
+        place = list(index)
+        if self.rows is not None:
+            place[self.axis] = int(np.searchsorted(self.rows, place[self.axis]))
+        numbers = (self.exact, self.allowed, self.rest)
+        exact, allowed, rest = (float(each[tuple(place)] if isinstance(each, np.ndarray) else each) for each in numbers)
+        return exact, allowed, rest
+
+    def lines(self) -> Iterator[str]:
+        """Write the arguments of ``judge``."""
+        place: Any = ...
+        if self.rows is not None:
+            yield f"# {len(self.rows)} query rows of {self.shape[self.axis]} are judged."
+            place = f"(..., {written(self.rows)}{', slice(None)' * (-1 - self.axis)})"
+        if open_ := int(np.isnan(self.allowed).sum()):
+            yield f"# {open_} of {np.size(self.allowed)} numbers have no exact answer."
+        yield f"shape={self.shape}, dtype={self.dtype!r}, place={'...' if place is ... else place},"
+        for name in ("exact", "allowed", "rest"):
+            value = getattr(self, name)
+            yield f"{name}={written(value) if isinstance(value, np.ndarray) else repr(float(value))},"
 
 
 def expected_stages(
@@ -331,67 +372,17 @@ def expected_stages(
 
 def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> Expected:
     """Return what is right for one stage: all that proves a number wrong, and nothing else."""
+    dtype = truth.dtype_of(stage)
     if stage not in truth.exact:
-        return Expected(shape)
+        return Expected(shape, dtype)
     exact, bound = truth.exact[stage], truth.bounds(rounding_model)[stage]
-    allowed = np.where(is_measured(exact, bound, truth.dtype_of(stage)), bound.max_error + exact.radius, np.nan)
+    allowed = np.where(is_measured(exact, bound, dtype), bound.max_error + exact.radius, np.nan)
     allowed[is_prescribed(exact)] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
     rest = exact.low if truth.dtype == "float64" and exact.low.any() else 0.0
     axis = query_axis(stage)
     rows = None if axis is None else truth.query_rows
-    own = truth.dtype_of(stage)
-    dtype = "" if own == truth.dtype else own
-    return Expected(shape, exact.high, allowed, rest, rows, -2 if axis is None else axis, dtype)
-
-
-def expected_lines(expected: Mapping[str, Expected]) -> Iterator[str]:
-    """Write what is right as Python; ``ROWS`` are the query rows that stand for all."""
-    rows = next((each.rows for each in expected.values() if each.rows is not None), None)
-    if rows is not None:
-        yield f"ROWS = {written(rows)}"
-    yield "EXPECTED = {"
-    for stage, each in expected.items():
-        yield f'    "{stage}": Expected('
-        yield f"        shape={each.shape},"
-        for name in ("exact", "allowed", "rest"):
-            array = getattr(each, name)
-            if isinstance(array, np.ndarray):
-                yield f"        {name}={written(array, 8, len(name) + 1)},"
-        if each.rows is not None:
-            yield "        rows=ROWS,"
-            yield f"        axis={each.axis},"
-        if each.dtype:
-            yield f'        dtype="{each.dtype}",'
-        yield "    ),"
-    yield "}"
-
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """The right answer for one stage of the computation.
-
-    ``exact`` is the exact answer rounded to float64 (None where there is none), ``rest`` what that rounding took off. A
-    right number is off by at most ``allowed``; NaN and infinity are right where the exact answer has them. Where
-    ``allowed`` is NaN, anything is. With ``rows``, these query rows, counted along ``axis``, stand for all.
-    ``dtype`` is its own, where it is not that of the computation.
-    """
-
-    shape: tuple[int, ...]
-    exact: Array | None = None
-    allowed: Array | None = None
-    rest: Array | float = 0.0
-    rows: Array | None = None
-    axis: int = -2
-    dtype: str = ""
-
-
-def unpack(dtype: str, shape: tuple[int, ...], text: str) -> Array:
-    """Read an array that is written as zlib's bytes in base64."""
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape).copy()
+    return Expected(shape, dtype, exact.high, allowed, rest, rows, -2 if axis is None else axis)
 
 
 def load_file(path: str) -> ModuleType:
@@ -407,13 +398,6 @@ def load_file(path: str) -> ModuleType:
     return module
 
 
-def named(returned: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Give the stages that a function returned their names: it may return an array, or a tuple of gradients."""
-    if isinstance(returned, Mapping):
-        return dict(returned)
-    return dict(zip(names, returned if isinstance(returned, tuple) and len(names) > 1 else (returned,), strict=False))
-
-
 def taken(function: Callable[..., Any], conventions: Mapping[str, str]) -> dict[str, str]:
     """Return the conventions that a function has a keyword for: it was not asked for any other."""
     kinds = {name: each.kind for name, each in inspect.signature(function).parameters.items()}
@@ -421,98 +405,26 @@ def taken(function: Callable[..., Any], conventions: Mapping[str, str]) -> dict[
     return {name: value for name, value in conventions.items() if takes_all or name in kinds}
 
 
-def wrong_elements(computed: Array, expected: Expected) -> tuple[NDArray[np.bool_], Array, Array]:
-    """Return which of the judged numbers are wrong, how far each is off, and that over what is allowed."""
-    exact, allowed = expected.exact, expected.allowed
-    assert exact is not None, "a stage is judged where it has an exact answer"
-    assert allowed is not None, "and with it a bound"
-    is_finite, is_odd = np.isfinite(exact), np.isfinite(exact) & ~np.isfinite(computed)
-    with np.errstate(all="ignore"):
-        error = np.abs(computed - exact - expected.rest)
-        error[~(is_finite & np.isfinite(computed))] = np.inf
-        error[~is_finite & ((computed == exact) | (np.isnan(computed) & np.isnan(exact)))] = 0
-        ratio = np.where(error == 0, 0, np.where(np.isinf(allowed), 0, error / allowed))
-    ratio[is_odd] = np.inf
-    open_ = np.isnan(allowed)
-    ratio[open_] = -1
-    return ~open_ & (is_odd | (error > allowed)), error, ratio
+def judge(stage: str, array: Any, *, shape: Any, dtype: str, place: Any, exact: Any, allowed: Any, rest: Any) -> bool:
+    """Print whether a stage is right in some place, and its worst number there. Where NaN is allowed, anything is."""
+    array = np.asarray(array)
+    if (str(array.dtype), array.shape) != (dtype, shape):
+        print(stage, f"is WRONG: it is {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}")
+        return False
+    computed = array[place].astype(np.float64)
+    right, error = are_right(computed, exact, allowed, rest), np.abs(computed - exact - rest)
+    print(stage, "is right" if right.all() else f"is WRONG at {(~right).sum()} of {right.size} elements")
+    if right.size:
+        ratio = np.nan_to_num(error / np.maximum(allowed, 1e-300), nan=np.inf)
+        ratio = np.where(right & ~(error <= allowed), -1, ratio)
+        worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+        exact, allowed = (np.broadcast_to(each, right.shape)[worst] for each in (exact, allowed))
+        at = f"at {[*map(int, worst)]}: " if worst else ""
+        print(f"    {at}computed {computed[worst]}, exact {exact}, off by {error[worst]}, allowed {allowed}")
+    return bool(right.all())
 
 
-def judge(computed: Any, expected: Expected, dtype: str) -> tuple[bool, str]:
-    """Return whether one stage is right, and a text on its worst number."""
-    if not isinstance(computed, np.ndarray | np.generic):
-        return False, f"is a {type(computed).__name__}; expected an array"
-    if computed.shape != expected.shape:
-        return False, f"has shape {computed.shape}; expected {expected.shape}"
-    dtype = expected.dtype or dtype
-    if str(computed.dtype) != dtype:
-        return False, f"has dtype {computed.dtype}; expected {dtype}"
-    rows, exact = expected.rows, expected.exact
-    array: Array = np.asarray(computed)
-    kept: Array = (array if rows is None else array.take(rows, expected.axis)).astype(np.float64)
-    if exact is None or expected.allowed is None:
-        return True, "is not judged: it has no exact answer"
-    wrong, error, ratio = wrong_elements(kept, expected)
-    if not ratio.size or ratio.max() < 0:
-        return True, "is not judged: it has no exact answer" if ratio.size else "has nothing to judge"
-    worst = tuple(int(axis) for axis in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-    whole = list(worst)
-    if rows is not None:
-        whole[expected.axis] = int(rows[worst[expected.axis]])
-    digits = 9 if array.dtype.itemsize <= 4 else 17
-    verdict = f"is WRONG at {int(wrong.sum())} of {wrong.size} elements" if wrong.any() else "is right"
-    judged = "" if rows is None else f"; {len(rows)} query rows of {array.shape[expected.axis]} are judged"
-    if open_ := int((ratio < 0).sum()):
-        judged += f"; {open_} of {ratio.size} numbers have no exact answer"
-    return not wrong.any(), (
-        f"{verdict}{judged}\n"
-        f"    most at {whole}: computed {kept[worst]:.{digits}g}, exact {exact[worst]:.17g}, "
-        f"off by {error[worst]:.3g}, allowed {expected.allowed[worst]:.3g}"
-    )
-
-
-def make(backend: Any, calls: Sequence[tuple[Callable[..., Any], Mapping[str, Array]]]) -> None:
-    """Make the calls that come before the one that is reported; what becomes of them is not looked at."""
-    with np.errstate(all="ignore"):
-        for call, inputs in calls:
-            try:
-                call(**{name: backend.from_numpy(array) for name, array in inputs.items()})
-            except Exception as error:
-                print(f"before it, {call.__name__} raised {type(error).__name__}")
-
-
-def run(
-    backend: Any,
-    compute: Callable[..., Mapping[str, Any]],
-    inputs: Mapping[str, Array],
-    expected: Mapping[str, Expected],
-    results: Sequence[str],
-    dtype: str,
-    *,
-    kept: Mapping[str, Any] | None = None,
-    cut: Callable[[Array, Any], tuple[Array, str]] = lambda array, _: (array, ""),
-) -> int:
-    """Compute once and print what is right and what is wrong. Return the exit status: 1 where something is wrong.
-
-    Of the stages of a padded call, what is ``kept`` is ``cut`` out first, which says where what is dropped is wrong.
-    """
-    with np.errstate(all="ignore"):
-        tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
-        given = {name: backend.to_numpy(tensor).tobytes() for name, tensor in tensors.items()}
-        stages = compute(**tensors) or {}
-        arrays = {stage: backend.to_numpy(stages[stage]) for stage in expected if stage in stages}
-    failed = [f"{stage} is not returned" for stage in results if stage not in stages]
-    failed += [
-        f"{name} is changed by the call" for name in given if backend.to_numpy(tensors[name]).tobytes() != given[name]
-    ]
-    for stage, elements in (kept or {}).items():
-        if stage in arrays:
-            arrays[stage], fault = cut(arrays[stage], elements)
-            failed += [f"{stage} {fault}"] if fault else []
-    for fault in failed:
-        print(fault)
-    for stage, array in arrays.items():
-        is_right, says = judge(array, expected[stage], dtype)
-        print(stage, says)
-        failed += [] if is_right else [stage]
-    return 1 if failed else 0
+def are_right(computed: Any, exact: Any, allowed: Any, rest: Any) -> Any:
+    """Return which numbers are right, whose exact answer is the sum of two."""
+    near = np.isfinite(computed) & (np.abs(computed - exact - rest) <= allowed)
+    return near | (computed == exact) | (np.isnan(computed) & np.isnan(exact)) | np.isnan(allowed)

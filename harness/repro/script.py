@@ -1,215 +1,62 @@
 """One case on one implementation as a script of its own, which needs NumPy and that framework alone.
 
-Scripts for what failed in a run are kept with its results: a report shows them where nothing can be run again. A script
-has the call: a framework's code, or what loads a user's function, and ``compute`` around it.
-
-An attached script has to be short for somebody to read it: one call of a function of somebody's has the short form of
-``short.py``. Whatever needs more (calls before, a mode's own code, many numbers) has the long form.
+It has the arrays, the framework's code of ours or what loads a user's function, the calls, and what is right for every
+stage. ``writing.py`` says where a short one does.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from itertools import chain, zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from keyword import iskeyword
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from attncheck.backends import BackendEntry, Library
+import numpy as np
+
+from attncheck.backends import BackendEntry, Library, Mode
 from attncheck.backends.families import Family
-from attncheck.commands import command, joined, words_again
-from attncheck.errors import OutputError, UsageError
-from attncheck.execution.call import Limits
+from attncheck.errors import UsageError
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task, call_of
-from attncheck.execution.padding import Padding, call_as_required
-from attncheck.execution.runner import task_of
+from attncheck.execution.padding import Padding
 from attncheck.execution.signatures import INPUTS
-from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.residuals import as_declared
-from attncheck.judging.truth import truth_of_case
-from attncheck.reading.case import Case, case_record
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.repro.code import (
-    copied,
-    expected_lines,
-    expected_stages,
-    inlined,
-    quoted,
-    short,
-    written,
-)
-from attncheck.repro.short import ShortScript, environment_lines, keywords_of
-from attncheck.results.format import SCRIPTS_FOLDER, Row
+from attncheck.execution.worker import THREAD_VARIABLES
+from attncheck.processors import emulation_variables
+from attncheck.reading.case import Case
+from attncheck.repro.code import Array, Expected, copied, folded, inlined, quoted, short, written
 from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.wording import listed
 
+PARTS = "attncheck.repro.code"
 _OPERATIONS = "attncheck.execution.operations"
-
 _ENVIRONMENT = "attncheck.execution.environment"
-
-_READING = """\
-{name} in {dtype}: {case}
-
-    {command}
-
-ends with 1 where something is wrong, and else with 0. It needs {packages}{own}.
-
-It makes {calls}, on one thread, with the inputs below, and holds every stage that comes back
-against the exact answer: the same mathematics on the same stored numbers, in interval arithmetic. "allowed" is the
-largest error that rounding in {dtype} can make in that place, in whatever order sums are taken, blocked or fused
-(rounding model {rounding_model}): a number that is further off is wrong. NaN and infinity are to be where the exact
-answer has them; what it leaves open is not judged. Nor is what rounding could just do, but does not in practice
-(statistics), or one step by itself.
-
-attncheck {version} found, with {versions}, Python {python}, {system}:
-"""
-
-
-_SHORT = """\
-{name} in {dtype}: {case}
-
-    {command}
-
-ends with 1 where something is wrong. The exact value comes of interval arithmetic; what is allowed is the largest error
-that rounding in {dtype} can make. Found:
-"""
-
+_DEVICES = "attncheck.backends.devices"
+_CALLS = "attncheck.backends.family_calls"
+_OURS = "attncheck."
+_CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
+_SERVICES = (*_CONVERSIONS, "describe")
 _OTHER_FILE = " (or a file that is named behind the command)"
 
-MAX_BEFORE = 16
-MAX_BYTES_BEFORE = 2**22
-"""Calls that a script makes first, and what their inputs may hold together."""
 
+@dataclass(frozen=True, eq=False)
+class UserCall:
+    """A call as its users write it: what is given by position, and by name; arrays are NumPy's."""
 
-def repro_script(
-    case: Case,
-    implementation: Implementation,
-    dtype: str,
-    judgements: tuple[StageJudgement, ...],
-    story: str,
-    *,
-    command: str = "python THIS_FILE",
-    before: Sequence[tuple[Case, str]] = (),
-    element: str = "",
-) -> str:
-    """Return the script: code, inputs, exact values and bounds; it ends with 1 where it finds what the harness found.
+    positional: Mapping[str, Any]
+    named: Mapping[str, Any]
 
-    ``story`` is the explanation, for its docstring, and ``command`` what runs it. Exact values are given for the stages
-    in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Where
-    ``element`` says in a line what is wrong, a case has the short form if one shows it. Raises ``UsageError`` where no
-    script can show the case.
-    """
-    rounding_model = implementation.rounding_model(dtype)
-    if rounding_model is None:
-        raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    truth = as_declared(truth_of_case(case, dtype, inputs), implementation.reads_calls_as)
-    padding = call_as_required(implementation, task_of(case, inputs))
-    task, cuts = padding.task, ", kept=KEPT, cut=cut" if padding.kept else ""
-    expected = expected_stages(case, truth, rounding_model, judgements)
-    if element and not before:
-        told = _printable(
-            _SHORT.format(name=implementation.name, dtype=dtype, case=case.name, command=command) + element
-        )
-        own = ShortScript(case, implementation, padding, dtype)
-        if text := own.text(judgements, expected, told):
-            return text
-    results = result_stages(task.operation, task.options, task.inputs)
-    earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
-    dtypes = {dtype, *(each for _, each in before)}
-    parts = [
-        _docstring(case, implementation, dtype, rounding_model, story, command=command, calls=_calls(padding, before)),
-        *_beginning(implementation, dtypes),
-        _section("What is reported", *call_lines(implementation, task, earlier)),
-        _section("How it is judged", copied(PARTS, {"Expected", "run", "unpack", *(["make"] if earlier else [])})),
-        *([_section("What is kept of each stage", *_kept(padding))] if padding.kept else []),
-        _section("The inputs", *_inputs({"INPUTS": task, **_named(earlier)})),
-        _section("What is right", *expected_lines(expected)),
-        copied(_ENVIRONMENT, {"package_version"}),
-        "\n",
-        'if __name__ == "__main__":',
-        f'    backend.prepare("{dtype}", 1)',
-        f"    for package in {quoted(list(_packages(implementation, dtypes)))}:",
-        "        print(package, package_version(package))",
-        *_made_before(earlier),
-        f'    sys.exit(run(backend, compute, INPUTS, EXPECTED, {quoted(results)}, "{dtype}"{cuts}))\n',
-    ]
-    return "\n".join(parts)
-
-
-def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
-    """Return the calls that come first. Raises ``UsageError`` where they are too many, or too large, for a script."""
-    tasks = [task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)) for case, dtype in before]
-    held = sum(array.nbytes for task in tasks for array in task.inputs.values())
-    if len(tasks) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
-        raise UsageError(
-            f"it goes wrong only after {len(tasks)} other calls, with {held / 2**20:.1f} MiB of inputs: too many for a "
-            f"script, which has {MAX_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
-            "shows it"
-        )
-    return tasks
-
-
-def _calls(padding: Padding, before: Sequence[Any]) -> str:
-    """Return how many calls a script makes, and how the last is padded, in words."""
-    others = f"{len(before)} other {'calls' if len(before) > 1 else 'call'}, and then " if before else ""
-    return f"{others}one call{f', padded with {padding.description}' if padding.description else ''}"
-
-
-def _kept(padding: Padding) -> Iterator[str]:
-    """Yield what drops again what the call is padded with."""
-    yield f"# The call is padded with {padding.description}: it is made with what the function requires."
-    yield copied(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
-    yield "KEPT = {"
-    for stage, kept in padding.kept.items():
-        yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
-    yield "}"
-
-
-def _named(before: Sequence[Task]) -> dict[str, Task]:
-    return {f"BEFORE_{number}": task for number, task in enumerate(before, 1)}
-
-
-def _made_before(before: Sequence[Task]) -> list[str]:
-    calls = [f"({name.lower()}, {name})" for name in _named(before)]
-    return [f"    make(backend, [{', '.join(calls)}])"] if calls else []
-
-
-def _docstring(
-    case: Case,
-    implementation: Implementation,
-    dtype: str,
-    rounding_model: str,
-    story: str,
-    *,
-    command: str,
-    calls: str,
-) -> str:
-    packages = list(_packages(implementation, {dtype}))
-    own = implementation.entry.target if isinstance(implementation.entry, UserImplementation) else None
-    is_file = own is not None and own.module.endswith(".py")
-    reading = _READING.format(
-        name=implementation.name,
-        dtype=dtype,
-        case=case.name,
-        packages=listed(packages) if packages[1:] else "NumPy alone",
-        command=command,
-        calls=calls,
-        own="" if own is None else f", and loads {own.module}{_OTHER_FILE if is_file else ''}",
-        rounding_model=rounding_model,
-        version=package_version("attncheck"),
-        versions=", ".join(f"{name} {package_version(name)}" for name in packages),
-        python=platform.python_version(),
-        system=f"{platform.system()} on {platform.machine()}",
-    )
-    text = _printable(f"{reading}\n{story}\n")
-    return f'r"""{text}"""\n'
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Those of them that are arrays."""
+        given = {**self.positional, **self.named}
+        return {name: each for name, each in given.items() if isinstance(each, np.ndarray)}
 
 
 def _printable(text: str) -> str:
@@ -221,175 +68,210 @@ def _printable(text: str) -> str:
     return "\n".join(lines).replace('"""', "'''")
 
 
-def _packages(implementation: Implementation, dtypes: Collection[str]) -> Iterator[str]:
-    """Yield the distributions that the script imports."""
-    yield "numpy"
-    yield from (name for name in implementation.entry.packages if name != "numpy")
-    if "bfloat16" in dtypes:
-        yield "ml_dtypes"
-    if isinstance(implementation.entry, UserImplementation) and implementation.entry.signature:
-        yield "attncheck"
+@dataclass(frozen=True, eq=False)
+class Script:
+    """One case on one implementation, of which ``padding`` is the call that is made, behind those ``before`` it."""
 
+    case: Case
+    implementation: Implementation
+    padding: Padding
+    dtype: str
+    expected: Mapping[str, Expected]
+    before: Sequence[Task] = ()
+    dtypes: frozenset[str] = frozenset()
 
-def _beginning(implementation: Implementation, dtypes: Collection[str]) -> Iterator[str]:
-    """Yield the imports, and what has to be set before them: threads, and how the framework is configured."""
-    entry = implementation.entry
-    yield "from __future__ import annotations\n"
-    if _hides_a_module(entry):
-        yield "import sys\n\nsys.path.append(sys.path.pop(0))  # so that nothing beside this script hides a module\n"
-    yield "import os\nimport sys\nfrom types import SimpleNamespace\n"
-    yield "\n".join([*environment_lines(entry.environment_of(implementation.mode), 100), ""])
-    yield "import numpy as np"
-    if "bfloat16" in dtypes:
-        yield "import ml_dtypes  # NumPy has no bfloat16"
-    yield "from numpy import inf, nan  # as arrays below write them\n\n"
+    @property
+    def entry(self) -> BackendEntry:
+        """Its line in the table."""
+        return self.implementation.entry
 
+    @property
+    def mode(self) -> Mode:
+        """Its mode there."""
+        return self.implementation.declared
 
-def _hides_a_module(entry: Any) -> bool:
-    return isinstance(entry, UserImplementation) and Path(entry.target.module).stem in sys.stdlib_module_names
+    @property
+    def packages(self) -> list[str]:
+        """The distributions that the script imports."""
+        packages = ["numpy", *(name for name in self.entry.packages if name != "numpy")]
+        is_of_family = isinstance(self.entry, UserImplementation) and bool(self.entry.signature)
+        return [*packages, *["ml_dtypes"] * ("bfloat16" in self.dtypes), *["attncheck"] * is_of_family]
 
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The words of its docstring."""
+        own, count, padded = "", len(self.before), self.padding.description
+        if isinstance(self.entry, UserImplementation):
+            module = self.entry.target.module
+            own = f", and loads {module}{_OTHER_FILE if module.endswith('.py') else ''}"
+        others = f"{count} other {'calls' if count > 1 else 'call'}, and then " if count else ""
+        return {
+            "packages": listed(self.packages) if self.packages[1:] else "NumPy alone",
+            "own": own,
+            "calls": f"{others}one call{f', padded with {padded}' if padded else ''}",
+            "version": str(package_version("attncheck")),
+            "versions": ", ".join(f"{name} {package_version(name)}" for name in self.packages),
+            "python": platform.python_version(),
+            "system": f"{platform.system()} on {platform.machine()}",
+        }
 
-def _inputs(tasks: Mapping[str, Task]) -> Iterator[str]:
-    """Yield the inputs of calls, each under a name, and what lays them out in memory as the cases ask."""
-    layouts = {
-        name: {each: layout for each, layout in task.memory_layout.items() if each in task.inputs}
-        for name, task in tasks.items()
-    }
-    if any(layouts.values()):
-        yield inlined(_OPERATIONS, {"apply_layout"}) + "\n"
-    for name, task in tasks.items():
-        yield f"{name} = {{"
-        yield from (f'    "{each}": {written(array, 4, len(each) + 4)},' for each, array in task.inputs.items())
+    def text(self, told: str) -> str:
+        """Return the script, whose docstring says what is ``told``."""
+        code = [*self._function(), "", *self._calls()]
+        made = "\n".join(code)
+        parts = {name for name in ("judge", "load_file", "taken") if re.search(rf"\b{name}\(", made)}
+        body = [*self._arrays(), *([copied(PARTS, parts), ""] if parts else []), *code]
+        return "\n".join([f'r"""{_printable(told)}"""', "", *self._beginning("\n".join(body)), "", *body]) + "\n"
+
+    def _beginning(self, body: str) -> Iterator[str]:
+        """Yield imports, and what has to be set before them: threads, and how the framework is configured."""
+        yield from ["from __future__ import annotations\n"] * ("return SimpleNamespace(" in body)
+        if isinstance(self.entry, UserImplementation) and _is_standard(self.entry):
+            yield "import sys\n\nsys.path.append(sys.path.pop(0))  # nothing beside this script may hide a module\n"
+        modules = ("base64", "os", "sys", "zlib")
+        yield from (f"import {each}" for each in modules if each == "os" or f"{each}." in body)
+        yield from ["from types import SimpleNamespace"] * ("SimpleNamespace(" in body)
+        yield ""
+        of_mode = self.entry.environment_of(self.implementation.mode)
+        variables = {**dict.fromkeys(THREAD_VARIABLES, "1"), **of_mode, **emulation_variables()}
+        words = ", ".join(f"{name}={json.dumps(text)}" for name, text in variables.items())
+        yield from folded(f"os.environ.update({words})")
+        yield "import numpy as np"
+        yield from ["import ml_dtypes  # NumPy has no bfloat16"] * ("ml_dtypes." in body)
+        yield from (f"from numpy import {each}" for each in ("inf", "nan") if re.search(rf"(?<![\w.]){each}\b", body))
+        yield from self._imports()
+
+    def _imports(self) -> Iterator[str]:
+        """Yield imports of its own."""
+        yield from ()
+
+    def _arrays(self) -> Iterator[str]:
+        """Yield the arrays of every call, laid out in memory as its case asks."""
+        if any(map(_layout_of, self._tasks.values())):
+            yield inlined(_OPERATIONS, {"apply_layout"})
+        for prefix, task in self._tasks.items():
+            for name, array in self.call_of(task).arrays.items():
+                yield from folded(f"{prefix}{name} = {written(array)}")
+            if layout := _layout_of(task):
+                names = [f"{prefix}{name}" for name in task.inputs]
+                given = ", ".join(f"{name!r}: {prefix}{name}" for name in task.inputs)
+                laid_out = f"{short(_OPERATIONS)}.apply_layout({{{given}}}, {layout!r})"
+                yield from folded(f"{', '.join(names)} = {laid_out}.values()")
+        yield ""
+
+    @property
+    def _tasks(self) -> Mapping[str, Task]:
+        """The calls in their order, by what the names of their arrays begin with."""
+        return {**{f"before_{number}_": task for number, task in enumerate(self.before, 1)}, "": self.padding.task}
+
+    def _function(self) -> Iterator[str]:
+        """Yield what leaves ``backend``, which has the conversions and the functions; a user's are in ``kernel``."""
+        if isinstance(self.entry, UserImplementation):
+            yield from _own(self.entry)
+        else:
+            yield from _framework(self.implementation, {_name(task) for task in self._tasks.values()})
+
+    def _calls(self) -> Iterator[str]:
+        """Yield the calls, and the comparison of every stage with its exact value."""
+        yield copied(_ENVIRONMENT, {"package_version"})
+        yield ""
+        yield 'np.seterr(all="ignore")'
+        yield f'backend.prepare("{self.dtype}", 1)'
+        yield f"for package in {quoted(self.packages)}:"
+        yield "    print(package, package_version(package))"
+        for prefix, task in [*self._tasks.items()][:-1]:
+            yield "try:"
+            yield from (f"    {line}" for line in folded(self._call(task, prefix)))
+            yield "except Exception as error:"
+            yield f'    print("before it, {_name(task)} raised", type(error).__name__)'
+        task = self.padding.task
+        results = result_stages(task.operation, task.options, task.inputs) or ("masked",)
+        yield from folded(f"given = {{{', '.join(f'{name!r}: {name}' for name in task.inputs)}}}")
+        yield "bits = {name: array.tobytes() for name, array in given.items()}"
+        yield from folded(f"returned = {self._call(task)}")
+        yield 'if not hasattr(returned, "keys"):'
+        several = "returned if isinstance(returned, tuple) else " * (len(results) > 1)
+        yield f"    returned = dict(zip({quoted(results)}, {several}(returned,)))"
+        yield f'faults = [f"{{stage}} is not returned" for stage in {quoted(results)} if stage not in returned]'
+        yield 'faults += [f"{name} is changed by the call" for name in given if given[name].tobytes() != bits[name]]'
+        yield from self._kept()
+        yield "EXPECTED = {"
+        for stage, expected in self.expected.items():
+            yield f'    "{stage}": dict('
+            yield from (f"        {line}" for lines in expected.lines() for line in folded(lines, 92))
+            yield "    ),"
         yield "}"
-        if layouts[name]:
-            yield f"{name} = {short(_OPERATIONS)}.apply_layout({name}, {layouts[name]!r})"
+        yield "is_wrong = False"
+        yield "for stage in [stage for stage in EXPECTED if stage in returned]:"
+        yield "    array = backend.to_numpy(returned[stage])"
+        yield "    if stage in KEPT:"
+        yield "        array, fault = cut(array, KEPT[stage])"
+        yield '        faults += [f"{stage} {fault}"] if fault else []'
+        yield "    is_wrong |= not judge(stage, array, **EXPECTED[stage])"
+        yield 'print(*faults, sep="\\n")'
+        yield "sys.exit(1 if faults or is_wrong else 0)"
+
+    def _kept(self) -> Iterator[str]:
+        """Yield what drops again what the call is padded with."""
+        if self.padding.kept:
+            yield f"\n# The call is padded with {self.padding.description}: it is made with what the function requires."
+            yield copied(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
+        yield "KEPT = {"
+        for stage, kept in self.padding.kept.items():
+            yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
+        yield "}"
+
+    def _call(self, task: Task, prefix: str = "") -> str:
+        """Return a call as code."""
+        call, function = self.call_of(task), self._called(_name(task))
+        conventions = {name: call.named[name] for name in sorted(CONVENTIONS & call.named.keys())}
+        named = {name: value for name, value in call.named.items() if name not in conventions}
+        given = [self._argument(f"{prefix}{name}", value) for name, value in call.positional.items()]
+        given += [f"{name}={self._argument(f'{prefix}{name}', value)}" for name, value in named.items()]
+        given += [f"**taken({function}, {conventions!r})"] if conventions else []
+        return f"{function}({', '.join(given)})"
+
+    def call_of(self, task: Task) -> UserCall:
+        """Return the call of a task as the function is given it; some inputs have no name in a user's function."""
+        name, options = call_of(task.operation, task.options)
+        by_position: tuple[str, ...] = ()
+        if isinstance(self.entry, UserImplementation):
+            by_position, options = INPUTS[name], _keywords_of(self.entry, task, options)
+        positional = {each: task.inputs[each] for each in by_position if each in task.inputs}
+        named = {each: array for each, array in task.inputs.items() if each not in by_position}
+        return UserCall(positional, {**named, **options})
+
+    def _called(self, name: str) -> str:
+        """Return what is called: a target's function of the contract's name, or the target, where it is that itself."""
+        if not isinstance(self.entry, UserImplementation):
+            return f"backend.{name}"
+        function = self.entry.function if self.entry.function in INPUTS else "attention"
+        if self.entry.target.attribute and name == function and not self.entry.signature:
+            return f'getattr(kernel, "{name}", kernel)'
+        return f"kernel.{name}"
+
+    def _argument(self, name: str, value: Any) -> str:
+        if isinstance(value, np.ndarray):
+            return self._tensor(name, value)
+        if isinstance(value, SimpleNamespace):
+            return f"SimpleNamespace({', '.join(f'{each}={own!r}' for each, own in vars(value).items())})"
+        return repr(value.item() if isinstance(value, np.generic) else value)
+
+    def _tensor(self, name: str, array: Array) -> str:
+        """Return an array as the framework's own."""
+        return f"backend.from_numpy({name})"
 
 
-def _section(title: str, *lines: str) -> str:
-    return "\n".join([f"# {title}\n", *lines, "\n"])
-
-
-MAX_SCRIPTS = 50
-"""One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
-
-Evaluation = tuple[str, str, str]
-"""case, implementation, dtype"""
-
-
-_FRESH = """
-If it finds nothing: a check makes many calls in one process, and this script makes one. This repeats those before it:
-
-    {explain}
-"""
-
-
-def write_scripts(
-    cases: Sequence[Case],
-    implementations: Sequence[Implementation],
-    failures: Iterable[Row],
-    results: Path,
-    limits: Limits | None = None,
-) -> int:
-    """Write a script for failing evaluations, first one of every implementation, and return how many.
-
-    ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
-    Raises ``OutputError``.
-    """
-    messages: dict[Evaluation, list[str]] = defaultdict(list)
-    for row in failures:
-        if row.comparison == "stage":
-            messages[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
-    failing = {case for case, _, _ in messages}
-    known_cases = {case.id: case for case in cases if case.id in failing}  # of a large campaign, few are in memory
-    known_implementations = {item.name: item for item in implementations}
-    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
-    index: dict[str, str] = {}
-    folder = results / SCRIPTS_FOLDER
-    again = words_again(implementations, limits or Limits(), results)
-    for evaluation in _one_of_each_first(evaluations)[:MAX_SCRIPTS]:
-        case, name, dtype = evaluation
-        if name not in again:  # an object of this process has no file
-            continue
-        file = f"{len(index):03d}.py"
-        explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
-        story = "\n".join([*messages[evaluation], _FRESH.format(explain=explain)])
-        runs_it = joined(["python", str(folder / file)])
-        try:
-            text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
-        except UsageError:  # some modules cannot be taken apart
-            continue
-        index["|".join(evaluation)] = _write(folder / file, text)
-    if index:
-        _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
-    return len(index)
-
-
-def _one_of_each_first(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Put the first place of every implementation before the second of any."""
-    by_name: dict[str, list[Evaluation]] = defaultdict(list)
-    for evaluation in evaluations:
-        by_name[evaluation[1]].append(evaluation)
-    return [evaluation for evaluation in chain.from_iterable(zip_longest(*by_name.values())) if evaluation is not None]
-
-
-def _write(path: Path, text: str) -> str:
-    try:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise OutputError.of(path, error) from None
-    return path.name
-
-
-PARTS = "attncheck.repro.code"
-_DEVICES = "attncheck.backends.devices"
-_CALLS = "attncheck.backends.family_calls"
-_OURS = "attncheck."
-_CONVERSIONS = ("prepare", "from_numpy", "to_numpy")
-_SERVICES = (*_CONVERSIONS, "describe")
-
-
-def call_lines(implementation: Implementation, task: Task, before: Sequence[Task] = ()) -> Iterator[str]:
-    """Yield code that leaves ``backend``, which has the conversions, and ``compute``, which makes the call.
-
-    What is called ``before`` is ``before_1``, ``before_2`` and so on.
-    """
-    tasks = {"compute": task, **{f"before_{number}": each for number, each in enumerate(before, 1)}}
-    if isinstance(implementation.entry, UserImplementation):
-        yield from _own(implementation.entry)
-    else:
-        yield from _framework(implementation, {_name(each) for each in tasks.values()})
-    if any(CONVENTIONS & dict(call_of(each.operation, each.options)[1]).keys() for each in tasks.values()):
-        yield "\n\n" + copied(PARTS, {"taken"})
-    for name, each in tasks.items():
-        says = "Make the call that is reported." if each is task else "Make a call that has to come before it."
-        yield f"\n\ndef {name}({', '.join(each.inputs)}):"
-        yield f'    """{says}"""'
-        yield f"    return {_call(implementation.entry, each)}"
+def _layout_of(task: Task) -> dict[str, str]:
+    return {name: layout for name, layout in task.memory_layout.items() if name in task.inputs}
 
 
 def _name(task: Task) -> str:
     return call_of(task.operation, task.options)[0]
 
 
-def _call(entry: BackendEntry, task: Task) -> str:
-    name, options = call_of(task.operation, task.options)
-    conventions = {each: options.pop(each) for each in sorted(CONVENTIONS & options.keys())}
-    function = _own_function(entry, name) if isinstance(entry, UserImplementation) else f"backend.{name}"
-    by_position: tuple[str, ...] = ()
-    if isinstance(entry, UserImplementation):  # some inputs have no name there
-        by_position, options = INPUTS[name], keywords_of(entry, task, options)
-    given = [each for each in by_position if each in task.inputs]
-    given += [f"{each}={each}" for each in task.inputs if each not in by_position]
-    given += [f"{each}={value!r}" for each, value in options.items()]
-    if conventions:
-        given.append(f"**taken({function}, {conventions!r})")
-    call = f"{function}({', '.join(given)})"
-    return f"named({call}, {quoted(_returned(task))})" if isinstance(entry, UserImplementation) else call
-
-
-def _returned(task: Task) -> Sequence[str]:
-    return result_stages(task.operation, task.options, task.inputs) or ("masked",)
+def _is_standard(entry: UserImplementation) -> bool:
+    return Path(entry.target.module).stem in sys.stdlib_module_names
 
 
 def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
@@ -433,21 +315,7 @@ def _own(entry: UserImplementation) -> Iterator[str]:
     yield inlined(framework, _CONVERSIONS)
     yield f"backend = {short(framework)}"
     yield from _moved(entry.framework, entry.device)
-    yield "\n\n"
-    is_file = target.module.endswith(".py")
-    needed = [] if is_file else ["from importlib import import_module"]
-    needed += ["from operator import attrgetter"] if target.attribute else []
-    yield from needed
-    yield copied(PARTS, {"named", *(["load_file"] if is_file else [])}) + "\n\n"
-    if is_file:
-        yield f"KERNEL = sys.argv[1] if len(sys.argv) > 1 else {target.module!r}"
-        loaded = "load_file(KERNEL)"
-    else:
-        root = target.module.partition(".")[0]
-        if any(Path(found).exists() for found in (root, f"{root}.py")):
-            yield f"sys.path.insert(0, {str(Path.cwd())!r})"
-        loaded = f"import_module({target.module!r})"
-    yield f"kernel = attrgetter({target.attribute!r})({loaded})" if target.attribute else f"kernel = {loaded}"
+    yield from loaded(entry)
     if entry.signature:
         yield "from attncheck.backends.families import FAMILIES"
         yield "from attncheck.backends.family_calls import contract_functions"
@@ -456,14 +324,35 @@ def _own(entry: UserImplementation) -> Iterator[str]:
         yield f"kernel = SimpleNamespace(**{called})"
 
 
-def _own_function(entry: UserImplementation, name: str) -> str:
-    """Return what is called: the target's function of the contract's name, or the target, where it is that itself."""
-    if entry.target.attribute and _is_of(entry, name) and not entry.signature:
-        return f'getattr(kernel, "{name}", kernel)'
-    return f"kernel.{name}"
+def loaded(entry: UserImplementation, *, by_name: bool = False) -> Iterator[str]:
+    """Yield the lines that load a target as ``kernel``; a file as a module where its name allows it, if ``by_name``."""
+    target = entry.target
+    file, is_file = Path(target.module), target.module.endswith(".py")
+    is_module = file.stem.isidentifier() and not (iskeyword(file.stem) or _is_standard(entry))
+    if is_file and not (by_name and is_module):
+        yield f"KERNEL = sys.argv[1] if len(sys.argv) > 1 else {target.module!r}"
+        yield f"kernel = {'.'.join(filter(None, ('load_file(KERNEL)', target.attribute)))}"
+        return
+    yield f"sys.path.insert(0, {str(file.parent if is_file else Path.cwd())!r})"
+    yield from imported(file.stem if is_file else target.module, target.attribute)
 
 
-def _is_of(entry: UserImplementation, name: str) -> bool:
-    """Return whether the target is the contract's function of a name itself."""
-    own = entry.function if entry.function in INPUTS else "attention"
-    return name == own
+def imported(module: str, path: str) -> tuple[str, ...]:
+    """Return the lines that leave a module, or what a path in it leads to, in ``kernel``."""
+    first, dot, _ = path.partition(".")
+    if not path:
+        return (f"import {module} as kernel",)
+    if not dot:
+        return (f"from {module} import {first} as kernel",)
+    return (f"from {module} import {first.removesuffix('()')}", f"kernel = {path}")
+
+
+def _keywords_of(entry: UserImplementation, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's options, and what the function has no default for."""
+    name, _ = call_of(task.operation, task.options)
+    required = entry.required.get(name, {})
+    keywords = {each: value for each, value in required.items() if each not in {**task.inputs, **options}}
+    keywords |= options
+    if keywords.get("scale", 0) is None:
+        keywords["scale"] = task.inputs["query"].shape[-1] ** -0.5
+    return keywords

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,19 +36,9 @@ from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.repro import repro_script, short, write_scripts
-from attncheck.repro.code import (
-    NotSeparable,
-    copied,
-    expected_of,
-    inlined,
-    judge,
-    read_module,
-    unpack,
-    written,
-    wrong_elements,
-)
-from attncheck.repro.short import MAX_LINES
+from attncheck.repro import repro_script, write_scripts, writing
+from attncheck.repro.code import NotSeparable, are_right, copied, expected_of, inlined, judge, read_module, written
+from attncheck.repro.writing import MAX_LINES
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
 
@@ -106,9 +98,9 @@ def test_the_docstring_keeps_a_story_as_it_is_and_no_line_is_endless(bench: Benc
     docstring = ast.get_docstring(ast.parse(text), clean=False)
     assert docstring is not None
     assert docstring.endswith(f"\n{told}\n")
-    data = text[text.index("# The inputs") :]
-    assert max(map(len, data.splitlines())) <= 100
-    assert "unpack(" in data
+    data = text[text.index("import os") : text.index("\ndef ")]
+    assert max(map(len, data.splitlines())) <= 200
+    assert "key = np.frombuffer(zlib.decompress(" in data
     text = repro_script(case, numpy, "float32", (), 'a """ b\0\x1b')
     assert ast.get_docstring(ast.parse(text), clean=False) == docstring.replace(told, "a ''' b\ufffd\ufffd")
 
@@ -317,7 +309,7 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
     path = bench.kernel(TABLES["called"], "called.py")
     monkeypatch.syspath_prepend(bench.folder)
     monkeypatch.setenv("PYTHONPATH", str(bench.folder))
-    monkeypatch.setitem(short.ARRAYS, ("called", "ARRAYS"), "numpy")
+    monkeypatch.setitem(writing.ARRAYS, ("called", "ARRAYS"), "numpy")
     arrays = {"module": "called", "attribute": "ARRAYS", "package": "numpy"}
     case = bench.case("attention", CALLED)
     for name, differs in TABLES["short"].items():
@@ -351,25 +343,27 @@ ARRAYS = [
     np.array([[True, False], [False, False]]),
     np.arange(5),
     np.zeros((2, 0, 3), np.float32),
-    np.float64(0.1).reshape(()),
+    np.array(0.1),
     RANDOM.normal(size=(4, 6)).T,
     np.frombuffer(RANDOM.bytes(64 * 4), np.float32),
 ]
 
 
+NAMES = {"np": np, "ml_dtypes": ml_dtypes, "inf": np.inf, "nan": np.nan, "zlib": zlib, "base64": base64}
+
+
 def test_an_array_is_written_as_people_write_it_and_read_back_bit_for_bit() -> None:
-    names = {"np": np, "ml_dtypes": ml_dtypes, "inf": np.inf, "nan": np.nan, "unpack": unpack}
     for array in ARRAYS:
-        for margin in (0, 8):
-            text = written(array, margin)
-            read = eval(text, names)
-            assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes()), text
-            assert max(map(len, text.splitlines())) <= 100
-    assert written(np.array([[0.1, -2]], np.float32)) == "np.array([[ 0.1, -2. ]], np.float32)"
-    assert written(np.array([True])) == "np.array([ True], bool)"
-    # A large one takes lines, and less room where it repeats itself.
+        text = written(array)
+        read = eval(text, {**NAMES})
+        assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes()), text
+        assert read.flags.writeable
+    assert written(np.array([[0.1, -2]], np.float32)) == "np.array([[0.1, -2.]], np.float32)"
+    assert written(np.array([True])) == "np.array([True], bool)"
+    assert written(np.ones((30, 40), np.float32)) == "np.full((30, 40), 1.0, np.float32)"
+    # A large one takes less room where it repeats itself.
     text = written(np.tile(RANDOM.normal(size=10), 1000))
-    assert text.startswith('unpack("float64", (10000,), """\n')
+    assert text.startswith('np.frombuffer(zlib.decompress(base64.b64decode("""\n')
     assert len(text) < 1000
 
 
@@ -425,10 +419,10 @@ def test_a_module_that_does_more_than_define_is_refused_and_functions_are_copied
         module(f"first{number}", f"{statement}\n\n\ndef told():\n    return 1\n")
         with pytest.raises(NotSeparable, match=f"first{number}, line 1"):
             inlined(f"attncheck.first{number}", ["told"])
-    code = copied("attncheck.repro.code", {"unpack"})
-    assert code.startswith("import base64\nimport zlib\n")
-    assert "def run(" not in code
-    assert names_of(f"Any = None\n{code}")["unpack"]("float64", (0,), "eJwDAAAAAAE=").shape == (0,)
+    code = copied("attncheck.repro.code", {"are_right"})
+    assert code.startswith("from typing import Any\nimport numpy as np\n")
+    assert "def judge(" not in code
+    assert names_of(code)["are_right"](1.0, 1.0, 0.0, 0.0)
 
 
 def test_every_mode_of_every_backend_can_be_taken_apart() -> None:
@@ -500,9 +494,10 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields:
                 computed = spoiled(truth, stage, shape, random)
                 kept = rows_of_stage(stage, computed, truth.query_rows)
                 by_judge = failing_elements(truth, stage, kept, class_of(dtype))
-                by_script, _, _ = wrong_elements(kept.astype(np.float64), expected)
-                np.testing.assert_array_equal(by_script, by_judge)
-                is_right, told = judge(computed, expected, dtype)
-                assert is_right == (not by_judge.any()), told
+                by_script = are_right(kept.astype(np.float64), expected.exact, expected.allowed, expected.rest)
+                np.testing.assert_array_equal(~by_script, by_judge)
+                written_down = "\n".join(expected.lines())
+                given = eval(f"dict({written_down}\n)", {**NAMES})
+                assert judge(stage, computed, **given) == (not by_judge.any())
                 found += int(by_judge.sum())
         assert found or dtype == "float16", "something has to be wrong for this to say anything"

@@ -1,0 +1,446 @@
+"""Scripts written: short ones where these show what is wrong, and those of a run, which are kept with its results.
+
+A report shows them where nothing can be run again. An attached script has to be short for somebody to read it: one call
+of a function of somebody's has the short form. It is run before it is handed out. Whatever needs more (calls before, a
+mode's own code, many numbers) has the long form.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+from itertools import chain, zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from attncheck.backends import Library, Mode
+from attncheck.backends.families import FAMILIES, Family
+from attncheck.commands import command, joined, words_again
+from attncheck.errors import OutputError, UsageError
+from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.implementations import Implementation, UserImplementation
+from attncheck.execution.operations import Task, call_of
+from attncheck.execution.padding import call_as_required
+from attncheck.execution.runner import task_of
+from attncheck.execution.signatures import INPUTS
+from attncheck.execution.worker import redirect_output
+from attncheck.judging.judge_stages import StageJudgement
+from attncheck.judging.residuals import as_declared
+from attncheck.judging.truth import truth_of_case
+from attncheck.reading.case import Case, case_record
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.repro.code import Array, expected_stages, folded, quoted
+from attncheck.repro.script import Script, UserCall, imported, loaded
+from attncheck.results.format import SCRIPTS_FOLDER, Row
+from attncheck.spec import result_stages
+from attncheck.verdicts import Verdict
+
+_READING = """\
+{name} in {dtype}: {case}
+
+    {command}
+
+ends with 1 where something is wrong, and else with 0. It needs {packages}{own}.
+
+It makes {calls}, on one thread, with the inputs below, and holds every stage that comes back
+against the exact answer: the same mathematics on the same stored numbers, in interval arithmetic. "allowed" is the
+largest error that rounding in {dtype} can make in that place, in whatever order sums are taken, blocked or fused
+(rounding model {rounding_model}): a number that is further off is wrong. NaN and infinity are to be where the exact
+answer has them; what it leaves open is not judged. Nor is what rounding could just do, but does not in practice
+(statistics), or one step by itself.
+
+attncheck {version} found, with {versions}, Python {python}, {system}:
+"""
+_SHORT = """\
+{name} in {dtype}: {case}
+
+    {command}
+
+ends with 1 where something is wrong. The exact value comes of interval arithmetic; what is allowed is the largest error
+that rounding in {dtype} can make. Found:
+"""
+MAX_LINES = 80
+"""Of a short script."""
+_SECONDS = 120.0
+MAX_BEFORE = 16
+MAX_BYTES_BEFORE = 2**22
+"""Calls that a script makes first, and what their inputs may hold together."""
+
+
+def repro_script(
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    judgements: tuple[StageJudgement, ...],
+    story: str,
+    *,
+    command: str = "python THIS_FILE",
+    before: Sequence[tuple[Case, str]] = (),
+    element: str = "",
+) -> str:
+    """Return the script: code, inputs, exact values and bounds; it ends with 1 where it finds what the harness found.
+
+    ``story`` is the explanation, for its docstring, and ``command`` what runs it. Exact values are given for the stages
+    in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Where
+    ``element`` says in a line what is wrong, a case has the short form if one shows it. Raises ``UsageError`` where no
+    script can show the case.
+    """
+    rounding_model = implementation.rounding_model(dtype)
+    if rounding_model is None:
+        raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    truth = as_declared(truth_of_case(case, dtype, inputs), implementation.reads_calls_as)
+    padding = call_as_required(implementation, task_of(case, inputs))
+    expected = expected_stages(case, truth, rounding_model, judgements)
+    earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
+    dtypes = frozenset({dtype, *(each for _, each in before)})
+    script = Script(case, implementation, padding, dtype, expected, earlier, dtypes)
+    whose = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
+    if element and not before:
+        told = f"{_SHORT.format(**whose)}{element}\n"
+        if text := ShortScript.finding(script, judgements, told):
+            return text
+    return script.text(f"{_READING.format(**whose, **script.words, rounding_model=rounding_model)}\n{story}\n")
+
+
+def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
+    """Return the calls that come first. Raises ``UsageError`` where they are too many, or too large, for a script."""
+    tasks = [task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)) for case, dtype in before]
+    held = sum(array.nbytes for task in tasks for array in task.inputs.values())
+    if len(tasks) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
+        raise UsageError(
+            f"it goes wrong only after {len(tasks)} other calls, with {held / 2**20:.1f} MiB of inputs: too many for a "
+            f"script, which has {MAX_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
+            "shows it"
+        )
+    return tasks
+
+
+_IMPORTS: Mapping[str, str] = {
+    "numpy": "",
+    "torch": "import torch",
+    "tensorflow": "import tensorflow as tf",
+    "jax": "import jax",
+    "mlx": "import mlx.core as mx",
+    "paddle": "import paddle",
+    "tinygrad": "from tinygrad import Tensor",
+}
+_TO: Mapping[str, str] = {
+    "numpy": "{array}",
+    "torch": "torch.tensor({array})",
+    "tensorflow": "tf.constant({array})",
+    "jax": "jax.numpy.asarray({array})",
+    "mlx": "mx.array({array}, {of_framework})",
+    "paddle": "paddle.to_tensor({array})",
+    "tinygrad": "Tensor({array})",
+}
+_TO_BFLOAT16: Mapping[str, str] = {
+    "torch": "torch.tensor({array}.astype(np.float32)).bfloat16()",
+    "mlx": "mx.array({array}.astype(np.float32)).astype(mx.bfloat16)",
+    "paddle": 'paddle.to_tensor({array}.astype(np.float32)).astype("bfloat16")',
+}
+_FROM: Mapping[str, str] = {
+    "numpy": "np.asarray({array})",
+    "torch": "{array}.detach().cpu().double().numpy()",
+    "tensorflow": "tf.cast({array}, tf.float64).numpy()",
+    "jax": "np.asarray({array})",
+    "mlx": "np.array({array}, np.float64)",
+    "paddle": '{array}.astype("float64").numpy()',
+    "tinygrad": "{array}.double().numpy()",
+}
+ARRAYS: Mapping[tuple[str, str], str] = {
+    ("attncheck.backends.torch_sdpa", "LIBRARY"): "torch",
+    ("attncheck.backends.torch_sdpa", "KERAS"): "torch",
+    ("attncheck.backends.jax_jit", "LIBRARY"): "jax",
+    ("attncheck.backends.jax_jit", "LIBRARY_JIT"): "jax",
+    ("attncheck.backends.jax_jit", "KERAS"): "jax",
+    ("attncheck.backends.library_arrays", "MLX"): "mlx",
+    ("attncheck.backends.library_arrays", "PADDLE"): "paddle",
+    ("attncheck.backends.library_arrays", "TINYGRAD"): "tinygrad",
+}
+"""The framework of the arrays that a library's row names."""
+_COMPILED = frozenset({"LIBRARY_JIT"})
+
+
+class _NoShortFormError(Exception):
+    """A case takes more than a short script has."""
+
+
+def _finds(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
+    """Run a script; return whether it ends as the harness did."""
+    with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "report.py"
+        path.write_text(text, encoding="utf-8")
+        try:
+            done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            return False
+    if not is_wrong:
+        return done.returncode == 0
+    if is_number:
+        return done.returncode == 1 and "is WRONG" in done.stdout
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    return done.returncode != 0 and bool(last) and last.partition(":")[0].rpartition(".")[2] in told
+
+
+@dataclass(frozen=True, eq=False)
+class ShortScript(Script):
+    """A case as a bug report has it, with NumPy and the library alone: one call, and one element of what comes back.
+
+    It has the arrays that the function is given (padded to what it requires, and in the layout of its family), the call
+    as the library's users write it, and an element with its exact value and the largest error of rounding. What a
+    family makes of a call is known from making it, with a function that only takes note.
+    """
+
+    element: StageJudgement | None = None
+    """The judgement that it repeats: of a number, if there is one; None where nothing came back."""
+
+    @classmethod
+    def finding(cls, script: Script, judgements: Sequence[StageJudgement], told: str) -> str:
+        """Return a script of at most ``MAX_LINES`` lines that finds what is ``told``; empty where it takes more."""
+        own = cls(**vars(script))
+        if own.case.memory_layout or own.case.merged or own.mode.device or not (own.framework and own.loads_by_name):
+            return ""
+        failing = [each for each in judgements if each.verdict.exit_code]
+        try:
+            own = replace(own, element=own.judged(failing or judgements[-1:]))
+            text = own.text(told)
+        except _NoShortFormError:
+            return ""
+        is_wrong, fits = bool(failing) or not judgements, len(text.splitlines()) <= MAX_LINES
+        return text if fits and _finds(text, told, is_number=own.element is not None, is_wrong=is_wrong) else ""
+
+    @property
+    def family(self) -> Family | None:
+        """The family that the function is called like, if any."""
+        if isinstance(self.mode, Library):
+            return self.mode.called_as
+        signature = self.entry.signature if isinstance(self.entry, UserImplementation) else ""
+        return FAMILIES[signature] if signature else None
+
+    @property
+    def framework(self) -> str:
+        """The framework of the arrays; empty for one that no short script is written for."""
+        if isinstance(self.entry, UserImplementation):
+            return self.entry.framework if self.entry.framework in _TO else ""
+        return ARRAYS.get((self.mode.module, self.mode.attribute or ""), "")
+
+    @property
+    def loads_by_name(self) -> bool:
+        """Return whether the function has a name in a module that is not ours."""
+        if isinstance(self.mode, Library):
+            return not self.mode.call.startswith("attncheck.")
+        assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
+        target = self.entry.target
+        return bool(target.attribute) and not (target.pickled or target.program)
+
+    def judged(self, candidates: Sequence[StageJudgement]) -> StageJudgement | None:
+        """Return the judgement that the script repeats: of a number, if there is one; None where nothing came back."""
+        if not candidates:
+            return None
+        known = [each for each in candidates if each.stage == "output" or self.family is None]
+        if not known or known[0].verdict is Verdict.DTYPE:
+            raise _NoShortFormError
+        return next((each for each in known if each.index is not None), known[0])
+
+    def _imports(self) -> Iterator[str]:
+        yield from filter(None, [_IMPORTS[self.framework]])
+        if self.framework == "jax" and self.dtype == "float64":
+            yield 'jax.config.update("jax_enable_x64", True)'
+
+    def _function(self) -> Iterator[str]:
+        if isinstance(self.mode, Library):
+            module, _, path = self.mode.call.partition(":")
+            yield from imported(module, path)
+        else:
+            assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
+            yield from loaded(self.entry, by_name=True)
+
+    def _calls(self) -> Iterator[str]:
+        call, task = self._own_call, self.padding.task
+        if self.mode.attribute in _COMPILED:
+            static = [name for name, each in call.named.items() if not isinstance(each, np.ndarray)]
+            yield f"kernel = jax.jit(kernel, static_argnames={quoted(static)})"
+        yield from folded(f"returned = {self._call(task)}")
+        if self.element is None:
+            return
+        stage = self.element.stage
+        names = list(result_stages(task.operation, task.options, task.inputs) or ("masked",))
+        yield "if isinstance(returned, dict):"
+        yield f"    returned = returned[{stage!r}]"
+        if self.family is not None or len(names) > 1:
+            yield "elif isinstance(returned, (tuple, list)):"
+            yield f"    returned = returned[{0 if self.family is not None else names.index(stage)}]"
+        index = self.element.index or (0,) * len(self.case.stage_shapes[stage])
+        exact, allowed, rest = self.expected[stage].number(index)
+        place, shape = self._place(stage, index)
+        label = f"{stage}[{', '.join(map(str, index))}]"
+        yield f"computed = {_FROM[self.framework].format(array='returned')}.astype(np.float64)"
+        yield f"if computed.shape != {shape}:"
+        yield f'    print("{stage} is WRONG: it has shape", computed.shape, "and not", {shape})'
+        yield "    sys.exit(1)"
+        yield f"computed = computed[{', '.join(map(str, place)) or '()'}]"
+        yield "# The exact value is the first two together; what is allowed is the largest error of rounding."
+        yield f"exact, rest, allowed = {exact!r}, {rest!r}, {allowed!r}"
+        yield "error = abs(computed - exact - rest)"
+        yield "is_right = computed == exact or error <= allowed or (np.isnan(computed) and np.isnan(exact))"
+        yield f'print("{label}", "is right" if is_right else "is WRONG")'
+        yield 'print("computed", computed, "exact", exact, "off by", error, "allowed", allowed)'
+        yield "sys.exit(0 if is_right else 1)"
+
+    def _called(self, name: str) -> str:
+        return "kernel"
+
+    def _tensor(self, name: str, array: Array) -> str:
+        form = _TO[self.framework]
+        form = _TO_BFLOAT16.get(self.framework, form) if array.dtype.name == "bfloat16" else form
+        return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
+
+    def call_of(self, task: Task) -> UserCall:
+        """Return the call as the function is given it; of several, that of the element's batch entry."""
+        return self._own_call
+
+    @cached_property
+    def _own_call(self) -> UserCall:
+        if self.family is None:
+            return super().call_of(self.padding.task)
+        index = (self.element and self.element.index) or (0,)
+        number = index[0] if self.family.layout == "LHD" else 0
+        with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
+            worker, log = WorkerProcess(), str(Path(folder) / "log.txt")
+            whose = self.entry, self.mode, self.family, self.padding.task, number, log
+            try:
+                call = worker.call(take_note, *whose, seconds=START_SECONDS)
+            except (CallTimeout, RemoteError, WorkerDied):
+                raise _NoShortFormError from None
+            finally:
+                worker.end()
+        return replace(call, named={**call.named, **(self.mode.given if isinstance(self.mode, Library) else {})})
+
+    def _place(self, stage: str, index: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
+        """Return where an element of a stage is in what comes back, and the shape of that."""
+        place, kept = list(index), self.padding.kept.get(stage)
+        shape = list(self.case.stage_shapes[stage] if kept is None else kept.shape)
+        for axis, positions in ({} if kept is None else kept.positions).items():
+            place[axis] = positions[index[axis]]
+        if (family := self.family) is not None:
+            if family.heads == "tiled":
+                key_heads = self.padding.task.inputs["key"].shape[1]
+                group, within = divmod(place[1], shape[1] // key_heads)
+                place[1] = within * key_heads + group
+            if (family.output_layout or family.layout) != "BHLD":
+                place[1:3], shape[1:3] = place[2:0:-1], shape[2:0:-1]
+            if (family.output_layout or family.layout) == "LHD":
+                place, shape = place[1:], shape[1:]
+        return place, tuple(shape)
+
+
+class _TakenNote(Exception):
+    """Ends a call that is not made, of which note has been taken."""
+
+
+def take_note(entry: Any, mode: Mode, family: Family, task: Task, number: int, log: str) -> UserCall:
+    """Run in a process: return what a family's function would be given for a task, in which of the calls for it."""
+    redirect_output(log)
+    from attncheck.backends.family_calls import FamilyFunction, owner_of
+    from attncheck.execution.user_call import load
+
+    function = getattr(*owner_of(mode.call)) if isinstance(mode, Library) else load(entry.target)
+    notes: list[UserCall] = []
+    name, options = call_of(task.operation, task.options)
+
+    @wraps(function)
+    def stand_in(*given: Any, **named: Any) -> Any:
+        inputs = [*["module"] * family.module, *INPUTS[name]]
+        notes.append(UserCall(dict(zip(inputs, given, strict=False)), named))
+        if len(notes) > number:
+            raise _TakenNote
+        return np.zeros((*given[-3].shape[:-1], given[-1].shape[-1]), given[-1].dtype)
+
+    own = FamilyFunction.of(stand_in, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray))
+    try:
+        own.as_contract(name, getattr(own, name))(**task.inputs, **options)
+    except _TakenNote:
+        return notes[-1]
+    raise UsageError(f"{entry.name} is not called")
+
+
+MAX_SCRIPTS = 50
+"""One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
+
+Evaluation = tuple[str, str, str]
+"""case, implementation, dtype"""
+
+
+_FRESH = """
+If it finds nothing: a check makes many calls in one process, and this script makes one. This repeats those before it:
+
+    {explain}
+"""
+
+
+def write_scripts(
+    cases: Sequence[Case],
+    implementations: Sequence[Implementation],
+    failures: Iterable[Row],
+    results: Path,
+    limits: Limits | None = None,
+) -> int:
+    """Write a script for failing evaluations, first one of every implementation, and return how many.
+
+    ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
+    Raises ``OutputError``.
+    """
+    messages: dict[Evaluation, list[str]] = defaultdict(list)
+    for row in failures:
+        if row.comparison == "stage":
+            messages[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
+    failing = {case for case, _, _ in messages}
+    known_cases = {case.id: case for case in cases if case.id in failing}  # of a large campaign, few are in memory
+    known_implementations = {item.name: item for item in implementations}
+    evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
+    index: dict[str, str] = {}
+    folder = results / SCRIPTS_FOLDER
+    again = words_again(implementations, limits or Limits(), results)
+    for evaluation in _one_of_each_first(evaluations)[:MAX_SCRIPTS]:
+        case, name, dtype = evaluation
+        if name not in again:  # an object of this process has no file
+            continue
+        file = f"{len(index):03d}.py"
+        explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
+        story = "\n".join([*messages[evaluation], _FRESH.format(explain=explain)])
+        runs_it = joined(["python", str(folder / file)])
+        try:
+            text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
+        except UsageError:  # some modules cannot be taken apart
+            continue
+        index["|".join(evaluation)] = _write(folder / file, text)
+    if index:
+        _write(folder / "index.json", json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    return len(index)
+
+
+def _one_of_each_first(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Put the first place of every implementation before the second of any."""
+    by_name: dict[str, list[Evaluation]] = defaultdict(list)
+    for evaluation in evaluations:
+        by_name[evaluation[1]].append(evaluation)
+    return [evaluation for evaluation in chain.from_iterable(zip_longest(*by_name.values())) if evaluation is not None]
+
+
+def _write(path: Path, text: str) -> str:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise OutputError.of(path, error) from None
+    return path.name
