@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
-from xml.sax.saxutils import escape as escape_xml
 
 import pandas as pd
 
@@ -32,6 +31,7 @@ from attncheck.reports.cells import cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
 from attncheck.reports.frames import Frames, records
+from attncheck.reports.html.contents import environment
 from attncheck.reports.json_documents import Failure, header, plain
 from attncheck.reports.markdown import blocks_lines, code, escape
 from attncheck.reports.outcome import failures_of
@@ -144,16 +144,13 @@ def _annotation(kind: str, row: Mapping[str, Any], frames: Frames, cases: str = 
 
 
 def _command(kind: str, properties: Mapping[str, object], message: str) -> str:
-    written = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    values = {name: _data(str(value)).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()}
+    written = ",".join(f"{name}={value}" for name, value in values.items())
     return f"::{kind} {written}::{_data(_short(message))}"
 
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _short(text: str) -> str:
@@ -194,6 +191,10 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
     firsts = failures_of(frames, pd.DataFrame([each.row for each in found])) if found else []
     rules = sorted({each.name for each in found})
     place = below or PurePosixPath()
+    has_failed = frames.is_incomplete or frames.has_faults
+    code = ExitCode.BAD_INPUT if frames.has_faults else ExitCode.NOT_RUN
+    why = {"exitCodeDescription": code.name.lower().replace("_", " ")} if has_failed else {}
+    notifications = [{"level": "error", "message": {"text": text}} for text in frames.problems]
     run = {
         "tool": {
             "driver": {
@@ -202,7 +203,7 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
                 "rules": [_rule(rule) for rule in rules],
             }
         },
-        "invocations": [_invocation(frames)],
+        "invocations": [{"executionSuccessful": not has_failed, **why, "toolExecutionNotifications": notifications}],
         "results": [
             _result(each, replace(first, message=each.text), frames, rules, place)
             for each, first in zip(found, firsts, strict=True)
@@ -232,7 +233,10 @@ def _result(
     defect: Defect, first: Failure, frames: Frames, rules: Sequence[str], below: PurePosixPath
 ) -> dict[str, Any]:
     rule = defect.name
-    file, line = _location_of(first, frames)
+    source = frames.sources.get((first.environment, first.implementation))  # its def, or else the line of the case
+    file, line = (source["file"], source["line"]) if source else (first.file, first.line or 1)
+    # Of files that are here: bundled cases are no part of anybody's repository.
+    here = [case for each in defect.cases if Path((case := frames.cases[each])["file"]).is_file()]
     parts = (first.environment, first.implementation, rule, first.stage, "" if first.dtype else first.case)
     mark = hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return {
@@ -241,7 +245,10 @@ def _result(
         "level": "warning" if rule == NOISY else "error",
         "message": {"text": _message(first, defect.cases)},
         "locations": [_location(file, line, below)],
-        "relatedLocations": _related([frames.cases[each] for each in defect.cases], below),
+        "relatedLocations": [
+            {"id": number, **_location(case["file"], case["line"], below), "message": {"text": case["name"]}}
+            for number, case in enumerate(here[:_MAX_RELATED], 1)
+        ],
         "occurrenceCount": defect.evaluations,
         "partialFingerprints": {"primaryLocationLineHash": f"{mark}:1", "attncheck/v1": mark},
         "properties": {
@@ -253,15 +260,6 @@ def _result(
     }
 
 
-def _related(cases: Iterable[Mapping[str, Any]], below: PurePosixPath) -> list[dict[str, Any]]:
-    """Return the lines of cases in files that are here; those of bundled cases are no part of anybody's repository."""
-    here = [case for case in cases if Path(case["file"]).is_file()]
-    return [
-        {"id": number, **_location(case["file"], case["line"], below), "message": {"text": case["name"]}}
-        for number, case in enumerate(here[:_MAX_RELATED], 1)
-    ]
-
-
 def _message(first: Failure, cases: Sequence[str]) -> str:
     who = f"{first.implementation}: " if first.implementation else ""
     stage = f"{first.stage}: " if first.stage else ""
@@ -269,12 +267,6 @@ def _message(first: Failure, cases: Sequence[str]) -> str:
     again = f" Run: {first.next[0]}" if first.next else ""
     what = " ".join((first.message or first.verdict).split())
     return f"{who}{stage}{what} (case {first.case}{f' in {first.dtype}' if first.dtype else ''}).{more}{again}"
-
-
-def _location_of(failure: Failure, frames: Frames) -> tuple[str, int]:
-    """Return where a failure is shown: at the ``def`` of an own implementation, else at the line of its case."""
-    source = frames.sources.get((failure.environment, failure.implementation))
-    return (source["file"], source["line"]) if source else (failure.file, failure.line or 1)
 
 
 def _location(file: str, line: int, below: PurePosixPath) -> dict[str, Any]:
@@ -299,14 +291,6 @@ def _uri(file: str, below: PurePosixPath) -> tuple[str, bool]:
     return quote("/".join(parts).encode("utf-8", "surrogateescape")), True
 
 
-def _invocation(frames: Frames) -> dict[str, Any]:
-    notifications = [{"level": "error", "message": {"text": text}} for text in frames.problems]
-    has_failed = frames.is_incomplete or frames.has_faults
-    code = ExitCode.BAD_INPUT if frames.has_faults else ExitCode.NOT_RUN if has_failed else ExitCode.AGREE
-    why = {"exitCodeDescription": code.name.lower().replace("_", " ")} if has_failed else {}
-    return {"executionSuccessful": not has_failed, **why, "toolExecutionNotifications": notifications}
-
-
 def folder_in_repository(folder: Path) -> PurePosixPath:
     """Return a folder as its repository names it; the repository begins where a ``.git`` is."""
     folder = folder.resolve()
@@ -319,7 +303,7 @@ LABEL_COLOUR = "#24292f"
 GREEN, RED, AMBER, BLUE, GREY = "#1a7f37", "#cf222e", "#8a5a00", "#0860c4", "#57606a"
 """All agrees; something is wrong; something could not be run; a part was judged, and agrees; nothing was judged."""
 INK = "#ffffff"
-_PADDING, _HEIGHT = 8, 20
+_PADDING = 8
 _WIDTHS = {**dict.fromkeys("il,. ", 3.5), **dict.fromkeys("tfr", 4.5), **dict.fromkeys("0123456789", 7.0)}
 """Pixels, of letters of 11 pixels in the fonts that are named."""
 _WIDTH = 6.8
@@ -351,23 +335,12 @@ def badge_of(frames: Frames) -> Badge:
 
 def render_svg(badge: Badge) -> str:
     """Return the badge as an SVG that needs nothing else, and that a screen reader reads."""
-    widths = [
-        round(sum(_WIDTHS.get(letter, _WIDTH) for letter in text)) + 2 * _PADDING for text in (LABEL, badge.message)
-    ]
-    whole, title = sum(widths), escape_xml(f"{LABEL}: {badge.message}", {'"': "&quot;"})
-    texts = "".join(
-        f'<text x="{start + width / 2:g}" y="14" textLength="{width - 2 * _PADDING}">{escape_xml(text)}</text>'
-        for text, start, width in zip((LABEL, badge.message), (0, widths[0]), widths, strict=True)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{_HEIGHT}" role="img" aria-label="{title}">'
-        f"<title>{title}</title>"
-        f'<clipPath id="round"><rect width="{whole}" height="{_HEIGHT}" rx="3"/></clipPath>'
-        f'<g clip-path="url(#round)"><rect width="{widths[0]}" height="{_HEIGHT}" fill="{LABEL_COLOUR}"/>'
-        f'<rect x="{widths[0]}" width="{widths[1]}" height="{_HEIGHT}" fill="{badge.colour}"/></g>'
-        f'<g fill="{INK}" text-anchor="middle" font-family="Verdana,DejaVu Sans,Geneva,sans-serif" font-size="11">'
-        f"{texts}</g></svg>\n"
-    )
+    parts, start = [], 0
+    for text, colour in ((LABEL, LABEL_COLOUR), (badge.message, badge.colour)):
+        width = round(sum(_WIDTHS.get(letter, _WIDTH) for letter in text)) + 2 * _PADDING
+        parts.append((text, colour, start, width))
+        start += width
+    return environment().get_template("badge.svg").render(parts=parts, whole=start, padding=_PADDING, ink=INK) + "\n"
 
 
 def render_endpoint(badge: Badge) -> str:

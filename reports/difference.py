@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.compare import Tier, noise_limit
@@ -52,7 +51,7 @@ from attncheck.reports.markdown import page_text
 from attncheck.reports.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.sections import Block, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.summary import what_is_wrong
-from attncheck.reports.terminal import plain_console, terminal_table
+from attncheck.reports.terminal import Line, print_lines
 from attncheck.reports.write import write_csv, write_texts
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.results.records import changed
@@ -231,8 +230,11 @@ def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
 
 def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
     names = _MEASURES[measure]
-    noisy = higher[_beyond_noise(higher, names)]
-    joined = _measured(noisy, names).merge(_measured(lower, names), on=_ERROR_KEYS, suffixes=("_higher", "_lower"))
+    is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(Tier.WITHIN)
+    is_noisy |= higher[names["z"]].gt(_limits(higher["shape"]))
+    joined = _measured(higher[is_noisy], names).merge(
+        _measured(lower, names), on=_ERROR_KEYS, suffixes=("_higher", "_lower")
+    )
     known_limit = joined["z_higher"] > joined["limit_higher"]
     new_tier = joined["tier_higher"].ne(Tier.WITHIN) & joined["tier_lower"].eq(Tier.WITHIN)
     grown = joined["z_higher"] > _GROWTH * joined["z_lower"]
@@ -254,12 +256,6 @@ def _measured(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     kept = rows[rows[names["z"]].notna()]
     measured = kept[[*_ERROR_KEYS, *names.values()]].rename(columns={own: name for name, own in names.items()})
     return measured.assign(limit=_limits(kept["shape"]))
-
-
-def _beyond_noise(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.Series[bool]:
-    return rows[names["z"]].gt(_limits(rows["shape"])) | (
-        rows[names["tier"]].notna() & rows[names["tier"]].ne(Tier.WITHIN)
-    )
 
 
 def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
@@ -402,30 +398,25 @@ def sentences(difference: Difference) -> list[str]:
 
 def print_difference(difference: Difference, *, quiet: bool, verbose: bool = False) -> None:
     """Print what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all changes."""
-    console = plain_console()
+    tables = difference.tables()
     if quiet:
-        worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
-        _print_changes(console, "verdicts", worse, verbose=verbose)
-        return
-    console.print(f"{difference.before} -> {difference.after}", style="bold", soft_wrap=True)
-    for sentence in sentences(difference):
-        console.print(sentence, soft_wrap=True)
-    for name, frame in difference.tables().items():
-        _print_changes(console, name, frame, verbose=verbose)
+        tables = {"verdicts": tables["verdicts"][tables["verdicts"]["change"].eq(comparison.WORSE)]}
+    title: Line = (f"{difference.before} -> {difference.after}", "bold")
+    opening = [] if quiet else [title, *sentences(difference)]
+    print_lines([*opening, *(line for of in tables.items() for line in _change_lines(*of, verbose=verbose))])
 
 
-def _print_changes(console: Console, name: str, frame: pd.DataFrame, *, verbose: bool = False) -> None:
+def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> Iterator[Line]:
     if frame.empty:
         return
     read = records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
     rows = comparison.with_dtypes_together(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
-    console.print()
-    console.print(_TITLES[name], style="bold")
+    yield from ("", (_TITLES[name], "bold"))
     for line, row in zip(comparison.change_lines(name, shown), shown, strict=True):
-        console.print(line, style="red" if row["change"] == comparison.WORSE else None, soft_wrap=True)
+        yield line, "red" if row["change"] == comparison.WORSE else ""
     if more := len(rows) - len(shown) + len(frame) - len(read):
-        console.print(f"and {more:,} more: --verbose lists all", soft_wrap=True)
+        yield f"and {more:,} more: --verbose lists all"
 
 
 def render_diff_markdown(difference: Difference) -> str:
@@ -508,21 +499,17 @@ class Bisection:
 
 def print_bisection(found: Bisection) -> None:
     """Print a line for each release, and below it every verdict that one of them changed."""
-    console = plain_console()
     headings = ("release", "right", "failing", "unsupported", *_CHANGES)
     rows = [
         (f"{found.distribution} {release}", *("-" if value is None else str(value) for value in counts))
         for release, *counts in (row.values() for row in found.rows())
     ]
-    console.print(terminal_table(Table("Releases", headings, rows, "lrrrrrr")))
-    for step in found.steps:
-        if len(step.verdicts):
-            console.print(f"\n{found.distribution} {step.after} changed, against {step.before}:", soft_wrap=True)
-            _print_changes(console, "verdicts", step.verdicts)
-    if found.steps and not any(len(step.verdicts) for step in found.steps):
-        console.print(_answer(found), soft_wrap=True)
-    for why in found.missed.values():
-        console.print(why, soft_wrap=True)
+    lines: list[Line] = [Table("Releases", headings, rows, "lrrrrrr")]
+    changed = [step for step in found.steps if len(step.verdicts)]
+    for step in changed:
+        lines += ["", f"{found.distribution} {step.after} changed, against {step.before}:"]
+        lines += _change_lines("verdicts", step.verdicts)
+    print_lines([*lines, *([_answer(found)] if found.steps and not changed else []), *found.missed.values()])
 
 
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS, Explanation, Repetition
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import Conditioning
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reading.shapes import show
@@ -29,7 +28,8 @@ from attncheck.reports.json_schema import (
     StageRecord,
 )
 from attncheck.reports.outcome import failure_of, first_of_each, verdict_of
-from attncheck.reports.terminal import plain_console
+from attncheck.reports.sections import Table
+from attncheck.reports.terminal import Line, print_lines
 from attncheck.verdicts import Verdict
 from attncheck.wording import written_element, written_ratio
 
@@ -54,38 +54,41 @@ def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], co
 
     Before it, of a failure that a fresh process does not show, when it happens.
     """
-    console = console or plain_console()
-    for line in () if explanation.repeated is None else (*_repetition(explanation.repeated), ""):
-        console.print(line, style="red", soft_wrap=True)
+    print_lines(_explanation_lines(explanation, tags), console)
+
+
+def _explanation_lines(explanation: Explanation, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
+    if explanation.repeated is not None:
+        yield from ((line, "red") for line in (*_repetition(explanation.repeated), ""))
     case = explanation.case
-    console.print(case.name, style="bold", soft_wrap=True)
-    console.print(f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}", soft_wrap=True)
-    for tag in case.tags:
-        console.print(f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}", soft_wrap=True)
-    console.print()
-    title = f"{explanation.implementation} in {explanation.dtype}, rounding model {explanation.rounding_model}"
-    if explanation.padded:
-        title += f", padded with {explanation.padded}"
+    yield case.name, "bold"
+    yield f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}"
+    yield from (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags)
+    yield ""
+    padded = f", padded with {explanation.padded}" if explanation.padded else ""
+    title = f"{explanation.implementation} in {explanation.dtype}, rounding model {explanation.rounding_model}{padded}"
     if explanation.failure:
-        console.print(f"{title}: {explanation.failure}", style="red", soft_wrap=True)
-        for reason in explanation.expected_failures.values():
-            console.print(f"Expected failure: {reason}", soft_wrap=True)
+        yield f"{title}: {explanation.failure}", "red"
+        yield from (f"Expected failure: {reason}" for reason in explanation.expected_failures.values())
         return
-    console.print(title, style="bold", soft_wrap=True)
-    console.print(_stages(explanation))
-    if sampled := _sampled(explanation):
-        console.print(sampled, soft_wrap=True)
-    console.print(
-        "error/bound: 1 is the largest error that is possible. z: error relative to typical rounding noise. "
-        "own step: error of this stage only, recomputed from the implementation's previous stage.",
-        style="dim",
-        soft_wrap=True,
+    yield title, "bold"
+    yield _stages(explanation)
+    sampled = (
+        f"{rows_judged(each.judged_rows, each.query_rows)}; they stand for all."
+        for each in explanation.judgements
+        if each.judged_rows is not None and each.query_rows is not None
     )
-    for line in _conditions(explanation):
-        console.print(line, style="dim", soft_wrap=True)
-    console.print()
-    for line in _story(explanation):
-        console.print(line, style="red" if explanation.begins_at else "", soft_wrap=True)
+    yield from islice(sampled, 1)
+    yield (
+        (
+            "error/bound: 1 is the largest error that is possible. z: error relative to typical rounding noise. "
+            "own step: error of this stage only, recomputed from the implementation's previous stage."
+        ),
+        "dim",
+    )
+    yield from ((line, "dim") for line in _conditions(explanation))
+    yield ""
+    yield from ((line, "red" if explanation.begins_at else "") for line in _story(explanation))
 
 
 def _repetition(repeated: Repetition) -> Iterator[str]:
@@ -131,26 +134,22 @@ def inputs_line(case: Case) -> str:
 
 
 def _stages(explanation: Explanation) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition"):
-        table.add_column(heading, justify="left" if heading in ("stage", "verdict") else "right", no_wrap=True)
-    for judgement in explanation.judgements:
-        here = " <- begins here" if judgement.stage == explanation.begins_at else ""
-        table.add_row(
-            judgement.stage,
-            f"{judgement.verdict}{' (noisy)' if judgement.is_noisy else ''}{here}",
-            *_numbers(judgement.accumulated),
-            *_numbers(judgement.introduced),
-            _condition(explanation.conditioning.get(judgement.stage)),
+    headings = ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition")
+    rows = []
+    for each in explanation.judgements:
+        here = " <- begins here" if each.stage == explanation.begins_at else ""
+        condition = explanation.conditioning.get(each.stage)
+        ill = f" ({condition.ill:,} ill)" if condition and condition.ill else ""  # so many elements
+        rows.append(
+            (
+                each.stage,
+                f"{each.verdict}{' (noisy)' if each.is_noisy else ''}{here}",
+                *_numbers(each.accumulated),
+                *_numbers(each.introduced),
+                f"{condition.median:.3g}{ill}" if condition else "-",
+            )
         )
-    return table
-
-
-def _condition(found: Conditioning | None) -> str:
-    """Say the median, and how many elements are ill-conditioned."""
-    if found is None:
-        return "-"
-    return f"{found.median:.3g}{f' ({found.ill:,} ill)' if found.ill else ''}"
+    return Table("Stages", headings, rows, "llrrrrr")
 
 
 def _conditions(explanation: Explanation) -> Iterator[str]:
@@ -164,14 +163,6 @@ def _conditions(explanation: Explanation) -> Iterator[str]:
             f"ill-conditioned, the bound is larger than the number, so that agreement says nothing of accuracy: "
             f"{', '.join(ill)}."
         )
-
-
-def _sampled(explanation: Explanation) -> str:
-    """Say how many query rows stand for all; empty where all were judged."""
-    for judgement in explanation.judgements:
-        if judgement.judged_rows is not None and judgement.query_rows is not None:
-            return f"{rows_judged(judgement.judged_rows, judgement.query_rows)}; they stand for all."
-    return ""
 
 
 def _numbers(measured: Measured | None) -> tuple[str, str]:
@@ -267,9 +258,7 @@ Commands = Mapping[str, Sequence[str]]
 
 def print_search(search: Search, commands: Commands) -> None:
     """Print how much was searched, and every finding with its case, its script and what to run."""
-    console = plain_console()
-    for line in search_lines(search, commands):
-        console.print(line, soft_wrap=True)
+    print_lines(search_lines(search, commands))
 
 
 def search_lines(search: Search, commands: Commands) -> Iterator[str]:

@@ -14,7 +14,7 @@ keys an implementation fails, and the tile that explains it. Failing cases are s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
@@ -86,7 +86,13 @@ class FailurePattern:
 @once_for_frames
 def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
-    return tuple(each for column in frames.columns for each in _of_column(frames, column))
+    found: list[FailurePattern] = []
+    for column in frames.columns:
+        judged = judged_of(frames, column)
+        is_wrong = any(_way(verdict, "") == _IS_WRONG for verdict in judged["verdict"][judged["fails"]])
+        verb = _FAILS if is_wrong else _CANNOT_RUN
+        found += _told(frames, column, judged, judged["fails"].to_numpy(), verb, (_way, _kind))
+    return tuple(found)
 
 
 LACKING = {"H differs from Hkv": "grouped_heads", "D differs from Dv": "value_width"}
@@ -96,13 +102,6 @@ LACKING = {"H differs from Hkv": "grouped_heads", "D differs from Dv": "value_wi
 def in_common_lines(frames: Frames) -> list[str]:
     """Say it, a line each."""
     return [found.text(with_environment=frames.has_several_environments) for found in in_common(frames)]
-
-
-def _of_column(frames: Frames, column: Column) -> Iterator[FailurePattern]:
-    judged = judged_of(frames, column)
-    verdicts = judged["verdict"][judged["fails"]]
-    verb = _FAILS if any(_way(verdict, "") == _IS_WRONG for verdict in verdicts) else _CANNOT_RUN
-    yield from _told(frames, column, judged, judged["fails"].to_numpy(), verb, (_way, _kind))
 
 
 _Label = Callable[[str, str], str]
@@ -383,8 +382,7 @@ def _values(cases: Sequence[Record]) -> Iterator[Feature]:
     for name in OPTIONS:
         given = [case["options"].get(name) for case in cases]
         words = sorted({each for each in given if isinstance(each, str)})
-        for word in words[:_MAX_VALUES]:
-            yield Feature(f"{name} is {word}", np.array([each == word for each in given]))
+        yield from _one_of(f"{name} is {{}}", [(each,) for each in given], words[:_MAX_VALUES]) if words else ()
         numbers = np.array([_number(each) for each in given])
         yield Feature(f"{name} is 0", numbers == 0)
         yield Feature(f"{name} is negative", numbers < 0)
@@ -411,19 +409,18 @@ def _spread(cases: Sequence[Record], lengths: Sequence[Mapping[str, int]]) -> It
 
 def _words(cases: Sequence[Record]) -> Iterator[Feature]:
     """The operation, how inputs are kept and lie in memory, and the tags."""
-    operations = [str(case["operation"]) for case in cases]
-    storages = [case.get("storage") for case in cases]
+    yield from _one_of("the operation is {}", [{str(case["operation"])} for case in cases])
+    yield from _one_of("storage is {}", [{case.get("storage")} for case in cases], DTYPES)
     layouts = [dict(case.get("memory_layout") or {}).values() for case in cases]
-    tags = [frozenset(case["tags"]) for case in cases]
-    for operation in sorted(set(operations)):
-        yield Feature(f"the operation is {operation}", np.array([each == operation for each in operations]))
-    for storage in DTYPES:
-        yield Feature(f"storage is {storage}", np.array([each == storage for each in storages]))
-    for layout in MEMORY_LAYOUTS:
-        yield Feature(f"an input is {layout} in memory", np.array([layout in each for each in layouts]))
+    yield from _one_of("an input is {} in memory", layouts, MEMORY_LAYOUTS)
     yield Feature("heads come side by side", np.array([bool(case.get("merged")) for case in cases]))
-    for tag in sorted(frozenset().union(*tags)):
-        yield Feature(f"the tag is {tag}", np.array([tag in each for each in tags]))
+    yield from _one_of("the tag is {}", [case["tags"] for case in cases])
+
+
+def _one_of(text: str, found: Sequence[Collection[Any]], names: Iterable[str] = ()) -> Iterator[Feature]:
+    """Yield which cases have each of some names, or of all that there are."""
+    for name in names or sorted(set().union(*found)):
+        yield Feature(text.format(name), np.array([name in each for each in found]))
 
 
 def simplest_first(frames: Frames, wrong: pd.DataFrame) -> pd.DataFrame:

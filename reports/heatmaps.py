@@ -21,7 +21,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -111,17 +111,6 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
     return Picture(data, alternative)
 
 
-def pdf_of(figures: Sequence[Figure]) -> bytes:
-    """Return figures as the pages of one PDF. Call it inside ``drawing``."""
-    from matplotlib.backends.backend_pdf import PdfPages
-
-    buffer = BytesIO()
-    with PdfPages(buffer, metadata=_METADATA["pdf"]) as pages:
-        for figure in figures:
-            pages.savefig(figure, bbox_inches="tight", pad_inches=0.06)
-    return buffer.getvalue()
-
-
 def _named(svg: str, alternative: str) -> str:
     """Return an SVG without its prolog, whose accessible name is what it shows."""
     name = quoteattr(safe_text(alternative, _MAX_LETTERS))
@@ -176,15 +165,6 @@ def _height(line: Sequence[_Measured]) -> float:
     return max(each.height for each in line) + _ABOVE
 
 
-def colour_bar(figure: Figure, axes: Axes, norm: Normalize, colours: Colormap) -> Axes:
-    """Draw the scale of a matrix beside it, and return its axes."""
-    box = axes.get_position()
-    inch = 1 / figure.get_figwidth()
-    bar = figure.add_axes((box.x1 + 0.1 * inch, box.y0, 0.1 * inch, box.height))
-    figure.colorbar(ScalarMappable(norm, colours), cax=bar).outline.set_visible(False)
-    return bar
-
-
 def heatmaps(
     panels: Sequence[Panel],
     *,
@@ -199,8 +179,13 @@ def heatmaps(
 
 def heatmap_document(pages: Sequence[Sequence[Panel]], headings: Sequence[str]) -> bytes:
     """Draw pages of matrices as one PDF."""
-    with drawing():
-        return pdf_of([_figure(page, heading)[0] for page, heading in zip(pages, headings, strict=True)])
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    buffer = BytesIO()
+    with drawing(), PdfPages(buffer, metadata=_METADATA["pdf"]) as written:
+        for page, heading in zip(pages, headings, strict=True):
+            written.savefig(_figure(page, heading)[0], bbox_inches="tight", pad_inches=0.06)
+    return buffer.getvalue()
 
 
 def heatmap_pages(panels: Sequence[Panel], most_height: float = 11.0) -> list[list[Panel]]:
@@ -256,16 +241,12 @@ def _title(panel: Panel) -> str:
 
 
 def _annotations(panel: Panel) -> list[list[str]] | None:
+    """Write the cells' numbers, and beneath them what is printed instead; of a large matrix none."""
     if max(panel.matrix.shape) > MAX_ANNOTATED:
         return None
-    rows, columns = panel.matrix.shape
-    return [[_annotation(panel, row, column) for column in range(columns)] for row in range(rows)]
-
-
-def _annotation(panel: Panel, row: int, column: int) -> str:
-    """Write a cell's number, and beneath it what is printed instead."""
-    text, printed = cell_text(panel, row, column)
-    return f"{text}\nprinted {safe_text(printed, 12)}" if printed else text
+    rows, columns = map(range, panel.matrix.shape)
+    texts = [[cell_text(panel, row, column) for column in columns] for row in rows]
+    return [[f"{text}\nprinted {safe_text(other, 12)}" if other else text for text, other in line] for line in texts]
 
 
 def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
@@ -286,7 +267,10 @@ def _draw_matrix(figure: Figure, axes: Axes, panel: Panel, texts: list[list[str]
     low, high = value_range(panel.matrix)
     if texts is None and math.isfinite(high - low):
         palette = LinearSegmentedColormap.from_list(panel.colour, [LIGHTEST, panel.colour])
-        colour_bar(figure, axes, Normalize(low, high if high > low else low + 1), palette)
+        box, inch = axes.get_position(), 1 / figure.get_figwidth()
+        bar = figure.add_axes((box.x1 + 0.1 * inch, box.y0, 0.1 * inch, box.height))
+        scale = ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
+        figure.colorbar(scale, cax=bar).outline.set_visible(False)
     for row, column in np.ndindex(pixels.shape[:2]) if texts is not None else ():
         text, ink = texts[row][column], ink_on(pixels[row, column])  # type: ignore[index]
         axes.text(column, row, text, ha="center", va="center", color=ink, in_layout=False)

@@ -13,13 +13,14 @@ from attncheck.errors import ExitCode
 from attncheck.explain import NUMBERS, Explanation
 from attncheck.reading.case import case_record
 from attncheck.reports import json_documents, properties
-from attncheck.reports.coverage import Coverage, coverage, number_counts, padded_cases, unjudged
+from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import commands_again, defects, first_commands
 from attncheck.reports.failure_patterns import in_common, shape_text
 from attncheck.reports.frames import Frames, failing, once_for_frames, records
 from attncheck.reports.summary import findings, make_summary, verdict_table
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
+from attncheck.wording import index_from
 
 AGAIN = ("explain", "repro")
 """Commands about one case on one implementation that say more of its failure."""
@@ -85,12 +86,9 @@ def _numbers_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _element(index: object) -> list[int] | None:
+def _element(index: str) -> list[int] | None:
     """Read an index; what names no single element is none."""
-    text = _text(index)
-    if text == "":
-        return []
-    return [int(axis) for axis in text.split(",")] if text is not None and _ELEMENT.fullmatch(text) else None
+    return list(index_from(index)) if not index or _ELEMENT.fullmatch(index) else None
 
 
 def _text(value: object) -> str | None:
@@ -103,13 +101,7 @@ def _number(value: Any) -> float | None:
 
 def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
     """Return a frame's rows; a cell without a value is None."""
-    return [{str(key): _scalar(value) for key, value in row.items()} for row in records(frame)]
-
-
-def _scalar(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    return None if pd.isna(value) else value
+    return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in records(frame)]
 
 
 def failure_of(explanation: Explanation, commands: Sequence[str]) -> json_documents.Failure | None:
@@ -162,6 +154,7 @@ def outcome_document(
     """
     answer = make_summary(frames)
     failures = failures_of(frames)
+    padded = padded_cases(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
     asked = properties.property_table(properties.asked_rows(frames))
     broken, again = properties.broken_properties(frames), properties.words_by_title(frames)
@@ -177,7 +170,14 @@ def outcome_document(
         next=[*first_commands(frames), *(command for _, command in broken[:1] if command)],
         notes=list(frames.notes),
         judged=answer.judged,
-        coverage={titles[each.column]: _coverage(frames, each) for each in coverage(frames)},
+        coverage={
+            titles[each.column]: json_documents.CoverageRecord.derive(
+                each,
+                lacks=dict(each.lacks.singly),
+                padded=padded[each.column]["case"].nunique() if each.column in padded else 0,
+            )
+            for each in coverage(frames)
+        },
         too_few_judged=list(unjudged(frames)),
         numbers=json_documents.plain(number_counts(frames)),
         sentences=list(answer.sentences),
@@ -199,13 +199,6 @@ def outcome_document(
         report=None if report is None else str(report),
         html=None if report is None else str(report.with_suffix(".html")),
         results=None if results is None else str(results),
-    )
-
-
-def _coverage(frames: Frames, found: Coverage) -> json_documents.CoverageRecord:
-    padded = padded_cases(frames).get(found.column)
-    return json_documents.CoverageRecord.derive(
-        found, lacks=dict(found.lacks.singly), padded=0 if padded is None else padded["case"].nunique()
     )
 
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -75,10 +76,8 @@ def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
     """
     matrices = np.atleast_2d(array)
     leading = matrices.shape[:-2]
-    indices = list(np.ndindex(leading))[:MAX_PANELS]
-    among = [axis for axis, length in enumerate(leading) if length > 1]
-    names = [written_element([index[axis] for axis in among], title) if among else title for index in indices]
-    panels = tuple(Panel(name, matrices[index], **fields) for index, name in zip(indices, names, strict=True))
+    named = islice(named_matrices(leading, is_document=True), MAX_PANELS)
+    panels = tuple(Panel(f"{title}{name}", matrices[index], **fields) for index, name in named)
     left_out = math.prod(leading) - len(panels)
     if left_out > 0:
         panels = (*panels[:-1], replace(panels[-1], title=f"{panels[-1].title} (and {left_out} more)"))
@@ -176,8 +175,6 @@ class ErrorMatrix:
     title: str
     errors: Real
     worst: tuple[int, int] | None
-    block: tuple[int, int] = (1, 1)
-    """Of how many rows and columns a cell is the largest error."""
 
 
 def describe_errors(ratio: Real, title: str, layout: DocumentLayout | None = None) -> str:
@@ -208,7 +205,7 @@ def error_matrices(errors: Real, most_cells: int = MAX_CELLS, *, is_document: bo
     leading, worst = matrices.shape[:-2], np.unravel_index(int(np.nanargmax(matrices)), matrices.shape)
     row, column = int(worst[-2]), int(worst[-1])
     if math.prod(leading) > MAX_PANELS:
-        folded = _largest(matrices.reshape(-1, *matrices.shape[-2:]), 0)
+        folded = np.fmax.reduce(matrices.reshape(-1, *matrices.shape[-2:]), axis=0)
         return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
     return [
         _map(
@@ -234,17 +231,10 @@ def _map(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: in
     if (rows, columns) == (1, 1):
         return ErrorMatrix(title, errors, worst)
     starts = [np.arange(0, length, step) for length, step in zip(errors.shape, (rows, columns), strict=True)]
-    filled = np.where(np.isnan(errors), -1.0, errors)  # errors are never negative
-    thinned = np.maximum.reduceat(np.maximum.reduceat(filled, starts[0], axis=0), starts[1], axis=1)
+    thinned = np.fmax.reduceat(np.fmax.reduceat(errors, starts[0], axis=0), starts[1], axis=1)  # NaN only of NaN alone
     title = f"{title}; a cell: the largest of {rows} x {columns}".removeprefix("; ")
     index = None if worst is None else (worst[0] // rows, worst[1] // columns)
-    return ErrorMatrix(title, np.where(thinned < 0, np.nan, thinned), index, (rows, columns))
-
-
-def _largest(errors: Real, axis: int) -> Real:
-    """Return the largest along an axis, NaN where nothing was judged."""
-    largest = np.where(np.isnan(errors), -1.0, errors).max(axis=axis)
-    return np.where(largest < 0, np.nan, largest)
+    return ErrorMatrix(title, thinned, index)
 
 
 MAX_WRITTEN = 64
@@ -333,23 +323,15 @@ def drawings_of(
     derived = {expected["name"]: expected for expected in case["expected"] if expected["name"] != expected["of"]}
     for name, expected in derived.items():
         value = exact_value(expected, kept)
-        if value is not None:
-            stages = _after(stages, expected["of"], name, value)
+        if value is not None:  # a derived quantity stands behind the stage that it comes from
+            before = [*stages].index(expected["of"]) + 1 if expected["of"] in stages else len(stages)
+            items = list(stages.items())
+            stages = dict([*items[:before], (name, value), *items[before:]])
     return tuple(
         drawing
         for arrays, titles, is_input in ((kept.inputs, names, True), (stages, called, False))
         for drawing in _drawings(arrays, titles, is_input, in_columns, {} if is_input else printed)
     )
-
-
-def _after(stages: Mapping[str, Array], before: str, name: str, value: Array) -> dict[str, Array]:
-    """Put a derived quantity behind the stage that it comes from."""
-    placed: dict[str, Array] = {}
-    for stage, array in stages.items():
-        placed[stage] = array
-        if stage == before:
-            placed[name] = value
-    return placed
 
 
 def _drawings(
@@ -363,7 +345,8 @@ def _drawings(
     drawings = []
     for first, names in together.items():
         title = title_of(names, dict.fromkeys(text for name in names if (text := called.get(name))))
-        panels = panels_of(_laid_out(arrays[first], first, in_columns), title, **_look(first, in_columns))
+        turned = in_columns and first in _OF_A_TOKEN and arrays[first].ndim > 1
+        panels = panels_of(np.swapaxes(arrays[first], -1, -2) if turned else arrays[first], title, **_look(first))
         marked = [_marked(panels, arrays[name], printed[name], first, in_columns) for name in names if name in printed]
         drawings.append(Drawing(title, tuple(names), is_input, marked[0] if marked else panels))
     return drawings
@@ -399,13 +382,7 @@ def _are_equal(first: Array, second: Array) -> bool:
     return shapes[0] == shapes[1] and np.array_equal(first.ravel(), second.ravel(), equal_nan=True)
 
 
-def _laid_out(array: Array, name: str, in_columns: bool) -> Array:
-    return np.swapaxes(array, -1, -2) if in_columns and name in _OF_A_TOKEN and array.ndim > 1 else array
-
-
-def _look(name: str, in_columns: bool) -> dict[str, str]:
+def _look(name: str) -> dict[str, str]:
     """Return a matrix's colour and what its rows and columns are."""
-    look = {"colour": _COLOURS.get(name, GREY if "_" in name and name.endswith(("weight", "bias")) else ORANGE)}
-    if name in _KEYS_ACROSS:
-        return look | {"row_axis": "query", "column_axis": "key"}
-    return look
+    axes = {"row_axis": "query", "column_axis": "key"} if name in _KEYS_ACROSS else {}
+    return axes | {"colour": _COLOURS.get(name, GREY if "_" in name and name.endswith(("weight", "bias")) else ORANGE)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from attncheck.reports.explanation import inputs_line, of_case
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ArrayRecord, CaseDocument, NumberRecord
-from attncheck.reports.terminal import plain_console
+from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row
 from attncheck.verdicts import Verdict
 
@@ -143,45 +143,33 @@ def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | No
     """Print a case: what it says, its inputs, its exact stages, and its numbers beside the exact ones."""
     console = console or plain_console()
     width = console.width if console.is_terminal else _PIPE_WIDTH
-    for style, line in _opening(shown.case, tags):
-        console.print(line, style=style, soft_wrap=True)
+    print_lines(_opening(shown.case, tags), console)
     inputs, stages = ([each for each in shown.drawings if each.is_input is kind] for kind in (True, False))
     for title, drawings in ((f"Inputs in {shown.dtype}", inputs), ("Exact stages", stages)):
-        if drawings:
-            console.print()
-            console.print(f"{title}:", style="bold")
+        print_lines(["", (f"{title}:", "bold")] if drawings else [], console)
         for panel in (panel for drawing in drawings for panel in drawing.panels):
             console.print()
             console.print(matrix_text(panel, width), soft_wrap=True)
-    for line in filter(None, (shown.sampled and f"{shown.sampled}.", _outside(shown))):
-        console.print()
-        console.print(line, soft_wrap=True)
+    open_ = shown.undefined and f"There is no exact answer where nan stands: {shown.undefined}."
+    outside = f"There is no exact answer: {shown.outside}." if shown.outside else open_
+    for line in filter(None, (shown.sampled and f"{shown.sampled}.", outside)):
+        print_lines(["", line], console)
     for number, rows in shown.numbers.items():
         console.print()
         _print_numbers(console, shown.case.expected[number], rows)
 
 
-def _opening(case: Case, tags: Mapping[str, TagEntry]) -> list[tuple[str, str]]:
+def _opening(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
     source = case.source
     by = f", by {source.author}" if source.author else ""
-    where = f"; {source.section}" if source.section else ""
-    lines = [
-        ("bold", case.name),
-        ("", f"{case.id} ({case.file}:{case.line})"),
-        ("", f"from {source.title}{by}{where}"),
-        ("", f"{case.operation}, {inputs_line(case)}"),
-    ]
-    lines += [("", f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}") for tag in case.tags if tag in tags]
-    if case.computed_in:
-        lines.append(("", f"Its numbers were computed in {case.computed_in}."))
-    lines += [("", note) for note in (*source.notes, *case.notes)]
-    return lines + [("yellow", f"warning: {line}") for line in case.warnings]
-
-
-def _outside(shown: Shown) -> str:
-    if shown.outside:
-        return f"There is no exact answer: {shown.outside}."
-    return f"There is no exact answer where nan stands: {shown.undefined}." if shown.undefined else ""
+    yield case.name, "bold"
+    yield f"{case.id} ({case.file}:{case.line})"
+    yield f"from {source.title}{by}{f'; {source.section}' if source.section else ''}"
+    yield f"{case.operation}, {inputs_line(case)}"
+    yield from (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags if tag in tags)
+    yield from [f"Its numbers were computed in {case.computed_in}."] if case.computed_in else []
+    yield from (*source.notes, *case.notes)
+    yield from ((f"warning: {line}", "yellow") for line in case.warnings)
 
 
 def matrix_text(panel: panels.Panel, width: int) -> Text:
@@ -302,7 +290,15 @@ def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
         inputs=_arrays(shown.inputs),
         stages=_arrays(shown.exact),
         numbers=[
-            _number(case.expected[position].name, case.expected[position].basis, row)
+            NumberRecord.derive(
+                row,
+                stage=case.expected[position].name,
+                basis=case.expected[position].basis,
+                outcome=outcome_of(row),
+                called=row.called or "",
+                element=row.index or "",
+                printed=row.reference_text or "",
+            )
             for position, rows in shown.numbers.items()
             for row in rows
         ],
@@ -312,17 +308,9 @@ def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
 
 
 def _arrays(arrays: Mapping[str, NDArray[Any]]) -> list[ArrayRecord]:
+    # bfloat16 and float16 as the same numbers of float64
+    plain = {name: each if each.dtype.kind in "biu" else each.astype("float64") for name, each in arrays.items()}
     return [
-        ArrayRecord(name=name, shape=list(array.shape), values=_values(array) if array.size <= MAX_ELEMENTS else None)
-        for name, array in arrays.items()
+        ArrayRecord(name=name, shape=list(each.shape), values=each.tolist() if each.size <= MAX_ELEMENTS else None)
+        for name, each in plain.items()
     ]
-
-
-def _values(array: NDArray[Any]) -> Any:
-    """Return nested lists; of bfloat16 and float16 the same numbers as float64."""
-    return array.tolist() if array.dtype.kind in "biu" else array.astype("float64").tolist()
-
-
-def _number(stage: str, basis: str, row: Row) -> NumberRecord:
-    texts = {"called": row.called or "", "element": row.index or "", "printed": row.reference_text or ""}
-    return NumberRecord.derive(row, stage=stage, basis=basis, outcome=outcome_of(row), **texts)

@@ -28,7 +28,7 @@ from attncheck.reports.frames import Column, Frames
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ConventionsDocument
 from attncheck.reports.sections import Inline, Mark, Table
-from attncheck.reports.terminal import plain_console, terminal_table
+from attncheck.reports.terminal import print_lines
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
 from attncheck.verdicts import ALL_CASES, PropertyOutcome, Verdict
@@ -397,11 +397,13 @@ Conventions = Mapping[str, Sequence[Measured]]
 
 def print_conventions(measured: Conventions) -> None:
     """Print a line for each question, and below what is declared wrongly, or has to be declared."""
-    console = plain_console()
-    console.print(terminal_table(_table(measured)))
-    for name, answers in measured.items():
-        for line in _notes(answers):
-            console.print(f"{name}: {line}", soft_wrap=True)
+    rows = []
+    for answers in zip(*measured.values(), strict=True):
+        question = answers[0].question
+        expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
+        rows.append((f"{question.name}: {question.asks}", expected, *map(_cell, answers)))
+    table = Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
+    print_lines([table, *(f"{name}: {line}" for name, answers in measured.items() for line in _notes(answers))])
 
 
 def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
@@ -420,15 +422,6 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
             *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),
         ],
     )
-
-
-def _table(measured: Conventions) -> Table:
-    rows = []
-    for answers in zip(*measured.values(), strict=True):
-        question = answers[0].question
-        expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
-        rows.append((f"{question.name}: {question.asks}", expected, *map(_cell, answers)))
-    return Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
 
 
 def _cell(answer: Measured) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -31,27 +32,27 @@ _UNBOUNDED = 10_000
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
-def print_failing_properties(frames: Frames, console: Console) -> None:
-    """Print the properties that do not hold, a line each."""
-    if frames.properties:
-        _print_broken(console, broken_properties(frames))
-
-
-def _print_broken(console: Console, broken: Sequence[tuple[Row, str]]) -> None:
-    """Print rows of properties that do not hold, each with the command that explains it."""
-    for row, command in broken[:_MAX_PROPERTIES]:
-        line = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
-        console.print(_LINE_BREAK.sub(" ", line), style="red", soft_wrap=True)
-        if command:
-            console.print(f"  {command}", soft_wrap=True)
-
-
 def plain_console() -> Console:
     """Return a console that shows texts as they are."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _UNBOUNDED  # a file or a log has no width at which names would have to be cut
     return console
+
+
+Line = str | tuple[str, str] | TableBlock
+"""A line, one in a style, or a table."""
+
+
+def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
+    """Print lines, which the terminal breaks where it ends."""
+    console = console or plain_console()
+    for line in lines:
+        if isinstance(line, TableBlock):
+            console.print(terminal_table(line))
+        else:
+            text, style = (line, "") if isinstance(line, str) else line
+            console.print(text, style=style, soft_wrap=True)
 
 
 def print_summary(
@@ -62,52 +63,51 @@ def print_summary(
     Where an implementation is wrong, that is said first and shortly; what else was judged is in the report. Quiet,
     print only what is wrong. Notes that were ``announced`` already are not repeated.
     """
-    console = plain_console()
-    if quiet:
-        for line in unjudged(frames):
-            console.print(f"too little was judged: {line}", style="red", soft_wrap=True)
-    _print_answer(frames, console, announced, quiet=quiet)
-    print_failing_properties(frames, console)
+    ends = [] if quiet else [*(f"Why: {command}" for command in first_commands(frames)), f"{ending}: {path}"]
+    print_lines(chain(_answer_lines(frames, announced, quiet=quiet), _wrong_lines(frames), ends))
+
+
+def _wrong_lines(frames: Frames) -> Iterator[Line]:
+    """Yield properties that do not hold, and the first defects, each in its simplest case."""
+    yield from _broken_lines(broken_properties(frames) if frames.properties else ())
     shown = _shown(frames)
     for defect in shown:
-        for number, line in enumerate(_lines(frames, defect)):
-            console.print(_LINE_BREAK.sub(" ", line), style="" if number else "red", soft_wrap=True)
+        first, *rest = (_LINE_BREAK.sub(" ", line) for line in _lines(frames, defect))
+        yield first, "red"
+        yield from rest
     if unsaid := len(defects(frames)) - len(shown):
-        console.print(f"and {counted(unsaid, 'more defect')}", soft_wrap=True)
-    if not quiet:
-        for command in first_commands(frames):
-            console.print(f"Why: {command}", soft_wrap=True)
-        console.print(f"{ending}: {path}", soft_wrap=True)
+        yield f"and {counted(unsaid, 'more defect')}"
 
 
-def _print_answer(frames: Frames, console: Console, announced: Collection[str], *, quiet: bool) -> None:
-    """Print who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
+def _broken_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
+    """Yield rows of properties that do not hold, each with the command that explains it."""
+    for row, command in broken[:_MAX_PROPERTIES]:
+        text = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
+        yield _LINE_BREAK.sub(" ", text), "red"
+        yield from [f"  {command}"] if command else []
+
+
+def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) -> Iterator[Line]:
+    """Yield who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
     answer, found = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
+    if quiet:
+        yield from ((f"too little was judged: {line}", "red") for line in unjudged(frames))
     texts = {column: text for column in found if (text := cause_line(defects_of(frames, column)))}
     first = answer.word
     is_of_one = len(found) == 1 and first.startswith(found[0].implementation)
     if texts and is_of_one and ";" not in first and ". " not in first:
         first = f"{first}: {next(iter(texts.values()))}"
         texts = {}
+    opening = first if quiet or first != answer.word else answer.first_line.removesuffix(".")
+    said = [f"{opening}."] if not quiet or first != answer.word else []
+    said += [f"{frames.title(column, with_version=False)}: {text}." for column, text in texts.items()]
+    said += [*declaration_lines(frames), *(f"{line}." for line in in_common_lines(frames))]
+    yield from ((_LINE_BREAK.sub(" ", line), "bold") for line in said)
     if not quiet:
-        opening = answer.first_line.removesuffix(".") if first == answer.word else first
-        console.print(_LINE_BREAK.sub(" ", f"{opening}."), style="bold", soft_wrap=True)
-    elif first != answer.word:
-        console.print(_LINE_BREAK.sub(" ", f"{first}."), style="bold", soft_wrap=True)
-    for column, text in texts.items():
-        line = f"{frames.title(column, with_version=False)}: {text}."
-        console.print(_LINE_BREAK.sub(" ", line), style="bold", soft_wrap=True)
-    for line in (*declaration_lines(frames), *(f"{_LINE_BREAK.sub(' ', each)}." for each in in_common_lines(frames))):
-        console.print(line, style="bold", soft_wrap=True)
-    if quiet:
-        return
-    sentences = (answer.judged + ".",) if first != answer.word and answer.judged else ()
-    for line in (*sentences, *((*answer.warnings, *picked(frames)) if found else answer.sentences)):
-        console.print(line, soft_wrap=True)
-    for note in frames.notes:
-        if note not in announced:
-            console.print(f"{note}.", soft_wrap=True)
-    console.print(terminal_table(implementations(frames)))
+        yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []
+        yield from (*answer.warnings, *picked(frames)) if found else answer.sentences
+        yield from (f"{note}." for note in frames.notes if note not in announced)
+        yield implementations(frames)
 
 
 def _shown(frames: Frames) -> list[Defect]:
@@ -152,17 +152,11 @@ def counted_as(cells: Mapping[str, Cell]) -> str:
 
 def print_properties(rows: Sequence[Row], again: Mapping[str, Sequence[str]], *, quiet: bool) -> None:
     """Print implementation by property, and below what fails with the command that explains it."""
-    console = plain_console()
-    if not quiet:
-        console.print(sentence_of(rows), style="bold", soft_wrap=True)
-        console.print(terminal_table(properties_of(rows, shortly=True)))
     failing = failing_first(rows)
-    _print_broken(console, [(row, command_for(row, again)) for row in failing])
-    if len(failing) > _MAX_PROPERTIES:
-        console.print(f"and {len(failing) - _MAX_PROPERTIES} more", soft_wrap=True)
-    if not quiet:
-        for line in _not_run(rows):
-            console.print(line, soft_wrap=True)
+    more = [f"and {len(failing) - _MAX_PROPERTIES} more"] if len(failing) > _MAX_PROPERTIES else []
+    broken = [*_broken_lines([(row, command_for(row, again)) for row in failing]), *more]
+    opening: list[Line] = [(sentence_of(rows), "bold"), properties_of(rows, shortly=True)]
+    print_lines(broken if quiet else [*opening, *broken, *_not_run(rows)])
 
 
 def _not_run(rows: Sequence[Row]) -> list[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,13 +125,8 @@ class Scripts:
             return
         self._left -= len(text)
         file = f"{slug(f'{case} {column.implementation} {dtype}')}.py"
-        shown = Figure(file, drawn("script", file, _as_text(text)))
+        shown = Figure(file, drawn("script", file, Markup(escape(text, quote=False))))
         yield Details(f"The script that shows it without attncheck, {file}", [shown])
-
-
-def _as_text(text: str) -> Markup:
-    """Escape a text that stands between tags: there quotes, of which scripts have many, are harmless."""
-    return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -198,11 +194,6 @@ def short(value: float | None, digits: int = 3) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """Write the lengths of axes."""
     return " \N{MULTIPLICATION SIGN} ".join(map(str, shape)) or "scalar"
-
-
-def options_text(options: Mapping[str, Any]) -> list[str]:
-    """Write options as they stand in a case."""
-    return [f"{name} = {value}" for name, value in options.items()]
 
 
 _LONGEST = 120
@@ -320,7 +311,7 @@ class CaseDetails(NamedTuple):
     def options(self) -> list[str]:
         """Return the options as they stand in the case, and how inputs lie in memory where it says so."""
         record = self.record
-        notes = options_text(record["options"])
+        notes = [f"{name} = {value}" for name, value in record["options"].items()]
         notes += [f"inputs stored in {record['storage']}"] if record.get("storage") else []
         notes += [f"{name} in memory: {form}" for name, form in record.get("memory_layout", {}).items()]
         return [*notes, *(f"{name} has its heads merged" for name in record.get("merged", []))]
@@ -330,23 +321,16 @@ class CaseDetails(NamedTuple):
         """Return the inputs with their shapes."""
         return [f"{name} {shape_text(shape)}" for name, shape in self.record["inputs"].items()]
 
-    def cells(self, column: Column, dtype: str) -> list[StageCell | None]:
-        """Return a cell per stage of one implementation in one dtype; none where it has no stage."""
-        own = self._rows(column, dtype)
-        cells = [_stage_cell(own[stage]) if stage in own else None for stage in self.stages]
-        return cells if any(cells) else []
+    def lines(self, column: Column) -> Iterator[tuple[str, Cell, Sequence[StageCell | None], str, str]]:
+        """Yield what one implementation came to in each dtype.
 
-    def message(self, column: Column, dtype: str) -> str:
-        """Return why there is no stage."""
-        own = self._rows(column, dtype)
-        return str(own[""]["message"]) if "" in own else ""
-
-    def padded(self, column: Column, dtype: str) -> str:
-        """Return what the call was padded with, empty where it was made as the case has it."""
-        return next((row["padded"] for row in self._rows(column, dtype).values() if isinstance(row["padded"], str)), "")
-
-    def _rows(self, column: Column, dtype: str) -> Mapping[str, Mapping[str, Any]]:
-        return self.rows.get((*column.key, dtype), {})
+        A cell, one for each stage, none where it has no stage; what the call was padded with; why there is no stage.
+        """
+        for dtype, cell in self.row[column].items():
+            own = self.rows.get((*column.key, dtype), {})
+            stages = [_stage_cell(own[stage]) if stage in own else None for stage in self.stages]
+            padded = next((row["padded"] for row in own.values() if isinstance(row["padded"], str)), "")
+            yield dtype, cell, stages if any(stages) else (), padded, str(own[""]["message"]) if "" in own else ""
 
 
 def case_details(
@@ -436,7 +420,8 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
 
 
 def _format_counts(rows: list[CellRow]) -> str:
-    states = Counter(max(_states(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
+    worst = ((worst_cell(cells).state for cells in row.values() if cells) for row in rows)
+    states = Counter(max(states, key=list(State).index, default=State.UNSUPPORTED) for states in worst)
     words = [counted(len(rows), "case")]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
     return ", ".join(words)
@@ -448,10 +433,6 @@ _COUNTED = {
     State.XPASS: "with records that no longer hold",
     State.XFAIL: "with expected failures",
 }
-
-
-def _states(row: CellRow) -> set[State]:
-    return {worst_cell(cells).state for cells in row.values() if cells}
 
 
 _LEGEND = (

@@ -176,24 +176,15 @@ def _worst(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Bloc
 
 
 def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inline, ...]:
-    against = f"the printed {row['printed']}" if _is_printed(row) else _AGAINST.get(row["against"], "")
+    is_number, exact, printed = row["against"] == "number", row.get("exact"), row.get("printed")
+    against = f"the printed {printed}" if is_number and isinstance(printed, str) else _AGAINST.get(row["against"], "")
+    # A number is shown beside the exact answer too, and stands itself where there is none.
+    should_be = exact if is_number and exact is not None and not pd.isna(exact) else row["reference"]
     return (
         *(str(row["stage"]), str(row["verdict"]), element_in(case, row)),
-        *told_apart(float(row["value"]), _should_be(row)),
+        *told_apart(float(row["value"]), float(should_be)),
         *(contents.short(row["difference"]), contents.short(row["allowed"]), against),
     )
-
-
-def _is_printed(row: Mapping[str, Any]) -> bool:
-    return row["against"] == "number" and isinstance(row.get("printed"), str)
-
-
-def _should_be(row: Mapping[str, Any]) -> float:
-    """Return the exact answer, of a printed number too; the number itself where there is none."""
-    exact = row.get("exact")
-    if row["against"] != "number" or exact is None or pd.isna(exact):
-        return float(row["reference"])
-    return float(exact)
 
 
 class _Maps:
@@ -390,15 +381,14 @@ class DrawnDocuments:
 
     def _document(self, name: str, cases: Sequence[Computation]) -> Details:
         """Return one document; a long one is split into parts."""
-        drawn = [self._computation(each) for each in cases]
+        shown = [self._computation(each) for each in cases]
         parts: list[Block] = []
-        for start in range(0, len(drawn), _MAX_IN_PART):
-            chosen = drawn[start : start + _MAX_IN_PART]
-            title = f"Computations {start + 1} to {start + len(chosen)} of {len(drawn)}:"
-            parts.append(Details(title, chosen, _fails(chosen), _failing_words(chosen), "part"))
-        blocks = [*source_blocks(cases[0].case), *(parts if len(parts) > 1 else drawn)]
-        title, anchor = cases[0].case["title"], f"document-{name}"
-        return Details(title, blocks, _fails(drawn), _failing_words(drawn), "pages", 3, anchor)
+        for start in range(0, len(shown), _MAX_IN_PART):
+            chosen = shown[start : start + _MAX_IN_PART]
+            title = f"Computations {start + 1} to {start + len(chosen)} of {len(shown)}:"
+            parts.append(Details(title, chosen, *_failing(chosen), "part"))
+        blocks = [*source_blocks(cases[0].case), *(parts if len(parts) > 1 else shown)]
+        return Details(cases[0].case["title"], blocks, *_failing(shown), "pages", 3, f"document-{name}")
 
     def _computation(self, found: Computation) -> Details:
         case, fails = found.case, found.id in self._failing
@@ -419,26 +409,20 @@ class DrawnDocuments:
             text = "Its numbers are left out, to keep this page small; they are in "
             blocks.append(Text((text, Mark("numbers.csv"), "."), "muted"))
         blocks += expectation_parts(self._frames, found, with_numbers=has_numbers)
-        link = [self._link(case)] if found.id in self._linked else []
+        words = "Its verdicts on every implementation"  # a screen reader, which may list all links, says of which case
+        to_case = drawn("link", self._anchors.case(case["id"]), words, case["name"]) if found.id in self._linked else ""
+        link = [Figure(words, to_case)] if to_case else []
         note = Mark("fails", State.FAILING) if fails else ""
         late = blocks if self._are_late else ()
         shown = [*link, *(() if late else blocks)]
         return Details(case["name"], shown, fails, note, "computation", 4, late=late)
 
-    def _link(self, case: Mapping[str, Any]) -> Figure:
-        """Lead to the verdicts of a case; a screen reader, which may list all links, says of which."""
-        words = "Its verdicts on every implementation"
-        return Figure(words, drawn("link", self._anchors.case(case["id"]), words, case["name"]))
 
-
-def _fails(drawn: Sequence[Details]) -> bool:
-    return any(each.is_open for each in drawn)
-
-
-def _failing_words(drawn: Sequence[Details]) -> Mark:
-    """Count the computations that fail, which are the open ones, in words."""
-    failing, every = sum(each.is_open for each in drawn), counted(len(drawn), "computation")
-    return Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
+def _failing(shown: Sequence[Details]) -> tuple[bool, Mark]:
+    """Return whether computations fail, which are the open ones, and how many do in words."""
+    failing, every = sum(each.is_open for each in shown), counted(len(shown), "computation")
+    words = Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
+    return bool(failing), words
 
 
 def _letters(found: Computation) -> int:

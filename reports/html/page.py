@@ -99,7 +99,8 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         "properties": sections.properties(frames, budget.wrong),
-        **_of_blocks(_addresses(frames, anchors, linked)),
+        "address_of": _addresses(frames, anchors, linked),
+        "signs": _SIGNS,
         # cases that have an anchor on the page
         "linked": linked,
     }
@@ -168,11 +169,6 @@ def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]
     return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
-def _of_blocks(address_of: Address) -> dict[str, Any]:
-    """Return what the macros for blocks take from the page."""
-    return {"address_of": address_of, "signs": _SIGNS}
-
-
 Address = Callable[[sections.Mark], str]
 """The address that a mark leads to; empty where it leads nowhere."""
 
@@ -211,15 +207,13 @@ def pair_section(frames: Frames) -> sections.Section | None:
     columns = [column for column in frames.columns if column.key in compared]
     keys = [column.key for column in columns]
     titles = [frames.title(column) for column in columns]
-    rows = [(title, *(_between(cells, one, other) for other in keys)) for title, one in zip(titles, keys, strict=True)]
+    cells = {(*key[2:], *key[:2]): cell for key, cell in cells.items()} | cells  # either way round
+    cells |= {(*key, *key): "\N{EM DASH}" for key in keys}
+    rows = [
+        (title, *(cells.get((*one, *other), "") for other in keys)) for title, one in zip(titles, keys, strict=True)
+    ]
     table = sections.Table("Disagreements of every two implementations", ["", *titles], rows)
     return sections.Section("Pair by pair", "pairs", [sections.Text(_PAIRS_EXPLAINED), table])
-
-
-def _between(cells: Mapping[Any, sections.Inline], one: tuple[str, str], other: tuple[str, str]) -> sections.Inline:
-    if one == other:
-        return "\N{EM DASH}"
-    return cells.get((*one, *other)) or cells.get((*other, *one), "")
 
 
 def _cells(pairs: pd.DataFrame) -> dict[Any, sections.Inline]:
@@ -299,7 +293,8 @@ def render_page(page: sections.Page, style: str) -> str:
                 "title": page.title,
                 "opening": page.opening,
                 "sections": page.sections,
-                **_of_blocks(lambda mark: mark.address),
+                "address_of": lambda mark: mark.address,
+                "signs": _SIGNS,
             },
             title=f"{page.title} · attncheck",
             links=[(section.anchor, section.title) for section in page.sections],
