@@ -16,7 +16,6 @@ from processes import PATIENCE, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.results.format import Row
 from attncheck.results.reader import read_run
 
 Honest = tuple[BackendEntry, ...]
@@ -25,7 +24,6 @@ Table = Callable[..., None]
 MakeBackend = Callable[..., BackendEntry]
 
 MODULE = (sys.executable, "-m", "attncheck")
-WRONG = "def softmax(scores):\n    stages = numpy_backend.softmax(scores); stages['weights'] -= 1; return stages"
 GHOST = BackendEntry("ghost", "no_module", ("no_such_framework",))
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="terminals and signals work otherwise on Windows")
@@ -68,22 +66,6 @@ def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_pa
     assert lines[-1] == "Report: results/latest/report/report.html"
     assert "\x1b[" not in done.stdout
     assert read_run(tmp_path / "results" / "latest").environment["command"] == "attncheck check small -b numpy"
-
-
-@pytest.mark.usefixtures("workers_here")
-def test_a_bad_case_gives_2(case_folder: Path, invoke: Invoke, table: Table, make_backend: MakeBackend) -> None:
-    (case_folder / "bad.yaml").write_text("title: A bad file\noperation: dreaming\n")
-    table(make_backend("wrong", WRONG), GHOST)
-    code, out, err = invoke("check", "small", "-b", "wrong,ghost", "--no-report")
-    assert code == 2
-    assert err.startswith("attncheck: small/bad.yaml")
-    assert out.startswith("wrong is wrong in 2 of the 4 cases that it was judged in;")
-    assert ("bad.yaml" in out, err.count("operation: expected")) == (False, 1), "it is said once"
-    assert read_run(Path("results/latest")).rows["case"].nunique() == 4
-    assert invoke("report", "results/latest")[0] == invoke("list", "cases", "small")[0] == 2
-    earlier = Path("results/latest").resolve()
-    assert invoke("check", "small/bad.yaml", "-b", "wrong")[:2] == (2, "")
-    assert Path("results/latest").resolve() == earlier, "where no case can be read the last results stay"
 
 
 @pytest.mark.usefixtures("forked_workers", "case_folder")
@@ -194,25 +176,6 @@ def test_a_closed_standard_output_does_not_become_the_pipe_to_a_worker(case_fold
 
 
 # What CI systems read
-
-
-@pytest.fixture
-def wrong(make_row: Callable[..., Row], write_run: Callable[..., Path]) -> Path:
-    """Return the results of one case that disagrees."""
-    return write_run([make_row(verdict="numeric", message="off by 2")], exit_code=1)
-
-
-def test_an_unwritable_summary_ends_no_run(invoke: Invoke, wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = invoke("report", wrong, "--ci-summary", "no/such/folder.md")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "the summary no/such/folder.md cannot be written" in err
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/such/folder.md")
-    code, out, err = invoke("report", wrong)
-    assert (code, err.count("\n")) == (1, 1)
-    assert "cannot be written" in err
-    assert "Report: " in out
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "")
-    assert invoke("report", wrong)[2] == ""
 
 
 @pytest.mark.usefixtures("workers_here")

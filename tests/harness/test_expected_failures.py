@@ -11,7 +11,7 @@ import pytest
 from tables import tables_beside
 
 from attncheck.backends import EVERYTHING, BackendEntry, DeclaredConvention, Mode
-from attncheck.errors import CaseError, ExitCode, UsageError
+from attncheck.errors import CaseError, ExitCode
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.explain import explain_case
@@ -168,18 +168,6 @@ def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases
     assert summary.exit_code is ExitCode.DISAGREE
     failing = [row for row in bad(frames.results) if not row[3]]
     assert failing == [("small/small/empty", "output", "numeric", False)]
-
-
-def test_a_list_is_no_case_file_wherever_cases_are_looked_for(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "cases.yaml").write_text(TEXTS["cases"], encoding="utf-8")
-    lists = [tmp_path / "own" / "known.yaml"]
-    lists[0].write_text(TEXTS["entry"], encoding="utf-8")
-    for patterns in (["own"], ["own/cases.yaml", "own/known.yaml"], ["."]):
-        found = select_cases(patterns, base=tmp_path, expected_failures=lists)
-        assert (len(found.cases), found.faults) == (2, ())
-    with pytest.raises(UsageError, match="is a list of expected failures; expected a case file"):
-        select_cases(["own/known.yaml"], base=tmp_path, expected_failures=lists)
 
 
 # Lists as they are read: what an entry concerns and excuses

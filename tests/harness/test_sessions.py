@@ -7,6 +7,7 @@ below it, or runs a command:
   has fresh processes;
 - ``begins``, ``says``, ``never``: what standard output begins with, has somewhere, and has nowhere;
 - with ``--json`` it prints a document that the schema allows, of its exit code;
+- ``with``: variables of the environment;
 - ``warns``: what standard error has; it is empty where that is not given;
 - ``judged``: the cases of which ``results/latest`` has verdicts, by the ends of their ids;
 - ``leaves``: files that are there, with what they hold, or which are not there where that is null.
@@ -25,6 +26,7 @@ from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -104,7 +106,7 @@ def test_a_session_goes_as_it_is_written(name: str, invoke: Invoke, run_pytest: 
             Path(path).write_text(text_of(given), encoding="utf-8")
         if "later" in step:
             os.utime(step["later"], (time.time() + 10,) * 2)
-        with nullcontext() if "in" in step else own_code_here():
+        with nullcontext() if "in" in step else own_code_here(), mock.patch.dict(os.environ, step.get("with", {})):
             if "run" in step:
                 code, out, err = invoke(*shlex.split(step["run"]))
             elif "pytest" in step:

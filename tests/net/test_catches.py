@@ -35,7 +35,7 @@ _WRONGLY, _RIGHTLY = 0.03, 0.25
 """Shares of the faults that their recorded case names, in a sample of the cases: 0.3 in all of them."""
 _SMALL = 3000
 _DIFFERS_ELSEWHERE = {"scales_multiplied_into_queries_and_output"}
-"""With scales that are no round numbers (``tests/harness/mutation/test_variant.py``)."""
+"""With scales that are no round numbers (``tests/harness/mutation/test_catalogue.py``)."""
 _ONE_IN = 12
 """Of the recorded cases, which are of all operations, options and sizes, right variants are put to so many."""
 

@@ -106,14 +106,6 @@ def test_cases_that_one_lacks_or_that_are_not_the_same_are_told_and_their_errors
     assert (row["case_changed"], row["change"]) == (True, "worse")
 
 
-def test_results_that_say_the_same_have_no_difference(document_run: Path) -> None:
-    difference = compared(document_run, document_run)
-    assert all(frame.empty for frame in difference.tables().values())
-    assert difference.exit_code == 0
-    assert difference.only == (0, 0)
-    assert difference.compared > 0
-
-
 def test_versions_processors_implementations_and_expected_failures_that_differ_are_told(hand: Any) -> None:
     rows = [{}, {"implementation": "torch.eager"}]
     before = hand.run(rows, versions={"numpy.eager": "2.0", "torch.eager": "2.5"})

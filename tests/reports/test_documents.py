@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,13 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
 
-from attncheck.cli import app
 from attncheck.errors import OutputError, UsageError
-from attncheck.reading import selection
 from attncheck.reading.case import case_record
-from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import select_cases
 from attncheck.reports.documents import Computation, documents, expectation_parts
 from attncheck.reports.failure_patterns import in_common_lines, length_maps, lengths_of
@@ -312,25 +307,3 @@ def test_a_case_is_saved_as_an_image_of_the_format_that_the_name_asks_for(tmp_pa
         assert f">{panel.title}<" in "".join(pages)
     (path,) = save_case(shown, tmp_path / "big.pdf")
     assert len(re.findall(rb"/Type /Page\b", path.read_bytes())) == len(paths)
-
-
-def test_what_cannot_be_shown_is_one_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the documents alone: what is looked for in all cases has them read."""
-    bundled = selection.bundled_root()
-    shutil.copytree(bundled / "documents", tmp_path / "documents")
-    shutil.copy(bundled / TAG_FILE, tmp_path)
-    monkeypatch.setattr(selection, "bundled_root", lambda: tmp_path)
-    for arguments, message in (
-        ([VIGNETTE, "--stage", "nonsense"], "no stage 'nonsense' here; expected query, key, value"),
-        (["documents/no_such_case"], "there is no case 'documents/no_such_case': expected its id, a glob"),
-        (["documents/*"], "'documents/*' matches 15 cases; name one of them:\n"),
-        ([VIGNETTE, "--dtype", "float8"], "has no dtype 'float8'; expected one of float64, float32"),
-        ([VIGNETTE, "--save", "x.doc"], "cannot save as .doc"),
-    ):
-        result = CliRunner().invoke(app, ["show", *arguments])
-        assert isinstance(result.exception, UsageError), arguments
-        assert message in str(result.exception), arguments
-    path = tmp_path / "case.svg"
-    result = CliRunner().invoke(app, ["show", VIGNETTE, "--stage", "output", "--save", str(path)])
-    assert (result.exit_code, result.stdout) == (0, f"{path}: Four words attend to each other\n")
-    assert path.read_bytes().startswith(b"<svg")

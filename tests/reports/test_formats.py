@@ -1,12 +1,21 @@
-"""The report for people as Markdown, and what programs read: JUnit XML, SARIF, JSON and what CI systems are given.
+"""Every format: Markdown for people, JUnit XML, SARIF and JSON for programs, what CI systems are given, the terminal.
 
-The snapshots of tests/net hold every format of one small run; here is what that run has not.
+Texts of cases, kernels and machines become no markup, formula, command or heading in any of them, and the commands that
+they print work as they stand. The snapshots of tests/net hold every format of one small run; here is what it has not.
 """
 
 from __future__ import annotations
 
+import csv
+import html
 import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
@@ -14,11 +23,15 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-import pandas as pd
 import pytest
+from here import command_here, own_code_here
 from tables import tables_beside
 
+from attncheck import check
 from attncheck.errors import ExitCode, OutputError
+from attncheck.mutation.catalogue import SUBJECTS
+from attncheck.mutation.score import mutants_document, print_mutation, run_mutants
+from attncheck.reading.selection import select_cases
 from attncheck.reports import markdown
 from attncheck.reports.ci import (
     HELP,
@@ -30,43 +43,193 @@ from attncheck.reports.ci import (
     render_ci_summary,
     render_sarif,
 )
-from attncheck.reports.frames import Frames
+from attncheck.reports.defects import commands_again, first_commands
+from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
 from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import (
-    code,
-    details,
-    escape,
-    number,
     section_lines,
-    table,
     verdict_section,
 )
 from attncheck.reports.outcome import failures_of, outcome_document
-from attncheck.reports.summary import exit_code_of
-from attncheck.reports.terminal import explanation_of
-from attncheck.reports.write import render_junit, write_report, xml_text
+from attncheck.reports.terminal import print_summary
+from attncheck.reports.write import render_junit, write_junit, write_report, xml_text
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import Verdict
 
+BIDI = "\u202e\u2066"
+SHORT = (
+    f"<script>alert(1)</script> | b\\|z `c` **d** [e](f) &lt; ]]> [red]x[/red] {{{{ 7 * 7 }}}} {BIDI} \"q\" 'p' "
+    "::error::x 100%, a:b,line=1 %0A ~i~ #j _k_"
+)
+"""One line, as the names of cases are."""
+LONG = (
+    "=cmd|'/c calc'!A1\n+1\t@SUM(1)\r\n::error file=x::owned\n</failure></td></style></title>--><img src=x "
+    f"onerror=alert(2)>\n# g\n## h\n\n| i |\n{SHORT}\n\\"
+)
+THREAD = "javascript:alert(1)//https://example.org"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+@pytest.fixture
+def hostile_frames(hand: Any) -> Frames:
+    """Frames in which every text that comes from outside is hostile."""
+    shared: dict[str, Any] = {"of": "weights", "transpose": False, "shape": [1, 1, 1, 2], "called": LONG}
+    expected = [
+        {"name": "weights", "basis": "printed", "erratum": LONG, **shared},
+        {"name": "weights", "basis": "known", "because": LONG, "note": LONG, **shared},
+        {"name": "output", "basis": "unprinted", "note": LONG, **shared, "of": "output"},
+    ]
+    identity = f"{LONG}/case"
+    case = hand.case(
+        identity,
+        **dict.fromkeys(("name", "file", "title"), LONG),
+        source={"kind": "document", "title": LONG, "author": LONG, "section": LONG, "notes": [LONG]},
+        notes=[LONG],
+        tags=[LONG, "causal"],
+        probes={tag: {"probes": LONG, "defect": LONG} for tag in (LONG, "causal")},
+        options={LONG: LONG},
+        inputs={LONG: [1]},
+        expected=expected,
+    )
+    rows = []
+    for name in (LONG, f"{LONG} 2"):
+        of = {"case": identity, "implementation": name}
+        printed = {"index": "0,0,0,1", "value": 0.5, "reference_text": LONG, "half_unit": 0.05}
+        rows += [
+            hand.row(**of, verdict="numeric", stage=LONG, message=LONG, index="0", against="exact"),
+            hand.row(**of, verdict="numeric", xfail=True, dtype="float32", reason=LONG, thread=THREAD),
+            hand.row(**of, verdict="error", stage="", message=LONG, dtype="float16"),
+            hand.row(**of, verdict="unsupported", stage="", message=LONG, dtype="bfloat16"),
+            hand.row(**of, comparison="printed", **printed),
+            hand.row(**of, comparison="known", **printed),
+            hand.row(**of, comparison="exact", stage="output", index="0,0,0,1", value=0.5, verdict="numeric"),
+        ]
+    pair: dict[str, Any] = {"index": "0", "value": 1.0, "ratio": 2.0, "difference": 1.0}
+    rows.append(hand.row(**of, comparison="pair", stage="output", other=LONG, verdict="numeric", **pair))
+    texts: dict[str, Any] = {"left_out": {LONG: LONG}, "missing": {LONG: LONG}, "faults": [LONG], "flags": {"A": LONG}}
+    run = hand.run(rows, label=LONG, name="run", cases=[case], summary=False, command=LONG, platform=LONG, **texts)
+    broken = Row(SHORT, "softmax", "float32", SHORT, "property", "weights", "broken")
+    write_property_rows(run, [replace(broken, property_name="repeated", variant=LONG, index="0,1", message=LONG)])
+    made: Frames = hand.frames_of(run)
+    return made
+
+
+def test_junit_is_well_formed_and_says_the_same(written: Path) -> None:
+    for path in (written / "junit.xml", written / "report" / "junit.xml"):
+        root = ElementTree.parse(path).getroot()
+        texts = [text for element in root.iter() for text in (element.text or "", *element.attrib.values())]
+        assert any("]]>" in text and "<script>alert(1)</script>" in text for text in texts)
+        assert not any(CONTROL.search(text.replace("\r", "")) for text in texts)
+
+
+def test_markdown_tables_keep_their_columns_and_nothing_becomes_markup(written: Path) -> None:
+    for path in (written / "report" / "report.md", written / "summary.md"):
+        text = path.read_text(encoding="utf-8")
+        widths: list[int] = []
+        for line in [*text.splitlines(), ""]:
+            if line.startswith("|"):
+                widths.append(len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)))
+                continue
+            assert len(set(widths)) <= 1, line
+            widths = []
+        # What is left when code and escaped characters are taken out is what Markdown acts on.
+        outside_blocks = re.sub(r"^ *```\n([^`\n]*\n)+ *```$", "", text, flags=re.MULTILINE)
+        outside_code = re.sub(r"(?<!\\)(`+)[^\n]*?(?<!`)\1(?!`)", "", outside_blocks)
+        own_link = r"^Drawn in \[report\.html\]\(report\.html#document-[\w.-]+\)\.$"
+        outside_links = re.sub(own_link, "", outside_code, flags=re.MULTILINE)
+        acted_on = re.sub(r"\\[\\`*_{}\[\]<>()#|~&]", "", outside_links)
+        assert not re.search(r"<(script|img|/td|/style)", acted_on)
+        outside_html = re.sub(r"<summary>.*", "", acted_on)
+        assert not re.search(r"\*\*d|~i|#j|_k_|\]\(|&lt;", outside_html)
+        headings = [line for line in outside_blocks.splitlines() if line.startswith(("# ", "## "))]
+        assert not {"# g", "## h"} & set(headings)
+        assert not CONTROL.search(text)
+
+
+def test_annotations_are_the_commands_own(written: Path) -> None:
+    """How many are printed, the snapshot of a crowd says."""
+    place = r"(?:file=(?P<file>[^,:]*),line=\d+,)?title=[^,:]*"
+    messages = []
+    for line in (written / "stdout.txt").read_text(encoding="utf-8").splitlines():
+        found = re.fullmatch(rf"::(?:error|warning|notice) {place}::(?P<message>.*)", line)
+        assert found is not None, line
+        assert found["file"] is None or unescaped(found["file"]) == LONG
+        messages.append(unescaped(found["message"]))
+    assert f"bad case: {LONG}" in messages
+    assert not any(line.startswith("::error") for line in (written / "summary.md").read_text("utf-8").splitlines())
+
+
+def unescaped(text: str) -> str:
+    """Read what annotations say as the runner does."""
+    for escaped, letter in (("%3A", ":"), ("%2C", ","), ("%0A", "\n"), ("%0D", "\r"), ("%25", "%")):
+        text = text.replace(escaped, letter)
+    return text
+
+
+@pytest.fixture
+def written(hostile_frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The formats of the frames, in a folder of their own."""
+    folder = tmp_path / "formats" / "written"
+    write_report(hostile_frames, folder / "report")
+    write_junit(hostile_frames, folder / "junit.xml")
+    append_summary(render_ci_summary(hostile_frames, Path("report.md")), folder / "summary.md")
+    lines = annotation_lines(hostile_frames, Path("report.md"))
+    (folder / "stdout.txt").write_text("\n".join(lines), encoding="utf-8")
+    print_summary(hostile_frames, Path("report.md"), quiet=False)
+    (folder / "terminal.txt").write_text(capsys.readouterr().out, encoding="utf-8")
+    return folder
+
+
+def test_terminal_html_and_csv_show_the_text_and_act_on_none_of_it(written: Path, page_of: Callable[..., Any]) -> None:
+    text = (written / "terminal.txt").read_text(encoding="utf-8")
+    assert not CONTROL.search(text)
+    assert "[red]x[/red]" in text
+    assert {path.name for path in written.parent.iterdir()} == {"written"}
+    page = page_of((written / "report" / "report.html").read_text(encoding="utf-8"))
+    assert [len(page.all(tag)) for tag in ("script", "style", "title", "img")] == [1, 1, 1, 0]
+    for element in page.walk():
+        assert not [name for name in element.attributes if name.startswith("on") or name == "src"]
+        assert element.attributes.get("href", "#").startswith(("#", "data:,"))
+    ids = [element.attributes["id"] for element in page.walk() if "id" in element.attributes]
+    assert len(ids) == len(set(ids))
+    assert all(name.replace("-", "").replace(".", "").replace("_", "").isalnum() and name.isascii() for name in ids)
+    for text in ("<script>alert(1)</script>", "{{ 7 * 7 }}", "=cmd|", "<img src=x onerror=alert(2)>"):
+        assert text in page.text
+    for section in (
+        "answer",
+        "wrong",
+        "verdicts",
+        "documents",
+        "expected-failures",
+        "environments",
+        "cases",
+        "properties",
+    ):
+        assert "<script>alert(1)</script> | b\\|z `c`" in page.one("section", id=section).text, section
+    assert THREAD in page.one("section", id="expected-failures").text
+    for command in [block.raw for block in page.all("pre", of_class="command")] if shutil.which("bash") else []:
+        done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+        words = done.stdout.decode().split("\0")
+        assert words[0] == "attncheck"
+        assert words[2:4] in ([f"{LONG}/case", LONG], [f"{LONG}/case", f"{LONG} 2"])
+    seen = ""
+    for path in (written / "report").glob("*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, strict=True):
+                assert None not in row
+                for cell in row.values():
+                    if cell and not re.fullmatch(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|inf|nan)", cell):
+                        assert cell[0] not in "=+-@\t\r\n", cell
+                    assert not CONTROL.search(cell)
+                    seen += cell
+    assert "'=cmd|" in seen
+
+
 REPORT = Path("results/latest/report/report.md")
 SCHEMA = tables_beside(__file__)["junit"]
 RAISED: dict[str, Any] = {"verdict": "error", "stage": ""}
-
-
-def test_a_text_is_shown_literally_on_one_line_and_code_cannot_end_its_span_or_cell() -> None:
-    assert escape("a|b\n`c` <d> *e* _f_ [g] {h} ~i~ #j \\") == (
-        r"a\|b \`c\` \<d\> \*e\* \_f\_ \[g\] \{h\} \~i\~ \#j \\"
-    )
-    assert escape("Q & A &lt; &#39; & more;") == r"Q & A \&lt; \&\#39; & more;"
-    assert escape(3) == "3"
-    assert code("a`b|c\nd") == "`a'b\\|c d`"
-    assert code("a\\|b") == r"<code>a\\\|b</code>"
-    assert code("") == ""
-    assert table(["a", "b", "c"], [["1", "2", "3"]], "lr") == ["| a | b | c |", "| --- | ---: | --- |", "| 1 | 2 | 3 |"]
-    assert details("<b> & c", ["x"]) == ["<details>", "<summary>&lt;b&gt; &amp; c</summary>", "", "x", "", "</details>"]
-    assert [number(value) for value in (None, float("nan"), 0.0, 1 / 3, float("inf"))] == ["", "", "0", "0.333", "inf"]
 
 
 def test_of_more_cases_than_can_be_read_those_that_fail_come_first_and_all_are_counted(
@@ -80,25 +243,6 @@ def test_of_more_cases_than_can_be_read_those_that_fail_come_first_and_all_are_c
     assert [line.split()[1] for line in lines if line.startswith("| case-")] == ["case-0", "case-6", "case-7", "case-8"]
     assert lines[2].startswith("9 cases on 1 implementations are too many")
     assert "show 4 of the 6 in which some implementation does not agree" in lines[2]
-
-
-def told(frames: Frames) -> list[tuple[str, dict[str, str], str]]:
-    """Read annotations as the runner does: kind, properties and message, unescaped."""
-    read = []
-    for line in annotation_lines(frames, REPORT):
-        assert len(line.splitlines()) == 1
-        found = re.fullmatch(r"::(error|warning|notice) ([^:]*)::(.*)", line)
-        assert found is not None, line
-        kind, properties, message = found.groups()
-        pairs = [item.split("=", 1) for item in properties.split(",")]
-        read.append((kind, {name: unescaped(value) for name, value in pairs}, unescaped(message)))
-    return read
-
-
-def unescaped(text: str) -> str:
-    for escaped, letter in (("%3A", ":"), ("%2C", ","), ("%0A", "\n"), ("%0D", "\r"), ("%25", "%")):
-        text = text.replace(escaped, letter)
-    return text
 
 
 def test_the_summary_stays_short_and_fits_into_what_is_left(hand: Any, tmp_path: Path) -> None:
@@ -121,19 +265,6 @@ def test_the_summary_stays_short_and_fits_into_what_is_left(hand: Any, tmp_path:
         append_summary("text", tmp_path)
 
 
-def test_names_and_messages_cannot_begin_a_command_of_their_own(hand: Any) -> None:
-    """How many are printed, the snapshot of a crowd says."""
-    hostile = "100%, a:b,line=1::\r\n::error file=x::owned\n%0A"
-    record = hand.case("file/one") | {"file": f"{hostile}.yaml", "name": hostile}
-    row = {"verdict": "numeric", "message": hostile, "implementation": hostile}
-    frames = hand.frames([row], cases=[record], faults=[hostile])
-    fault, failure = told(frames)
-    assert fault[2] == f"bad case: {hostile}"
-    assert failure[1] == {"file": f"{hostile}.yaml", "line": "7", "title": f"numeric: {hostile} in float64"}
-    assert failure[2] == f"{hostile}: weights: {hostile}"
-    assert "\n::error" not in render_ci_summary(frames, REPORT)
-
-
 def parse(frames: Frames) -> Element:
     """Parse the XML, and hold it against the schema and its own counts."""
     root = ElementTree.fromstring("".join(render_junit(frames)).encode("utf-8"))
@@ -144,24 +275,6 @@ def parse(frames: Frames) -> Element:
     for name in ("tests", "failures", "errors"):
         assert int(root.attrib[name]) == sum(int(suite.attrib[name]) for suite in root)
     return root
-
-
-def test_properties_end_a_run_as_its_stages_do_and_broken_ones_are_explained(hand: Any, tmp_path: Path) -> None:
-    """The snapshot of a crowd shows them in every format."""
-    place = ("mine/<b>|c", "attention", "float32", "numpy.eager", "property", "output", "broken")
-    numbers = {"index": "0,1,2", "value": 0.25, "reference": float("nan"), "first_bound": 1e-6, "second_bound": 2e-6}
-    broken = Row(*place, property_name="batch_invariant", variant="each batch entry alone", **numbers)
-    directory = hand.run([{}])
-    assert exit_code_of(hand.frames_of(directory)) is ExitCode.AGREE
-    write_property_rows(directory, [broken, replace(broken, property_name="repeated", verdict="bitwise")])
-    frames = hand.frames_of(directory)
-    assert exit_code_of(frames) is ExitCode.DISAGREE
-    assert "mine/&lt;b&gt;|c" in render_html(frames)
-    assert "mine/<b>" not in render_html(frames)
-    write_report(frames, tmp_path)
-    assert sorted(pd.read_csv(tmp_path / "properties.csv")["outcome"]) == ["bitwise", "broken"]
-    text = "\n".join(explanation_of(broken, "attention(query 1x2x3x4) in float32"))
-    assert "output[0, 1, 2]" in text
 
 
 def test_what_is_wrong_is_a_failure_and_what_did_not_come_to_an_end_is_an_error(hand: Any) -> None:
@@ -290,3 +403,152 @@ def test_a_failure_in_json_has_the_numbers_of_the_stage_where_it_begins(hand: An
     found = outcome_document(frames, ExitCode.DISAGREE, report=Path("here/report.md"), results=Path("here"))
     record = json.loads(document_text(found), parse_constant=pytest.fail)
     assert [(each["exact"], each["computed"]) for each in record["failures"]] == [("NaN", 2.0), ("Infinity", 2.0)]
+
+
+HEAD = """
+title: Cases of one's own
+source: {kind: derivation, title: Made for the tests}
+operation: attention
+defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float64]}
+arrays: {words: {draw: randn, shape: [3, 4]}}
+cases:
+"""
+CASE = "  - {{name: {}, inputs: {{query: words, key: words, value: words}}}}\n"
+KERNEL = """
+def attention(query, key, value):
+    return 2 * value
+"""
+FOLDER = "it's my [own] `cases`"
+BUNDLED = "attention/every-dimension-is-different-and-none-is-forgotten"
+CASES = [f"{FOLDER}/a b/one", "mine/below-cases", "out side/o/outside", BUNDLED]
+AS_IT_STANDS = re.compile(r"^\s*(?:Why: )?((?:attncheck (?:check|explain|repro|report|show)|python) .*)$")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A check of own cases with an own kernel, both in files whose names a shell takes apart; it fails everywhere."""
+    above = tmp_path_factory.mktemp("pasted")
+    project = above / "project"
+    files = {
+        project / FOLDER / "a b.yaml": "One",
+        project / "cases" / "mine.yaml": "Below cases",
+        above / "out side" / "o.yaml": "Outside",
+    }
+    for path, name in files.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(HEAD + CASE.format(name), encoding="utf-8")
+    (project / "my $kernel's.py").write_text(KERNEL, encoding="utf-8")
+    asked = ["check", FOLDER, "cases/mine.yaml", "../out side", BUNDLED]
+    asked += ["--implementation", "my $kernel's.py:attention", "--framework", "numpy", "--dtype", "float64"]
+    with own_code_here():
+        options = ["--output", "my results", "--ci-summary", "summary.md", "--time-limit", "30"]
+        code, out, err = command_here([*asked, *options], project)
+    assert code == 1, out + err
+    (project / "stdout.txt").write_text(out, encoding="utf-8")
+    return project
+
+
+def paste(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Paste a text into a shell."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    words = ["bash", "-c", command]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def commands_of(path: Path) -> list[str]:
+    """Return the commands that a file of results shows, each on a line of its own."""
+    text = re.sub("</?(?:pre|code)[^>]*>", "\n", path.read_text(encoding="utf-8")) if path.suffix == ".html" else ""
+    lines = html.unescape(text or path.read_text(encoding="utf-8")).splitlines()
+    return [found[1] for line in lines if (found := AS_IT_STANDS.match(line))]
+
+
+def test_every_format_prints_the_commands_of_its_failures_and_each_kind_of_them_works(project: Path) -> None:
+    """Pasted into a shell: of a case in a folder whose name a shell takes apart."""
+    report = project / "my results" / "report"
+    printed = {*commands_of(report / "report.html")}
+    explains = {line for line in printed if line.startswith("attncheck explain")}
+    repros = {line for line in printed if line.startswith("attncheck repro")}
+    assert len(explains) == len(repros) == len(CASES)
+    texts = [project / "stdout.txt", project / "summary.md", report / "report.md", report / "junit.xml"]
+    for path in (*texts, *(project / "my results" / "scripts").glob("*.py")):
+        lines = {line for line in commands_of(path) if line.startswith("attncheck")}
+        assert lines, path
+        assert lines <= explains, path
+    for among, code in ((explains, 1), (repros, 0)):
+        assert [shlex.split(line)[3] for line in among] == ["my $kernel's.py:attention"] * len(CASES)
+        line = max(sorted(among), key=lambda each: each.count("'"))
+        assert "own" in line
+        done = paste(project, line)
+        assert done.returncode == code, f"{line}\n{done.stdout}{done.stderr}"
+        assert not code or "It goes wrong at output" in done.stdout
+    (again,) = [found[1] for line in done.stdout.splitlines() if (found := AS_IT_STANDS.match(line))]
+    script = paste(project, again)
+    assert script.returncode == 1, f"{again}\n{script.stdout}{script.stderr}"
+    assert re.search(r"^output(\[[\d, ]+\])? (is WRONG|has shape)", script.stdout, re.MULTILINE)
+
+
+def test_the_ids_and_names_in_a_report_are_taken_too(project: Path) -> None:
+    """With the report's own name of the implementation, which its results lead to."""
+    for arguments, ends, said in (
+        (("explain", "out side/o/outside", "my $kernel's.attention", "--results", "my results"), 1, "in float64"),
+        (("show", f"{FOLDER}/a b/one"), 0, "One"),
+        (("show", f"{FOLDER}/a b.yaml::on"), 0, "One"),
+        (("show", "cases/mine.yaml"), 0, "Below cases"),
+        (("show", "../out side/o.yaml"), 0, "Outside"),
+        (("explain", "cases/mine.yaml", "numpy", "--dtype", "float32"), 2, "has no dtype 'float32'; expected one of"),
+        (("explain", "cases/mine.yaml", "numpy", "--results", "gone"), 2, "gone is not a folder; expected a results"),
+    ):
+        with own_code_here():
+            code, out, err = command_here(arguments, project)
+        assert code == ends, arguments
+        assert said in out + err
+
+
+def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand: Any) -> None:
+    with own_code_here():
+        result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
+    (row,) = records(result.frames.results)
+    assert (commands_again(result.frames, row), first_commands(result.frames)) == ((), [])
+    page = render_html(result.frames)
+    assert "handed over as an object" in page
+    assert "attncheck explain" not in page
+    names = ("torch.eager", "numpy.eager", "mine.attention", "jax.eager", "jax.jit")
+    lines = first_commands(hand.frames([{"implementation": name, "verdict": "numeric"} for name in names], again={}))
+    # In the report's order; nobody can name mine.attention.
+    assert [line.split()[3] for line in lines] == ["jax.eager", "jax.jit", "numpy.eager"]
+
+
+def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_nothing_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    subjects, cases = [SUBJECTS["maximum_not_subtracted"], SUBJECTS["reference"]], select_cases(["softmax.yaml"]).cases
+    spared = "each right variant was put to a share of the cases"
+    for exhaustive in (False, True):
+        frames = run_mutants(cases, subjects=subjects, exhaustive=exhaustive)
+        print_mutation(frames)
+        printed = capsys.readouterr().out
+        assert (spared in printed, "under other rules" in printed) == (not exhaustive, exhaustive)
+        document = mutants_document(frames, ExitCode.AGREE)
+        assert (any(spared in note for note in document.notes), bool(document.rules)) == (not exhaustive, exhaustive)
+
+
+def test_what_is_wrong_is_one_line_also_when_it_is_long_and_where_all_agree_nothing_is_said_quietly(
+    hand: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lists, environments and what was not run are in the snapshots."""
+    message = "differs " * 40 + "[bold]not markup[/bold] :smile:"
+    wrong_element = {"verdict": "numeric", "index": "0,0,1,2", "value": 1.9375, "ratio": 12.5, "message": "off"}
+    for rows, lines in (
+        ([{}], []),
+        ([{"verdict": "numeric", "message": message}], ["numeric: file/one [float64] numpy.eager", f"  {message}"]),
+        # One case in several dtypes is one line, its element with as many digits as tell two numbers apart.
+        (
+            [wrong_element | {"dtype": dtype, "reference": 1.93751} for dtype in ("float32", "float64")],
+            [
+                "numeric: file/one [float64, float32] numpy.eager",
+                "  weights[0, 0, 1, 2] is 1.9375 in float32, should be 1.93751: off by 12.5 times the error bound",
+            ],
+        ),
+    ):
+        print_summary(hand.frames(rows), Path("here/report.html"), quiet=True)
+        assert capsys.readouterr().out.splitlines() == lines

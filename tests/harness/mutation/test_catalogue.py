@@ -1,18 +1,26 @@
-"""The content of the catalogue: what an option or an input that nobody has thought of adds to it by its row, too."""
+"""The catalogue of faults, the variants that have them, and the tensor cores that some of them emulate."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import attncheck.mutation
+from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
 from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import Task, run_operation
+from attncheck.execution.runner import task_of
+from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.judging.diagnosis import Decision, Fit
 from attncheck.judging.readings import CATALOGUE
 from attncheck.mutation.catalogue import (
@@ -29,14 +37,21 @@ from attncheck.mutation.catalogue import (
     variant_named,
 )
 from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
-from attncheck.mutation.kernel import Kernel
+from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_bfloat16, truncated_tf32
 from attncheck.mutation.mutant import (
     WIDE,
     Control,
+    PerCall,
+    Variant,
     subjects_of_module,
 )
+from attncheck.mutation.narrow import block_product, in_two_parts, rounded_product
+from attncheck.mutation.unit import count_scores, run_reference
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.inputs import optional
+from attncheck.spec.rounding import rounding_model_named
 
 ALL_DTYPES = {*WIDE, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {
@@ -136,3 +151,189 @@ def test_every_operation_has_faults_and_none_has_two_of_a_name() -> None:
     met = [fault for fault in generated if fault in BY_HAND]
     assert {fault.name for fault in met} == MET.keys()
     assert len({fault.name for fault in MUTANTS}) == len(MUTANTS) == len(BY_HAND) + len(generated) - len(met)
+
+
+RNG = np.random.default_rng(20170612)
+QUERY, KEY, VALUE = (RNG.normal(size=(2, 4, 3, 5)), *(RNG.normal(size=(2, 2, 6, 5)) for _ in range(2)))
+GRAD_OUTPUT = RNG.normal(size=(2, 4, 3, 5))
+
+
+_SMALL, _OF_AN_OPERATION = 200, 6
+
+
+@pytest.fixture(scope="session")
+def tasks() -> dict[str, Task]:
+    """Return small tasks in float64 by their cases: of every operation, each combination of what is given once."""
+    found: dict[str, Task] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    counts: Counter[str] = Counter()
+    for case in select_cases([]).cases:
+        given = case.operation, frozenset({*case.options, *case.inputs})
+        is_wanted = "float64" in case.dtypes and given not in seen and counts[case.operation] < _OF_AN_OPERATION
+        if is_wanted and count_scores(case) <= _SMALL:
+            seen.add(given)
+            counts[case.operation] += 1
+            found[case.id] = task_of(case, convert_inputs(case, make_exact_inputs(case), "float64"))
+    return found
+
+
+def doubled(query: Array, key: Array) -> Array:
+    return 2 * numpy_backend._dot(query, key)
+
+
+def test_a_step_is_replaced_wherever_it_is_used_or_in_one_function_alone() -> None:
+    everywhere, in_one = Variant({"_dot": doubled}), Variant({"dot_scores._dot": doubled})
+    right = numpy_backend.cosine_scores(QUERY, QUERY)["scores"]
+    assert np.array_equal(everywhere.cosine_scores(QUERY, QUERY)["scores"], 2 * right)
+    assert np.array_equal(in_one.cosine_scores(QUERY, QUERY)["scores"], right)
+    raw = numpy_backend.attention(QUERY, KEY, VALUE)["raw_scores"]
+    assert np.array_equal(in_one.attention(QUERY, KEY, VALUE)["raw_scores"], 2 * raw)
+    gradients = (each.attention_gradients(QUERY, KEY, VALUE, GRAD_OUTPUT) for each in (numpy_backend, everywhere))
+    assert not np.allclose(*(each["grad_query"] for each in gradients))
+
+
+def test_a_step_that_would_change_nothing_is_refused() -> None:
+    for step, message in (
+        ("_no_such_step", "no function _no_such_step"),
+        ("no_such_function._dot", "no function no_such_function"),
+        ("mask_scores._dot", "mask_scores of numpy_backend uses no _dot"),
+    ):
+        with pytest.raises(KeyError, match=message):
+            Variant({step: doubled})
+    with pytest.raises(KeyError, match="attention of numpy_backend uses no _dot"):
+        Variant({"attention": PerCall(lambda call: {"_dot": doubled})}).attention(QUERY, KEY, VALUE)
+
+
+# What is told of a fault from a step alone: that it has the bits of the reference
+
+
+def _bits(outcome: Outcome) -> Any:
+    if not isinstance(outcome, Computed):
+        return outcome
+    return [(name, str(each.dtype), each.shape, each.tobytes()) for name, each in outcome.stages.items()]
+
+
+@pytest.mark.parametrize(("dtype", "first"), [("float64", 0), ("float16", 3)])
+def test_whoever_is_said_to_have_the_references_bits_has_them(
+    dtype: str,
+    first: int,
+    tasks: Mapping[str, Task],
+) -> None:
+    decided = same = 0
+    for problem in list(tasks.values())[first::12]:
+        stored = numpy_dtype(dtype)
+        with np.errstate(over="ignore"):
+            arrays = {
+                name: each.astype(stored) if each.dtype.kind == "f" else each for name, each in problem.inputs.items()
+            }
+        asked = Task(problem.operation, problem.options, arrays, problem.memory_layout)
+        run = run_reference(asked)
+        right = _bits(evaluate_on(numpy_backend, asked))
+        assert _bits(run.outcome) == _bits(evaluate_on(SUBJECTS["reference"].backend, asked)) == right
+        for name, subject in SUBJECTS.items():
+            is_same = _bits(evaluate_on(subject.backend, asked)) == right
+            is_decided = run.has_the_bits_of(subject.backend)
+            assert is_same or not is_decided, name
+            decided, same = decided + is_decided, same + is_same
+    assert decided > same / 2, "most of what is the same is told from a step alone"
+
+
+def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing() -> None:
+    task = Task("attention", {"is_causal": True}, {"query": QUERY, "key": KEY, "value": VALUE})
+    run = run_reference(task)
+    before = _bits(run.outcome)
+
+    def in_place(scores: Any, sinks: Any, empty_rows: Any) -> Any:
+        scores[...] = 0
+        return numpy_backend._softmax_with_sinks(scores, sinks, empty_rows)
+
+    variant = Variant({"_softmax_with_sinks": in_place})
+    assert not run.has_the_bits_of(variant)
+    assert _bits(run.outcome) == before
+    assert isinstance(evaluate_on(variant, task), Computed)
+
+
+def test_scales_that_are_multiplied_elsewhere_are_rounded_elsewhere() -> None:
+    """With scales that are no round numbers, as no small case has them."""
+    rng = np.random.default_rng(1603)
+    codes = [(30 * rng.normal(size=(2, 2, 9, 6))).astype(ml_dtypes.float8_e4m3fn) for _ in range(2)]
+    scales = {f"{name}_scale": rng.uniform(0.02, 0.2, (1, 2, 1)) for name in ("key", "value")}  # one for a head
+    query = rng.normal(size=(2, 4, 5, 6))
+    right = numpy_backend.quantized_attention(query, *codes, **scales)["output"]
+    moved = variant_named("scales_multiplied_into_queries_and_output").quantized_attention(query, *codes, **scales)
+    np.testing.assert_allclose(moved["output"], right, rtol=1e-12)
+    assert not np.array_equal(moved["output"], right)
+
+
+Product = Callable[[Array, Array], Array]
+
+
+PRODUCTS: dict[str, tuple[Product, ...]] = {
+    "tf32_products": (
+        rounded_product(tf32),
+        rounded_product(truncated_tf32, block_product(4)),
+        rounded_product(truncated_tf32, block_product(8)),
+    ),
+    "bf16_products": (
+        rounded_product(bfloat16),
+        rounded_product(truncated_bfloat16, block_product(4)),
+    ),
+    "bf16x3_products": (
+        in_two_parts(bfloat16),
+        in_two_parts(truncated_bfloat16, block_product(4)),
+    ),
+}
+
+
+def matrices(rng: np.random.Generator, inner: int) -> tuple[Array, Array]:
+    left, right = rng.standard_normal((2, 5, inner)), rng.standard_normal((2, inner, 7))
+    return left.astype(np.float32), right.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_rounded_factors_is_within_its_class(name: str) -> None:
+    rounding = rounding_model_named(name, "float32")
+    for inner, seed in product((1, 3, 4, 5, 9, 64, 300), range(10)):
+        left, right = matrices(np.random.default_rng(seed), inner)
+        exact = left.astype(np.longdouble) @ right.astype(np.longdouble)
+        size = np.abs(left).astype(np.longdouble) @ np.abs(right).astype(np.longdouble)
+        allowed = (inner * rounding.accumulate_unit + rounding.product_error) * (1 + 8 * rounding.coarsest_unit)
+        for multiply in PRODUCTS[name]:
+            assert (np.abs(multiply(left, right) - exact) <= allowed * size).all(), inner
+
+
+def test_the_next_coarser_product_is_outside_of_it() -> None:
+    left, right = matrices(np.random.default_rng(0), 4)
+    exact, size = left.astype(np.float64) @ right.astype(np.float64), np.abs(left) @ np.abs(right)
+    order = ("bf16_products", "tf32_products", "bf16x3_products")
+    for coarse, fine in pairwise(order):
+        rounding = rounding_model_named(fine, "float32")
+        allowed = 4 * rounding.accumulate_unit + rounding.product_error
+        assert (np.abs(PRODUCTS[coarse][0](left, right) - exact) > allowed * size).any(), (coarse, fine)
+
+
+@pytest.mark.parametrize("terms", [4, 8])
+def test_a_tensor_core_cuts_sums_off_towards_zero(terms: int) -> None:
+    rng = np.random.default_rng(terms)
+    left, right = (tf32(np.abs(array)) for array in matrices(rng, 64))
+    exact = left.astype(np.float64) @ right.astype(np.float64)
+    found = block_product(terms)(left, right)
+    assert found.dtype == np.float32
+    assert (found <= exact).all()
+    assert (found < exact).mean() > 0.9
+
+
+def test_a_tensor_core_aligns_what_it_adds_to_the_largest() -> None:
+    """2^24 and 1 do not meet in 24 bits: each 1 is lost beside 2^24, though four of them would not be."""
+    left, right = np.array([[2.0**24, 1, 1, 1]], np.float32), np.ones((4, 1), np.float32)
+    assert block_product(4)(left, right).item() == 2.0**24
+    assert block_product(4)(left[:, ::-1], right).item() == 2.0**24
+    assert (left[:, 1:] @ right[1:]).item() == 3
+
+
+def test_small_integers_are_exact_in_a_tensor_core() -> None:
+    rng = np.random.default_rng(3)
+    left, right = rng.integers(-8, 9, (6, 33)).astype(np.float32), rng.integers(-8, 9, (33, 5)).astype(np.float32)
+    for products in PRODUCTS.values():
+        for multiply in products:
+            np.testing.assert_array_equal(multiply(left, right), left @ right)

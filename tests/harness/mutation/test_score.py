@@ -168,14 +168,6 @@ def test_common_tolerances_reject_what_their_formula_rejects() -> None:
         assert ("allclose" in rejecting) == (not np.allclose(*arrays))
 
 
-def test_an_entry_reaches_a_worker_without_importing_numpy() -> None:
-    code = (
-        "import sys; from attncheck.mutation import entry_of; entry_of('scale_missing')\n"
-        "assert 'numpy' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # Several processes
 
 SHARED = ("scale_missing", "softcap_ignored", "keys_reversed", "keys_behind_tiles_of_32_dropped", "reference")
