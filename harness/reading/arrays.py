@@ -63,13 +63,13 @@ def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequ
 
 
 def check_positive(source: kinds.Array, named: Named, path: FieldPath) -> None:
-    """Refuse a scale of a block that is not above 0: formats of scales have no sign, and nothing is divided by 0."""
+    """Refuse a scale of codes that is not above 0: formats of scales have no sign, and nothing is divided by 0."""
     for at, part in _every(source, named, path):
         if isinstance(part, kinds.Drawn) and (part.draw != "runif" or not (part.low or 0) > 0):
-            raise CaseFileError(at, "scales of blocks are positive; draw them by `draw: runif` with a `low` above 0")
+            raise CaseFileError(at, "scales of codes are positive; draw them by `draw: runif` with a `low` above 0")
         for where, value in _own_literals(part, at):
             if not (math.isfinite(value) and value > 0):
-                raise CaseFileError(where, f"scales of blocks are positive, got {value:g}")
+                raise CaseFileError(where, f"scales of codes are positive, got {value:g}")
 
 
 def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: Sequence[str]) -> None:

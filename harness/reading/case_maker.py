@@ -55,6 +55,7 @@ from attncheck.spec import (
     OPTIONS,
     PACKED_PROJECTIONS,
     PER_HEAD,
+    SCALES,
     SCORE_SPECS,
     InputSpec,
     Options,
@@ -352,7 +353,7 @@ class CaseMaker:
             if spec.is_number:
                 formats = {stored_dtype(spec, self.inputs.sources, self.options, dtype) for dtype in dtypes}
                 check_range(source, named, path, (*formats, *(() if spec.is_narrow else stored_in)))
-                if spec.of_blocks and not spec.coded_with:
+                if name in SCALES:
                     check_positive(source, named, path)
                 check_lowest(source, named, path, stored_in)
             if spec.whole:

@@ -345,6 +345,8 @@ STEMS: Mapping[str, str] = {
     if spec.coded_with and not spec.of_blocks
 }
 """Inputs that may be in codes, and what the names of their scales and zero points begin with."""
+SCALES = frozenset(f"{stem}{part}_scale" for stem in STEMS.values() for part in ("", "_block"))
+"""Inputs that are scales of codes."""
 ZERO_POINTS = "int8"
 """The dtype of zero points, whatever that of the codes is."""
 
