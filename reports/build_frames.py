@@ -11,7 +11,7 @@ Parquet holds every text as it is. CSV is for spreadsheets too, so there, in col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ NUMBERS = columns_of(
 )
 _COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type) and column.name in RESULTS]
 _MAX_WARNINGS = 10
+_NOTE, _PROBLEM, _ANNOUNCED = range(3)
 
 
 def make_frames(merged: Merged) -> Frames:
@@ -72,7 +73,7 @@ def make_frames(merged: Merged) -> Frames:
     rows["printed"] = rows["reference_text"]
     for column in _COUNTS:
         rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
-    kinds = rows["comparison"]
+    kinds, notes = rows["comparison"], [note for run in merged.runs for note in _notes(run, merged)]
     return Frames(
         results=_sorted(rows[kinds == "stage"], RESULTS),
         pairs=_sorted(rows[kinds == "pair"], PAIRS),
@@ -80,11 +81,11 @@ def make_frames(merged: Merged) -> Frames:
         environments=_environments(merged),
         columns=tuple(Column(*key, version) for key, version in versions.items()),
         cases=merged.cases,
-        notes=_notes(merged),
+        notes=(*(text for _, text in notes), *merged.notes, *_warnings(merged)),
         has_faults=any(run.environment["faults"] for run in merged.runs),
-        is_incomplete=any(_problems(run, merged) for run in merged.runs),
-        problems=tuple(line for run in merged.runs for line in _problems(run, merged)),
-        announced=tuple(line for run in merged.runs for line in _announced(run, merged)),
+        is_incomplete=any(kind >= _PROBLEM for kind, _ in notes),
+        problems=tuple(text for kind, text in notes if kind >= _PROBLEM),
+        announced=tuple(text for kind, text in notes if kind == _ANNOUNCED),
         asked={run.label: RequestedRun.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},
         sources={
             (run.label, name): source
@@ -146,39 +147,28 @@ def _environments(merged: Merged) -> pd.DataFrame:
     return pd.DataFrame(records).sort_values("environment", ignore_index=True)
 
 
-def _notes(merged: Merged) -> tuple[str, ...]:
-    """Say what did not run, and why, run by run; what could not be compared across them; what in cases is odd, once."""
-    notes = []
-    for run in merged.runs:
-        left_out = run.environment["left_out"].items()
-        filled = [(name, reason + _instead(name, run, merged)) for name, reason in left_out]
-        notes += [f"{_where(run, merged)}{name} was left out: {reason}" for name, reason in filled]
-        notes += [
-            f"{_where(run, merged)}{name} could not run: {reason}{instead}"
-            for name, reason in run.environment["missing"].items()
-            if (instead := _instead(name, run, merged))
-        ]
-        notes += _problems(run, merged)
+def _warnings(merged: Merged) -> list[str]:
+    """Say what in the cases is probably not meant, each thing once."""
     found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    warnings = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
-    more = [f"and {len(found) - len(warnings)} more warnings"] if len(found) > len(warnings) else []
-    return (*notes, *merged.notes, *warnings, *more)
+    lines = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
+    return [*lines, f"and {len(found) - len(lines)} more warnings"] if len(found) > len(lines) else lines
 
 
-def _problems(run: Run, merged: Merged) -> list[str]:
-    """Say what was asked for and is not there; a framework that is simply not installed is not asked for."""
-    where, problems = _where(run, merged), _announced(run, merged)
+def _notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:
+    """Yield what did not run, and why, with ``_PROBLEM`` or more where it was asked for and is not there.
+
+    A framework that is simply not installed is not asked for. What is ``_ANNOUNCED`` a run printed when it began.
+    """
+    where, environment = f"{run.label}: " if len(merged.runs) > 1 else "", run.environment
+    for name, reason in environment["left_out"].items():
+        yield _NOTE, f"{where}{name} was left out: {reason}{_instead(name, run, merged)}"
+    missing = [(name, reason, _instead(name, run, merged)) for name, reason in environment["missing"].items()]
+    for name, reason, instead in sorted(missing, key=lambda each: not each[2]):
+        yield _NOTE if instead else _ANNOUNCED, f"{where}{name} could not run: {reason}{instead}"
+    yield from ((_ANNOUNCED, f"{where}bad case: {fault}") for fault in environment["faults"])
     if run.summary is None:
-        problems.append(f"{where}this run was interrupted, or is still going on: its results are not complete")
-    return [*problems, *(f"{where}partial results: {note}" for note in run.notes)]
-
-
-def _announced(run: Run, merged: Merged) -> list[str]:
-    """Say which of them a run printed when it began."""
-    where, environment = _where(run, merged), run.environment
-    missing = [each for each in environment["missing"].items() if not _instead(each[0], run, merged)]
-    problems = [f"{where}{name} could not run: {reason}" for name, reason in missing]
-    return [*problems, *(f"{where}bad case: {fault}" for fault in environment["faults"])]
+        yield _PROBLEM, f"{where}this run was interrupted, or is still going on: its results are not complete"
+    yield from ((_PROBLEM, f"{where}partial results: {note}") for note in run.notes)
 
 
 def _instead(name: str, run: Run, merged: Merged) -> str:
@@ -189,7 +179,3 @@ def _instead(name: str, run: Run, merged: Merged) -> str:
         if other is not run and any(f"{each}.".startswith(f"{name}.") for each in other.environment["implementations"])
     ]
     return f"; {filled[0]} ran it" if filled else ""
-
-
-def _where(run: Run, merged: Merged) -> str:
-    return f"{run.label}: " if len(merged.runs) > 1 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.reports.frames import Column, Frames, case_order, goes_wrong, once_for_frames, stage_order
+from attncheck.reports.frames import Column, Frames, begins_of, case_order, goes_wrong, once_for_frames, stage_order
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 
@@ -118,12 +118,6 @@ def _values(column: pd.Series[Any]) -> list[Any]:
     return [values[code] for code in codes]
 
 
-def worst_cell(cells: Mapping[str, Cell]) -> Cell:
-    """Return the cell that stands for several dtypes in a count."""
-    states = list(State)
-    return max(cells.values(), key=lambda cell: (states.index(cell.state), Verdict(cell.verdict).severity))
-
-
 _RANKS = (
     *(State.UNVERIFIED, State.AGREE, State.UNSUPPORTED, State.ERRATUM),
     *(State.XFAIL, State.XPASS, State.MISPRINT, State.FAILING),
@@ -179,7 +173,7 @@ def _ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
 
 def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:
     """Return where each failing cell begins, in the order of computation."""
-    stages = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
+    stages = begins_of(bad)
     ordered = sorted(set(stages), key=stage_order)
     positions = stages.map({stage: position for position, stage in enumerate(ordered)})
     first = positions.groupby(bad["cell"]).min()

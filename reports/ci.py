@@ -27,7 +27,7 @@ import pandas as pd
 
 from attncheck.errors import ExitCode, OutputError
 from attncheck.explain import NUMBERS
-from attncheck.reports.cells import cell_table
+from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
 from attncheck.reports.frames import Frames, records
@@ -37,7 +37,6 @@ from attncheck.reports.markdown import blocks_lines, code, escape
 from attncheck.reports.outcome import failures_of
 from attncheck.reports.sections import implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
-from attncheck.reports.terminal import counted_as
 from attncheck.verdicts import Verdict
 
 MAX_SUMMARY_BYTES = 1024 * 1024
@@ -320,8 +319,10 @@ class Badge:
 
 def badge_of(frames: Frames) -> Badge:
     """Count the cases that agree among those that were asked, of all implementations together."""
-    rows = cell_table(frames).values()
-    agree = sum(counted_as(row[column]) == Verdict.AGREE for row in rows for column in frames.columns if column in row)
+    cells = [each for row in cell_table(frames).values() for each in row.values()]
+    states = [{cell.state for cell in of_case.values()} for of_case in cells]
+    right, open_ = {State.AGREE, State.ERRATUM}, {State.UNSUPPORTED, State.UNVERIFIED}
+    agree = sum(bool(of_case & right) and of_case <= right | open_ for of_case in states)
     counts = coverage(frames)
     asked, judged = sum(each.asked for each in counts), sum(each.judged for each in counts)
     code = exit_code_of(frames)

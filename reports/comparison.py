@@ -23,12 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import pandas as pd
-
 from attncheck.errors import ExitCode, OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.frames import Frames, expected_failures, records, stage_order
+from attncheck.reports.frames import Frames, begins_of, expected_failures, groups, records, stage_order
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.sections import (
     Block,
@@ -175,16 +173,12 @@ def with_dtypes_together(rows: Sequence[Row]) -> list[Row]:
     together: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         together.setdefault(tuple(value for name, value in row.items() if name != "dtype"), []).append(row)
-    return [
-        {**rows[0], "dtype": ", ".join(sorted((row["dtype"] for row in rows), key=_dtype_order))}
-        if len(rows) > 1
-        else rows[0]
-        for rows in together.values()
-    ]
-
-
-def _dtype_order(dtype: str) -> tuple[int, str]:
-    return (DTYPES.index(dtype), "") if dtype in DTYPES else (len(DTYPES), dtype)
+    found: list[Row] = []
+    for alike in together.values():
+        dtypes = {row.get("dtype", "") for row in alike}
+        order = [*DTYPES, *sorted(dtypes - set(DTYPES))]
+        found.append({**alike[0], "dtype": ", ".join(sorted(dtypes, key=order.index))})
+    return found
 
 
 def change_lines(name: str, rows: Sequence[Row]) -> list[str]:
@@ -399,14 +393,11 @@ def _on_some_processors(
     return None
 
 
-def _known_begins(frames: Frames) -> Mapping[tuple[str, str, str], str]:
+def _known_begins(frames: Frames) -> Mapping[tuple[str, ...], str]:
     """Return the first stage at which each expected failure shows, by case, implementation and dtype."""
-    begins: dict[tuple[str, str, str], str] = {}
-    for row in records(expected_failures(frames.results)):
-        evaluation = (row["case"], row["implementation"], row["dtype"])
-        stage = row["stage"] if pd.isna(row["begins_at"]) else row["begins_at"]
-        begins[evaluation] = min(begins.get(evaluation, stage), stage, key=stage_order)
-    return begins
+    expected, keys = expected_failures(frames.results), ["case", "implementation", "dtype"]
+    expected = expected.assign(begins=begins_of(expected))
+    return {key: min(part["begins"], key=stage_order) for key, part in groups(expected, keys).items()}
 
 
 def render_readme(frames: Frames) -> str:

@@ -26,6 +26,7 @@ from attncheck.reports.failure_patterns import LACKING, in_common
 from attncheck.reports.frames import (
     Column,
     Frames,
+    begins_of,
     expected_failures,
     failing,
     groups,
@@ -381,8 +382,8 @@ EmptyRows = Mapping[Column, Counter[str]]
 def expected_failure_groups(frames: Frames) -> list[ExpectedFailureGroup]:
     """Return the expected failures of stages, by implementation and reason."""
     expected = expected_failures(frames.results)
-    expected = expected.assign(reason=expected["reason"].fillna(""), thread=expected["thread"].fillna(""))
-    expected = expected.assign(begins_at=expected["begins_at"].where(expected["begins_at"].notna(), expected["stage"]))
+    texts = {name: expected[name].fillna("") for name in ("reason", "thread")}
+    expected = expected.assign(**texts, begins_at=begins_of(expected))
     return [
         ExpectedFailureGroup(
             **dict(zip(_KEYS, key, strict=True)),

@@ -425,17 +425,15 @@ def render_diff_markdown(difference: Difference) -> str:
         Text((Mark(difference.before), " → ", Mark(difference.after))),
         Items(sentences(difference)),
     ]
-    sections = [_section(name, frame) for name, frame in difference.tables().items() if len(frame)]
+    sections = []
+    for name, frame in difference.tables().items():
+        cells = comparison.change_cells(name, comparison.with_dtypes_together(records(frame.head(_MAX_IN_MARKDOWN))))
+        rows = [(Mark(change, "strong") if change == comparison.WORSE else change, *rest) for change, *rest in cells]
+        table = Table(_TITLES[name], comparison.HEADINGS[name], rows)
+        more = f"And {len(frame) - _MAX_IN_MARKDOWN:,} more, in "
+        rest = [Text((more, Mark(f"diff_{name}.csv"), "."))] if len(frame) > _MAX_IN_MARKDOWN else []
+        sections += [Section(_TITLES[name], name, [Text(_EXPLAINED[name]), table, *rest])] if rows else []
     return page_text(Page("What changed", opening, sections))
-
-
-def _section(name: str, frame: pd.DataFrame) -> Section:
-    cells = comparison.change_cells(name, comparison.with_dtypes_together(records(frame.head(_MAX_IN_MARKDOWN))))
-    rows = [(Mark(change, "strong") if change == comparison.WORSE else change, *rest) for change, *rest in cells]
-    more = f"And {len(frame) - _MAX_IN_MARKDOWN:,} more, in "
-    rest = [Text((more, Mark(f"diff_{name}.csv"), "."))] if len(frame) > _MAX_IN_MARKDOWN else []
-    table = Table(_TITLES[name], comparison.HEADINGS[name], rows)
-    return Section(_TITLES[name], name, [Text(_EXPLAINED[name]), table, *rest])
 
 
 def write_difference(difference: Difference, directory: Path) -> Path:

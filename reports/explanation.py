@@ -128,9 +128,12 @@ def _how_many(repeated: Repetition) -> str:
 
 def inputs_line(case: Case) -> str:
     """Say what goes in: the inputs' shapes, the options."""
-    shapes = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in case.input_shapes.items())
-    options = ", ".join(f"{name} = {value}" for name, value in case.options.items())
-    return f"{shapes}; {options}" if options else shapes
+    return _given_line(case.input_shapes, case.options)
+
+
+def _given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, object]) -> str:
+    inputs = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
+    return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
 
 def _stages(explanation: Explanation) -> Table:
@@ -367,6 +370,5 @@ def reduction_document(
 
 def shape_line(problem: ConcreteCase) -> str:
     """Say a problem's operation, shapes and options."""
-    shapes = ", ".join(f"{name} {show(array.shape)}" for name, array in problem.inputs.items())
-    options = ", ".join(f"{name} = {value}" for name, value in problem.options.items())
-    return f"{problem.operation}: {shapes}{f'; {options}' if options else ''}"
+    shapes = {name: array.shape for name, array in problem.inputs.items()}
+    return f"{problem.operation}: {_given_line(shapes, problem.options)}"

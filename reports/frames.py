@@ -224,6 +224,11 @@ def goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
     return ~frame["verdict"].isin(harmless)
 
 
+def begins_of(frame: pd.DataFrame) -> pd.Series[str]:
+    """Return where what rows say begins: at a stage before theirs, or at their own."""
+    return frame["begins_at"].where(frame["begins_at"].notna(), frame["stage"])
+
+
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a frame's rows as plain records."""
     if frame.empty:

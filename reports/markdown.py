@@ -181,15 +181,19 @@ def blocks_lines(blocks: Iterable[sections.Block]) -> list[str]:
 
 
 def _block(block: sections.Block) -> list[str]:
+    lines: list[str] = []
     match block:
         case sections.Items():
-            lines = [line for item in block.items for line in _item(item)]
+            for item in block.items:
+                content, *inner = (item.content, *item.items) if isinstance(item, sections.Nested) else (item,)
+                lines += [f"- {inline(content)}", *(f"  - {inline(each)}" for each in inner)]
         case sections.Table():
             lines = _table(block)
         case sections.Code():
             lines = ["```", *block.lines, "```"]
         case sections.Details():
-            lines = details(block.summary, blocks_lines(block.blocks), is_open=block.is_open)
+            start = f"<details{' open' * block.is_open}>", f"<summary>{html.escape(block.summary)}</summary>"
+            lines = [*start, "", *blocks_lines(block.blocks), "", "</details>"]
         case sections.Subsection():
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
         case sections.OnPage():
@@ -204,18 +208,16 @@ def _block(block: sections.Block) -> list[str]:
     return lines
 
 
-def _item(item: sections.Inline | sections.Nested) -> list[str]:
-    if isinstance(item, sections.Nested):
-        return [f"- {inline(item.content)}", *(f"  - {inline(each)}" for each in item.items)]
-    return [f"- {inline(item)}"]
-
-
 def _table(block: sections.Table) -> list[str]:
     """Render a table without columns of pictures, which have no heading."""
     kept = [number for number, heading in enumerate(block.headings) if heading or not number]
-    letters = block.align.ljust(len(block.headings), "l")
-    rows = [[inline(row[number]) for number in kept] for row in block.rows]
-    return table([escape(block.headings[number]) for number in kept], rows, "".join(letters[number] for number in kept))
+    align = block.align.ljust(len(block.headings), "l")
+    rows = [
+        [escape(block.headings[number]) for number in kept],
+        ["---:" if align[number] == "r" else "---" for number in kept],
+        *([inline(row[number]) for number in kept] for row in block.rows),
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def _entry(number: str, blocks: Sequence[sections.Block]) -> list[str]:
@@ -262,23 +264,6 @@ def code(text: object) -> str:
     return f"`{inner}`" if inner else ""
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
-    """Return a table's lines. Cells are Markdown already; ``align`` has l or r per column, l if it is short."""
-    letters = align.ljust(len(headings), "l")
-    rule = [("---:" if letter == "r" else "---") for letter in letters[: len(headings)]]
-    return [_line(headings), _line(rule), *(_line(row) for row in rows)]
-
-
-def details(summary: str, lines: Iterable[str], *, is_open: bool = False) -> list[str]:
-    """Fold lines away behind a summary; without HTML they are simply there."""
-    start = "<details open>" if is_open else "<details>"
-    return [start, f"<summary>{html.escape(summary)}</summary>", "", *lines, "", "</details>"]
-
-
 def number(value: float | None, digits: int = 3) -> str:
     """Write a number shortly; nothing for no number."""
     return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -195,14 +195,12 @@ def matrix_text(panel: panels.Panel, width: int) -> Text:
             if column is None:
                 text.append("...".rjust(longest - 1) + " ")
                 continue
-            number = panels.short_number(matrix[row, column].item(), _DIGITS)
-            text.append(number.rjust(longest - 1) + " ", style=_style(pixels[row, column]))
+            number, pixel = panels.short_number(matrix[row, column].item(), _DIGITS), pixels[row, column]
+            text.append(
+                number.rjust(longest - 1) + " ",
+                style=Style(color=panels.ink_on(pixel), bgcolor=f"#{bytes(pixel).hex()}"),
+            )
     return text
-
-
-def _style(pixel: panels.Pixels) -> Style:
-    red, green, blue = (int(part) for part in pixel)
-    return Style(color=panels.ink_on(pixel), bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
 
 
 def _elided(length: int, most: int) -> list[int | None]:

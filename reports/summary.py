@@ -21,6 +21,7 @@ from attncheck.reports.failure_patterns import simplest_first
 from attncheck.reports.frames import (
     Column,
     Frames,
+    begins_of,
     by_convention,
     count_numbers,
     element_in,
@@ -148,8 +149,7 @@ def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
     # So does a number, of a stage that fails itself: what is said of the stage says why the number misses.
     inherited = (bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])) | bad["is_number"]
     # An implementation that does not return the stage where it goes wrong is told it all the same.
-    begins_at = bad["begins_at"].where(bad["begins_at"].notna(), bad["stage"])
-    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order), stage=begins_at)
+    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order), stage=begins_of(bad))
     bad = bad.sort_values([*keys, "inherited", "order"], kind="stable")
     first = bad.groupby(keys, sort=False).first().reset_index()
     first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()
@@ -397,22 +397,22 @@ def _of_standard_cases(
     alike: dict[str, list[coverage.Coverage]] = {}
     for each in whole:
         alike.setdefault(f"{each.judged:,} of {counted(each.offered, 'case')}{each.in_dtypes}", []).append(each)
-    parts = [f"{_listed(frames, found)}: {judged}" for judged, found in alike.items()]
-    for count in dict.fromkeys(each.judged for each in standard):
-        names = _listed(frames, [each for each in standard if each.judged == count])
-        parts.append(f"{names}: the {counted(count, 'standard case')}, which cover the rest")
-    return "; ".join(parts)
-
-
-def _listed(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
-    names = [_name(frames, each.column) for each in found]
-    return ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} implementations"
+    for each in standard:
+        alike.setdefault(f"the {counted(each.judged, 'standard case')}, which cover the rest", []).append(each)
+    names = ([_name(frames, each.column) for each in found] for found in alike.values())
+    few = (", ".join(of) if len(of) <= MAX_NAMED else f"{len(of)} implementations" for of in names)
+    return "; ".join(f"{who}: {judged}" for who, judged in zip(few, alike, strict=True))
 
 
 def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
-    wrong = _cases_of(_blamed(frames))
-    bad = failing(frames.results)
-    stopped = _cases_of(bad[bad["verdict"].isin(coverage.STOPPED)])
+    bad, numbers = failing(frames.results), failing(frames.numbers)
+    is_stopped = bad["verdict"].isin(coverage.STOPPED)
+    # An implementation is to blame for the numbers that it computes.
+    blamed = (
+        bad[~is_stopped & bad["verdict"].ne(Verdict.XPASS)],
+        numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)],
+    )
+    wrong, stopped = _cases_of(pd.concat(blamed)), _cases_of(bad[is_stopped])
     judged = [each for each in found if each.judged]
     few = [
         each
@@ -451,19 +451,15 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
 def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
     blamed = [each for each in judged if each.column.key in wrong]
     blamed.sort(key=lambda each: -len(wrong[each.column.key]))
-    clauses = [
-        f"{_name(frames, each.column)} is wrong in {_part(len(wrong[each.column.key]), each)}{_read_as(frames, [each])}"
-        for each in blamed[:MAX_NAMED]
-    ]
+    clauses = []
+    for each in blamed[:MAX_NAMED]:
+        cases = len(wrong[each.column.key])
+        many = "all" if cases == each.judged else f"{cases:,} of the"
+        part = f"{many} {each.judged:,} cases that it" if each.judged > 1 else "the only case that it"
+        clauses.append(f"{_name(frames, each.column)} is wrong in {part} was judged in{_read_as(frames, [each])}")
     if len(blamed) > MAX_NAMED:
         clauses.append(f"{len(blamed) - MAX_NAMED} more implementations are wrong")
     return clauses
-
-
-def _part(wrong: int, of: coverage.Coverage) -> str:
-    if of.judged == 1:
-        return "the only case that it was judged in"
-    return f"{'all' if wrong == of.judged else f'{wrong:,} of the'} {of.judged:,} cases that it was judged in"
 
 
 def _read_as(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
@@ -505,13 +501,6 @@ def _except_for_cases(frames: Frames, right: set[tuple[str, str]]) -> str:
         cases = set().union(*(found for key, found in _cases_of(rows).items() if key in right), set())
         parts += [f"{what} in {counted(len(cases), 'case')}"] if cases else []
     return f", except for {listed(parts)}" if parts else ""
-
-
-def _blamed(frames: Frames) -> pd.DataFrame:
-    """Return the rows for which an implementation is to blame: numbers that it computes."""
-    stages, numbers = failing(frames.results), failing(frames.numbers)
-    stages = stages[~stages["verdict"].isin([*coverage.STOPPED, Verdict.XPASS])]
-    return pd.concat([stages, numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)]])
 
 
 def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 
 from attncheck.backends import EVERYTHING
 from attncheck.errors import ResultsError
-from attncheck.reports.html.contents import drawn
+from attncheck.reports.cells import State
+from attncheck.reports.html.contents import SYMBOLS, drawn
 from attncheck.reports.html.page import render_page
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.properties import OUTCOMES_NOTE
@@ -148,7 +149,6 @@ def _description(name: str) -> str:
         return ""
 
 
-_SIGNS = {"agree": "✓", "xfail": "≈", "failing": "✗", "unverified": "?", "unsupported": "\N{EN DASH}"}
 _FEATURE_KEY = (
     *(("agree", "✓", "every case is right"), ("xfail", "≈", "some fail as recorded")),
     *(("failing", "✗", "some are wrong"), ("unsupported", "\N{EN DASH}", "unsupported")),
@@ -193,7 +193,7 @@ def _feature_cell(row: JudgedFeature | None) -> Cell:
         return "", "", "no case"
     states = (state for state, count in (("failing", row.wrong), ("xfail", row.known), ("agree", row.right)) if count)
     state = next(states, "unverified" if row.unverified else "unsupported")
-    return state, _SIGNS[state], _title(dict(zip(row._fields[3:], row[3:], strict=True)))
+    return state, SYMBOLS[State(state)], _title(dict(zip(row._fields[3:], row[3:], strict=True)))
 
 
 def _title(counts: Mapping[str, int]) -> str:
@@ -284,7 +284,7 @@ def _properties(survey: Survey) -> Section | None:
 
 def _property_cell(row: PropertyCounts | None) -> Cell:
     if row is None:
-        return "unsupported", _SIGNS["unsupported"], "it has not what the calls need"
+        return "unsupported", SYMBOLS[State.UNSUPPORTED], "it has not what the calls need"
     return (*_OUTCOMES.get(row.worst, _OUTCOMES["open"]), _title(row.counts))
 
 

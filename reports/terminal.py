@@ -11,7 +11,6 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from attncheck.reports.cells import FAILS_A_RUN, Cell, State, worst_cell
 from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
 from attncheck.reports.failure_patterns import in_common_lines
@@ -22,7 +21,7 @@ from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
-from attncheck.verdicts import PropertyOutcome, Verdict
+from attncheck.verdicts import PropertyOutcome
 from attncheck.wording import counted, written_element
 
 _MAX_LISTED = 3
@@ -139,15 +138,6 @@ def _line(frames: Frames, defect: Defect) -> str:
         return f"{defect.name}: {which}{where}"
     # On one line, also because a CI system takes a line that begins with :: for a command.
     return f"{defect.name}: {which}{where}: {row['message']}"
-
-
-def counted_as(cells: Mapping[str, Cell]) -> str:
-    """Return the verdict as which a case counts: what fails in any dtype, else that it agrees in one."""
-    wrong = {dtype: cell for dtype, cell in cells.items() if cell.state in (*FAILS_A_RUN, State.XFAIL)}
-    if wrong:
-        return worst_cell(wrong).word
-    agrees = any(cell.state in (State.AGREE, State.ERRATUM) for cell in cells.values())
-    return Verdict.AGREE.value if agrees else worst_cell(cells).word
 
 
 def print_properties(rows: Sequence[Row], again: Mapping[str, Sequence[str]], *, quiet: bool) -> None:

@@ -136,7 +136,11 @@ def write_report(frames: Frames, directory: Path) -> Path:
     with OutputError.where(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.tables().items():
-        _write_table(frame, directory / f"{name}.csv")
+        with OutputError.where(path := directory / f"{name}.csv"):
+            if len(frame) > _MOST_ROWS:
+                path.unlink(missing_ok=True)  # what an earlier report left
+            else:
+                write_csv(frame, _own(path))
         with OutputError.where(path := directory / f"{name}.parquet"):
             frame.to_parquet(_own(path), index=False, compression="zstd")
     texts = {JUNIT_NAME: render_junit(frames), HTML_NAME: html_pieces(frames), REPORT_NAME: [render_markdown(frames)]}
@@ -145,15 +149,6 @@ def write_report(frames: Frames, directory: Path) -> Path:
             _own(path)
         _write_pieces(path, pieces)
     return directory / REPORT_NAME
-
-
-def _write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as CSV, or remove what an earlier report left where it has too many rows."""
-    with OutputError.where(path):
-        if len(frame) > _MOST_ROWS:
-            path.unlink(missing_ok=True)
-        else:
-            write_csv(frame, _own(path))
 
 
 def _own(path: Path) -> Path:
@@ -272,7 +267,10 @@ def _suites(frames: Frames) -> Iterator[Suite]:
         State.XFAIL: pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)]),
         State.UNSUPPORTED: frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)],
     }
-    notes: _Notes = {state: _by_key(of_state) for state, of_state in rows.items()}
+    notes: _Notes = {
+        state: {tuple(row[key] for key in _KEYS): row for row in records(of_state.drop_duplicates(_KEYS))}
+        for state, of_state in rows.items()
+    }
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
     for found in coverage(frames):
@@ -286,11 +284,6 @@ def _suites(frames: Frames) -> Iterator[Suite]:
                     test.set("time", _seconds(seconds[case, dtype]))
         name, started = f"{column.environment}: {column.implementation}", frames.started.get(column.environment, "")
         yield suite_of(name, tests, started, sum(seconds.values()) if seconds else None)
-
-
-def _by_key(frame: pd.DataFrame) -> dict[_Key, dict[str, Any]]:
-    """Return the first row of each case, dtype, environment and implementation."""
-    return {tuple(row[key] for key in _KEYS): row for row in records(frame.drop_duplicates(_KEYS))}
 
 
 def _properties(column: Column, environment: Mapping[str, Any], found: Coverage) -> Element:

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attncheck.errors import ResultsError
-from attncheck.reports.cells import Cell, CellRow, State, states_of, worst_cell
+from attncheck.reports.cells import Cell, CellRow, State, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS
 from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
 from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
@@ -250,22 +250,6 @@ def _numbered(starts: Iterable[str]) -> list[str]:
     return names
 
 
-_SHOWN = [
-    "environment",
-    "implementation",
-    "dtype",
-    "stage",
-    "verdict",
-    "ratio",
-    "tier",
-    "introduced_ratio",
-    "introduced_tier",
-    "unjudged",
-    "padded",
-    "message",
-]
-
-
 class StageCell(NamedTuple):
     """One stage: its largest error over the bound, accumulated and introduced, and a mark where that is notable."""
 
@@ -345,7 +329,7 @@ def case_details(
     marks[failing(results).index] = "failing"
     marks[expected_failures(results).index] = "xfail"
     by_case: dict[str, dict[tuple[str, str, str], dict[str, Mapping[str, Any]]]] = {}
-    for item in records(results[["case", *_SHOWN]].assign(state=marks)):
+    for item in records(results.assign(state=marks)):
         key = (item["environment"], item["implementation"], item["dtype"])
         by_case.setdefault(item["case"], {}).setdefault(key, {})[item["stage"]] = item
     for case in table:
@@ -420,8 +404,7 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
 
 
 def _format_counts(rows: list[CellRow]) -> str:
-    worst = ((worst_cell(cells).state for cells in row.values() if cells) for row in rows)
-    states = Counter(max(states, key=list(State).index, default=State.UNSUPPORTED) for states in worst)
+    states = Counter(max(states_of(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
     words = [counted(len(rows), "case")]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
     return ", ".join(words)

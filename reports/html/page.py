@@ -18,7 +18,7 @@ from attncheck.reports import sections
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
-from attncheck.reports.frames import Column, Frames, documents_of, expected_failures, failing, records, sampled_cases
+from attncheck.reports.frames import Column, Frames, documents_of, expected_failures, failing, sampled_cases
 from attncheck.reports.html import contents
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
@@ -217,26 +217,17 @@ def pair_section(frames: Frames) -> sections.Section | None:
 
 
 def _cells(pairs: pd.DataFrame) -> dict[Any, sections.Inline]:
-    bad, expected = failing(pairs), expected_failures(pairs)
-    compared = pairs.groupby(_PAIR).size()
-    disagree, xfailed = bad.groupby(_PAIR).size(), expected.groupby(_PAIR).size()
-    worst = {**_worst(expected), **_worst(pairs.drop(expected.index))}
-    return {
-        key: _cell(int(number), int(disagree.get(key, 0)), int(xfailed.get(key, 0)), worst.get(key, {}))
-        for key, number in compared.items()
-    }
+    is_bad, is_expected = (pairs.index.isin(rows.index) for rows in (failing(pairs), expected_failures(pairs)))
+    marked = pairs[[*_PAIR, "case", "ratio"]].assign(bad=is_bad, expected=is_expected)
+    of_two = marked.groupby(_PAIR)
+    counts = of_two[["bad", "expected"]].sum().assign(compared=of_two.size())
+    # The largest difference, expected failures apart; of disagreements without a number the first.
+    marked = marked.sort_values(["expected", "bad", "ratio"], ascending=[True, False, False], na_position="last")
+    worst = marked.drop_duplicates(_PAIR).set_index(_PAIR)[["case", "ratio"]]
+    return {key: _cell(*row) for key, *row in counts.join(worst).itertuples()}
 
 
-def _worst(pairs: pd.DataFrame) -> dict[Any, Mapping[str, Any]]:
-    """Return the row with the largest ratio for every two; of disagreements without a number the first."""
-    ordered = pairs.assign(_bad=pairs.index.isin(failing(pairs).index))
-    ordered = ordered.sort_values(["_bad", "ratio"], ascending=False, kind="stable", na_position="last")
-    first = ordered.drop_duplicates(_PAIR)
-    return {tuple(row[name] for name in _PAIR): row for row in records(first)}
-
-
-def _cell(compared: int, disagree: int, expected: int, worst: Mapping[str, Any]) -> sections.Inline:
-    ratio, case = worst.get("ratio", math.nan), str(worst.get("case", ""))
+def _cell(disagree: int, expected: int, compared: int, case: str, ratio: float) -> sections.Inline:
     near = "near" if ratio > _NEAR else State.AGREE.value
     kind = State.FAILING.value if disagree else State.XFAIL.value if expected else near
     also = f", {expected:,} expected" if expected else ""

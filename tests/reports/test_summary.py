@@ -16,7 +16,7 @@ from attncheck.errors import ExitCode
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
-from attncheck.reports.cells import Cell, State, cell_table, worst_cell
+from attncheck.reports.cells import State, cell_table
 from attncheck.reports.ci import Badge, annotation_lines, badge_of
 from attncheck.reports.coverage import coverage, unjudged
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
@@ -94,8 +94,6 @@ def test_the_verdict_of_a_case_on_an_implementation_is_the_worst_of_its_rows(han
         ["not run"],
         ["float64: agree; float32: unverified"],
     ]
-    known, failing = Cell(State.XFAIL, "crash", ""), Cell(State.FAILING, "numeric", "scores")
-    assert worst_cell({"float64": known, "float32": failing}) == failing
 
 
 def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_else(hand: Any) -> None:
