@@ -35,7 +35,7 @@ from attncheck.reports.html.contents import environment
 from attncheck.reports.json_documents import Failure, header, plain
 from attncheck.reports.markdown import blocks_lines, code, escape
 from attncheck.reports.outcome import failures_of
-from attncheck.reports.sections import implementations, wrong
+from attncheck.reports.sections import cut, implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.verdicts import Verdict
 
@@ -55,11 +55,11 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
     answer = make_summary(frames)
     bad = wrong(frames, _MAX_LISTED, most_letters=_MAX_LETTERS)
     counts = [implementations(frames)] if frames.columns else []
-    listed = [escape(_short(line)) for line in (*answer.sentences, *frames.notes[:_MAX_LISTED])]
+    listed = [escape(cut(line, _MAX_LETTERS)) for line in (*answer.sentences, *frames.notes[:_MAX_LISTED])]
     unsaid = len(frames.notes) - _MAX_LISTED
     return "\n".join(
         [
-            f"### attncheck: {escape(_short(answer.first_line))}",
+            f"### attncheck: {escape(cut(answer.first_line, _MAX_LETTERS))}",
             "",
             *(f"- {line}" for line in listed),
             *([f"- and {unsaid} more that could not be run"] if unsaid > 0 else []),
@@ -145,15 +145,11 @@ def _annotation(kind: str, row: Mapping[str, Any], frames: Frames, cases: str = 
 def _command(kind: str, properties: Mapping[str, object], message: str) -> str:
     values = {name: _data(str(value)).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()}
     written = ",".join(f"{name}={value}" for name, value in values.items())
-    return f"::{kind} {written}::{_data(_short(message))}"
+    return f"::{kind} {written}::{_data(cut(message, _MAX_LETTERS))}"
 
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
 
 
 SCHEMA_URI = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

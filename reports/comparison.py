@@ -346,8 +346,11 @@ def verdicts_of(frames: Frames) -> Verdicts:
     elsewhere = [each for each in known if each.entry.processor is not None]
     left_out = _left_out(frames)
     return {
-        evaluation: _on_some_processors(cell, elsewhere, case, column.implementation, dtype)
-        or _published(cell, begins.get((case, column.implementation, dtype), ""))
+        evaluation: _published(
+            cell,
+            begins.get((case, column.implementation, dtype), ""),
+            [each for each in elsewhere if each.names(column.implementation, case, dtype)],
+        )
         for case, cells in cell_table(frames).items()
         for column, by_dtype in cells.items()
         for dtype, cell in by_dtype.items()
@@ -373,24 +376,20 @@ def read_verdicts(directory: Path) -> Verdicts:
 _HEADER = ("case", "implementation", "dtype", *Published._fields)
 
 
-def _published(cell: Cell, xfail_begins_at: str) -> Published:
-    """Write a cell as texts, those that stand in the file."""
+def _published(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Published:
+    """Write a cell as texts, those that stand in the file.
+
+    ``elsewhere`` is what may be expected of it on some processors: it agrees there, and fails as expected on others.
+    """
+    for each in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
+        verdict, processor = each.entry.verdict, each.entry.processor
+        if cell.state is State.AGREE or cell.verdict == verdict:
+            return Published(f"{verdict} with {processor}", "", "true")
     if cell.state is State.ERRATUM:
         return Published(Verdict.MISPRINT.value, "", "true")
     if cell.state is State.XFAIL:
-        return Published(cell.verdict, harmless(xfail_begins_at), "true")
+        return Published(cell.verdict, harmless(begins_at), "true")
     return Published(cell.verdict, harmless(cell.stage), "false")
-
-
-def _on_some_processors(
-    cell: Cell, elsewhere: Iterable[ExpectedFailure], case: str, implementation: str, dtype: str
-) -> Published | None:
-    """Write a cell that agrees on some processors and fails as expected on others; None for any other cell."""
-    for each in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
-        verdict, processor = each.entry.verdict, each.entry.processor
-        if each.names(implementation, case, dtype) and (cell.state is State.AGREE or cell.verdict == verdict):
-            return Published(f"{verdict} with {processor}", "", "true")
-    return None
 
 
 def _known_begins(frames: Frames) -> Mapping[tuple[str, ...], str]:

@@ -157,7 +157,8 @@ def outcome_document(
     padded = padded_cases(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
     asked = properties.property_table(properties.asked_rows(frames))
-    broken, again = properties.broken_properties(frames), properties.words_by_title(frames)
+    broken = properties.broken_properties(frames)
+    worst = {name: {title: properties.worst_of(of) for title, of in cells.items()} for name, cells in asked.items()}
     return json_documents.Outcome(
         **json_documents.opening(command, code, answer.word),
         defects=[
@@ -194,8 +195,10 @@ def outcome_document(
             case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
             for case, cells in verdict_table(frames).items()
         },
-        properties={name: {title: cell.word for title, cell in cells.items()} for name, cells in asked.items()},
-        broken_properties=[property_record(row, again) for row, _ in broken],
+        properties={
+            name: {title: row.verdict if row else "-" for title, row in cells.items()} for name, cells in worst.items()
+        },
+        broken_properties=[_property_record(*each) for each in broken],
         report=None if report is None else str(report),
         html=None if report is None else str(report.with_suffix(".html")),
         results=None if results is None else str(results),
@@ -211,11 +214,9 @@ def properties_document(
         **json_documents.opening("properties", code, properties.sentence_of(rows)),
         next=[each for each in commands if each],
         notes=list(notes),
-        properties=[property_record(row, again if row.fails_run else {}) for row in rows],
+        properties=[_property_record(row, properties.command_for(row, again) if row.fails_run else "") for row in rows],
     )
 
 
-def property_record(row: Row, again: Mapping[str, Sequence[str]]) -> json_documents.PropertyRecord:
-    """Return one way in which a property was asked."""
-    command = properties.command_for(row, again) if again else ""
+def _property_record(row: Row, command: str) -> json_documents.PropertyRecord:
     return json_documents.PropertyRecord.derive(row, next=[command] if command else [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from attncheck.commands import joined, words_of
 from attncheck.errors import ExitCode
@@ -11,7 +11,7 @@ from attncheck.reports.frames import Frames, once_for_frames
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import counted, written_element
+from attncheck.wording import counted
 
 OUTCOMES_NOTE = (
     "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "
@@ -51,48 +51,18 @@ def sentence_of(rows: Sequence[Row]) -> str:
     return f"Properties do not hold: {'; '.join(broken)} ({what})."
 
 
-@dataclass(frozen=True)
-class PropertyCell:
-    """The outcome of a property on one implementation: the worst of all variants, and how many had each outcome.
-
-    ``word`` is the outcome; ``state`` says whether it fails, is expected to, holds, or was not judged.
-    """
-
-    word: str
-    state: str
-    detail: str
-    claim: str = ""
-
-    @property
-    def text(self) -> str:
-        """The outcome with what is claimed."""
-        return f"{self.word} (claims {self.claim})" if self.claim else self.word
-
-
-PropertyTable = Mapping[str, Mapping[str, PropertyCell]]
-"""What each property comes to on each implementation."""
-
-
-def property_table(rows: Sequence[Row]) -> PropertyTable:
+def property_table(rows: Sequence[Row]) -> Mapping[str, Mapping[str, Sequence[Row]]]:
     """Lay rows out: by property that was asked, then by implementation."""
     by_cell: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_cell.setdefault((row.property_name, row.implementation), []).append(row)
     columns = dict.fromkeys(row.implementation for row in rows)
     asked = [name for name in PROPERTIES if any(name == key[0] for key in by_cell)]
-    return {name: {column: _cell(by_cell.get((name, column), [])) for column in columns} for name in asked}
+    return {name: {column: by_cell.get((name, column), []) for column in columns} for name in asked}
 
 
-def _cell(rows: Sequence[Row]) -> PropertyCell:
-    worst = worst_of(rows)
-    if worst is None:
-        return PropertyCell("-", "unsupported", "not asked")
-    counts = {word: sum(row.verdict == word for row in rows) for word in PropertyOutcome}
-    detail = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return PropertyCell(worst.verdict, _state(worst), detail, worst.claim)
-
-
-def _state(row: Row) -> str:
+def state_of(row: Row) -> str:
+    """Whether a row fails, is expected to, holds, or was not judged."""
     if row.fails:
         return "xfail" if row.xfail else "failing"
     if row.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS):
@@ -109,34 +79,17 @@ def asked_rows(frames: Frames) -> list[Row]:
     ]
 
 
-def words_by_title(frames: Frames) -> dict[str, Sequence[str]]:
-    """Return what names each implementation on a command line, by its column's title."""
-    found: dict[str, Sequence[str]] = {}
-    for label, rows in frames.properties.items():
-        for name in dict.fromkeys(row.implementation for row in rows):
-            if words := words_of(name, frames.again.get(label, {})):
-                found[frames.named(name, label)] = words
-    return found
-
-
 @once_for_frames
 def broken_properties(frames: Frames) -> tuple[tuple[Row, str], ...]:
     """Return what fails of properties, a row for each property, case and implementation, and the command for each."""
-    again = words_by_title(frames)
-    return tuple((row, command_for(row, again)) for row in failing_first(asked_rows(frames)))
-
-
-def named_numbers(row: Row) -> list[tuple[str, str]]:
-    """Return the numbers of the element that a row names, as people read them, by what they are."""
-    named = {
-        "the first call": row.value,
-        "the further calls": row.reference,
-        "the exact answer": row.exact,
-        "bound of the first": row.first_bound,
-        "bound of the further": row.second_bound,
-    }
-    element = [("the element", written_element(row.index, row.stage))] if row.index else []
-    return [*element, *((name, f"{value:.9g}") for name, value in named.items() if value is not None)]
+    return tuple(
+        (
+            replace(row, implementation=frames.named(row.implementation, label)),
+            command_for(row, frames.again.get(label, {})),
+        )
+        for label, rows in frames.properties.items()
+        for row in failing_first(rows)
+    )
 
 
 def failing_first(rows: Iterable[Row]) -> list[Row]:

@@ -30,15 +30,15 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
-    PropertyCell,
     asked_rows,
     broken_properties,
-    named_numbers,
     property_table,
+    state_of,
+    worst_of,
 )
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, PROPERTIES
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import PropertyOutcome, Verdict
 from attncheck.wording import counted, told_apart, written_element, written_ratio
 
 if TYPE_CHECKING:
@@ -300,12 +300,12 @@ def wrong(
     for defect, failure in zip(shown, failures, strict=True):
         message = how_wrong(failure, of_several=len(defect.dtypes) > 1) if defect.diagnosis else failure.message
         shown_by = pictures.get((*defect.column, str(defect.row["case"]), str(defect.row["dtype"])), ())
-        entries.append(_entry(frames, defect, _cut(message, most_letters), shown_by, most_cases))
+        entries.append(_entry(frames, defect, cut(message, most_letters), shown_by, most_cases))
         most_cases -= len(defect.cases)
     more = len(found) - len(shown)
     files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
     rest = [Text((f"And {counted(more, 'more defect')}, in ", *files, "."))] if more else []
-    lines = (*defects.declaration_lines(frames), *(f"{_cut(line, most_letters)}." for line in in_common_lines(frames)))
+    lines = (*defects.declaration_lines(frames), *(f"{cut(line, most_letters)}." for line in in_common_lines(frames)))
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
 
@@ -457,27 +457,43 @@ def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
     return Table(caption, ["property", *([] if shortly else ["what must hold"]), *columns], lines)
 
 
-def _property_cell(cell: PropertyCell, shortly: bool) -> Inline:
-    """Write an outcome, and where variants differ, how many had which."""
-    expected = ", expected" if cell.state == State.XFAIL else ""
-    counts = () if shortly or ", " not in cell.detail else (BREAK, Mark(cell.detail, "small"))
-    return (Mark(f"{cell.text}{expected}", cell.state), *counts)
+def _property_cell(rows: Sequence[Row], shortly: bool) -> Inline:
+    """Write the outcome of the worst variant, and where variants differ, how many had which."""
+    if (worst := worst_of(rows)) is None:
+        return Mark("-", State.UNSUPPORTED)
+    claim, expected = (
+        f" (claims {worst.claim})" if worst.claim else "",
+        ", expected" if state_of(worst) == State.XFAIL else "",
+    )
+    counts = Counter(row.verdict for row in rows)
+    detail = ", ".join(f"{counts[word]} {word}" for word in PropertyOutcome if counts[word])
+    also = () if shortly or len(counts) == 1 else (BREAK, Mark(detail, "small"))
+    return (Mark(f"{worst.verdict}{claim}{expected}", state_of(worst)), *also)
 
 
 def _broken(row: Row, command: str) -> Details:
-    named: list[Inline] = [(f"{name}: ", Mark(value)) for name, value in named_numbers(row)]
+    numbers = {
+        "the first call": row.value,
+        "the further calls": row.reference,
+        "the exact answer": row.exact,
+        "bound of the first": row.first_bound,
+        "bound of the further": row.second_bound,
+    }
+    named = {"the element": written_element(row.index, row.stage)} if row.index else {}
+    named |= {name: f"{value:.9g}" for name, value in numbers.items() if value is not None}
     again = [Code([command])] if command else []
     return Details(
         f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
         [
             Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
-            Items([f"further calls: {row.variant}", *named]),
+            Items([f"further calls: {row.variant}", *((f"{name}: ", Mark(text)) for name, text in named.items())]),
             *again,
         ],
     )
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """Leave out what is too long."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

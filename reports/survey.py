@@ -124,14 +124,14 @@ class Survey:
         What was measured of conventions and properties takes the place of the same implementation's in any version. Its
         findings, where it has any, take the place of all.
         """
-        replaced = {(row.implementation, row.version) for row in other.judged}
+        replaced = {row[:2] for row in other.judged}
         self.judged = [row for row in self.judged if row[:2] not in replaced] + other.judged
         self.accuracy = [row for row in self.accuracy if row[:2] not in replaced] + other.accuracy
-        asked = {row.implementation for row in other.meanings}
-        self.meanings = [row for row in self.meanings if row.implementation not in asked] + other.meanings
+        for name in ("meanings", "properties"):
+            asked = {row.implementation for row in getattr(other, name)}
+            kept = [row for row in getattr(self, name) if row.implementation not in asked]
+            setattr(self, name, kept + getattr(other, name))
         self.findings = other.findings or self.findings
-        asked = {row.implementation for row in other.properties}
-        self.properties = [row for row in self.properties if row.implementation not in asked] + other.properties
 
     def newest(self) -> dict[str, str]:
         """Return the newest version of each implementation, by name."""
