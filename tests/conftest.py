@@ -16,6 +16,7 @@ from forked import forked_workers, forking
 from here import evaluation_here
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
+from tables import CASES
 
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
 from attncheck.execution.call import Limits
@@ -87,39 +88,17 @@ def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     return run
 
 
-SMALL_CASES = """\
-title: Small cases
-source: {kind: derivation, title: Made for the tests}
-operation: softmax
-cases:
-  - name: A scores
-    operation: scoring
-    inputs: {query: {values: [[1, 2]]}, key: {values: [[3, 4], [5, -6]]}}
-  - name: B weights
-    inputs: {scores: {values: [[0, 1, 2], [3, 1, 0]]}}
-    expect:
-      - stage: weights
-        because: the definition, rounded to two decimals
-        known: |
-          0.09 0.24 0.67
-          0.84 0.11 0.04
-  - name: C scores
-    operation: scoring
-    inputs: {query: {values: [[1, 0], [0, 2]]}, key: {values: [[1, 1]]}}
-  - name: D weights
-    inputs: {scores: {values: [[5, 4, 3]]}}
-"""
-"""Four cases, run in this order; whatever is wrong with a backend's softmax shows in the second and the fourth."""
-
-
 @pytest.fixture(scope="session")
 def write_small() -> Callable[[Path], Path]:
-    """Write a folder ``small`` with the file small.yaml; the ids are small/small/a-scores and so on."""
+    """Write a folder ``small`` with the file small.yaml; the ids are small/small/a-scores and so on.
+
+    There are four cases, run in this order; whatever is wrong with softmax shows in the second and the fourth.
+    """
 
     def write(parent: Path) -> Path:
         folder = parent / "small"
         folder.mkdir()
-        (folder / "small.yaml").write_text(SMALL_CASES, encoding="utf-8")
+        (folder / "small.yaml").write_text(CASES["small cases"], encoding="utf-8")
         return folder
 
     return write

@@ -47,11 +47,6 @@ CALLS = (
 """Small problems with every stage, whose names and shapes follow from the specification."""
 
 
-def test_the_functions_of_the_contract_are_those_that_are_composed_and_compiled() -> None:
-    named = [name for name in vars(Backend) if not name.startswith("_")]
-    assert [*derived.SERVICES, *derived.FUNCTIONS] == named
-
-
 def _entries() -> list[Any]:
     params = []
     for entry in EVERYTHING.values():
@@ -63,6 +58,7 @@ def _entries() -> list[Any]:
 @pytest.mark.parametrize("entry", [param for param in _entries() if param.id in BACKENDS])
 def test_modes_have_the_contracts_functions_parameters_and_order(entry: BackendEntry) -> None:
     wanted = {name: signature(function) for name, function in vars(Backend).items() if not name.startswith("_")}
+    assert [*wanted] == [*derived.SERVICES, *derived.FUNCTIONS]  # those that are composed and compiled
     for mode in entry.modes:
         with mock.patch.dict(os.environ, entry.environment):
             backend = entry.load(mode.name)
@@ -164,7 +160,8 @@ def test_what_may_not_be_attended_changes_no_bit(run: Run) -> None:
         np.testing.assert_array_equal(after[stage], before[stage], err_msg=stage)
 
 
-def test_a_nan_score_shows_in_its_own_row_at_every_place_and_in_no_other(run: Run) -> None:
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # inf - inf, which is what is asked for
+def test_a_score_of_nan_or_infinity_shows_in_its_own_row_at_every_place_and_in_no_other(run: Run) -> None:
     """In rows longer than a vector register: a vectorised maximum may lose a NaN in some lanes only."""
     scores = np.zeros((1, 1, 19, 9))
     scores[0, 0, :9], scores[0, 0, 9:18] = 0.5, -np.inf
@@ -175,10 +172,6 @@ def test_a_nan_score_shows_in_its_own_row_at_every_place_and_in_no_other(run: Ru
     assert np.isnan(stages["weights"][np.isnan(scores)]).all()
     assert np.isnan(stages["log_sum_exp"][0, 0]).tolist() == [True] * 18 + [False]
     assert not np.isnan(stages["weights"][0, 0, 18]).any()
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # inf - inf, which is what is asked for
-def test_a_score_of_plus_infinity_gives_an_infinite_log_sum_exp_and_a_weight_that_is_nan(run: Run) -> None:
     stages = run("softmax", np.array([[[[0.0, np.inf, 1.0]]]]))
     np.testing.assert_array_equal(stages["log_sum_exp"], [[[np.inf]]])
     assert np.isnan(stages["weights"][0, 0, 0, 1])

@@ -391,20 +391,12 @@ def test_graphs_are_traced_for_new_shapes_alone_and_xla_compiles_them(mode: str)
 
 
 LONGER = {"query": normal(2, 4, 5, 16), "key": normal(2, 2, 7, 16), "value": normal(2, 2, 7, 16)}
-
-
 PAGES = {
     **{"query": normal(2, 4, 3, 4), "key_pages": normal(5, 2, 2, 4), "value_pages": normal(5, 2, 2, 6)},
     **{"block_table": np.array([[3, 0, 99], [4, 1, 2]]), "key_lengths": np.array([4, 5])},
 }
-
-
 SHORT = {**PACKED, "key_lengths": np.array([3, 0, 3])}
-
-
 ON_PAGES = ("paged_attention", PAGES, {}, "key_pages", np.s_[2, 1])  # the sixth key of a sequence that has five
-
-
 UNUSED: dict[str, tuple[str, Arrays, dict[str, Any], str, Any]] = {
     "torch.causal_lower_right": ("packed_attention", SHORT, {"is_causal": True}, "key", np.s_[:, :, 3]),
     "onnxruntime.group_query_attention": ("attention", LONGER, {"is_causal": True}, "key", np.s_[:, :, 5:]),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from here import INSIDE, run_here
+from tables import CASES
 
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
@@ -85,19 +86,8 @@ def fuzzing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Callable
         yield make, importlib.import_module("fuzz_targets").TARGETS
 
 
-ROW = """
-title: Calls in a row
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-defaults: {random: {generator: numpy-legacy, seed: 1}, dtypes: [float32]}
-arrays: {words: {draw: randn, shape: [3, 4]}}
-cases:
-"""
-
-
 @pytest.fixture
 def calls_in_a_row(tmp_path: Path) -> Path:
     """Write nine cases with one to nine queries, and return the folder of row.yaml; their ids are row/1-queries etc."""
-    line = "  - {{name: {0} queries, inputs: {{query: {{draw: randn, shape: [{0}, 4]}}, key: words, value: words}}}}\n"
-    (tmp_path / "row.yaml").write_text(ROW + "".join(map(line.format, range(1, 10))), encoding="utf-8")
+    (tmp_path / "row.yaml").write_text(CASES["row cases"], encoding="utf-8")
     return tmp_path

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import attncheck
 from attncheck import check
+from attncheck.backends import numpy_backend
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import UsageError
 from attncheck.reading.case import Case
@@ -31,14 +32,7 @@ PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
 def attention(
     query: Array, key: Array, value: Array, *, mask: Array | None = None, scale: float | None = None
 ) -> Array:
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ np.swapaxes(key, -1, -2) * np.asarray(factor, query.dtype)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    total = weights.sum(-1, keepdims=True)
-    output: Array = weights / np.where(total == 0, 1, total) @ value
+    output: Array = numpy_backend.attention(query, key, value, mask=mask, scale=scale)["output"]
     return output
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tables import tables_beside
 
 from attncheck.api import check
+from attncheck.backends import numpy_backend
 from attncheck.diagnosing import SETTLED, ReturnedStages
 from attncheck.execution.worker import Computed
 from attncheck.explain import calls_before, fewest
@@ -62,9 +63,7 @@ TEXTS = tables_beside(__file__)["diagnosing"]
 
 
 def ignoring_causality(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
-    scores = query @ np.swapaxes(key, -1, -2) / query.shape[-1] ** 0.5
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(weights / weights.sum(-1, keepdims=True) @ value)
+    return np.asarray(numpy_backend.attention(query, key, value)["output"])
 
 
 def write_causal(folder: Path, lengths: Sequence[int]) -> str:
@@ -145,11 +144,8 @@ def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(causal: str, 
 @pytest.mark.usefixtures("causal")
 def test_an_accuracy_that_only_large_cases_tell_is_that_of_the_small_ones_too(tmp_path: Path) -> None:
     def attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
-        query, key, value = (each.astype(np.float32) for each in (query, key, value))
-        allowed = np.tri(query.shape[-2], key.shape[-2], dtype=bool) | (not is_causal)
-        scores = np.where(allowed, query @ np.swapaxes(key, -1, -2) / query.shape[-1] ** 0.5, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.asarray(weights / weights.sum(-1, keepdims=True) @ value).astype(np.float64)
+        narrow = (each.astype(np.float32) for each in (query, key, value))
+        return np.asarray(numpy_backend.attention(*narrow, is_causal=is_causal)["output"], np.float64)
 
     failures = check(attention, cases=[write_causal(tmp_path / "few", [1, 2, 3, 1, 2, 3, 16, 17, 18])]).failures
     assert [row.diagnosis for row in failures] == ["accuracy-of-float32"] * 9

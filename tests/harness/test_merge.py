@@ -32,13 +32,7 @@ def stored(name: str, number: float, *, case: str = "file/one", stage: str = "we
 def make_run(make_row: Callable[..., Row], write_run: WriteRun) -> MakeRun:
     """Write a run in which every implementation returned weights that are all the same number."""
 
-    def make(
-        label: str,
-        weights: Mapping[str, float],
-        *,
-        keep: bool = True,
-        bound: float | None = BOUND,
-    ) -> Path:
+    def make(label: str, weights: Mapping[str, float], *, keep: bool = True, bound: float | None = BOUND) -> Path:
         rows = [make_row(implementation=name, message=f"said by {label}") for name in weights]
         arrays = [stored(name, number) for name, number in weights.items()]
         arrays += [stored(bound_name("native"), bound)] if bound is not None else []
@@ -54,12 +48,8 @@ def merged(*directories: Path) -> Merged:
 def said(rows: pd.DataFrame, comparison: str = "stage") -> list[tuple[str, ...]]:
     """Return who was compared with whom, and the verdict, in a fixed order."""
     own = rows[rows["comparison"] == comparison]
-    names = [
-        "environment",
-        "implementation",
-        *(["other_environment", "other"] if comparison == "pair" else []),
-        "verdict",
-    ]
+    others = ["other_environment", "other"] if comparison == "pair" else []
+    names = ["environment", "implementation", *others, "verdict"]
     return sorted(tuple(record) for record in own[names].itertuples(index=False, name=None))
 
 
@@ -92,13 +82,19 @@ def test_the_sum_of_both_bounds_is_allowed_and_no_more(number: float, verdict: s
     assert pair["ratio"] == (number - RIGHT) / (2 * BOUND)
 
 
-def test_each_has_its_bound(make_row: Callable[..., Row], write_run: WriteRun, make_run: MakeRun) -> None:
+def test_each_has_its_bound_and_without_bounds_form_nan_and_equality_alone_are_compared(
+    make_row: Callable[..., Row], write_run: WriteRun, make_run: MakeRun
+) -> None:
     arrays = [stored("torch.sdpa", NEARLY + BOUND), stored(bound_name("fused"), 2 * BOUND)]
     classes = {"torch.sdpa": {"float64": "fused", "float32": "native"}}
     fused = write_run([make_row(implementation="torch.sdpa")], label="b", arrays=arrays, classes=classes)
     rows = merged(make_run("a", {"numpy.eager": RIGHT}), fused).rows
     (pair,) = rows[rows["comparison"] == "pair"].to_dict("records")
     assert (pair["allowed"], pair["difference"], pair["verdict"]) == (3 * BOUND, 3 * BOUND, "agree")
+    for number, verdict in ((RIGHT, "agree"), (WRONG, "unverified"), (np.nan, "nonfinite")):
+        # A case that has no exact answer has no bounds either.
+        runs = [make_run(label, {"numpy.eager": each}, bound=None) for label, each in (("a", RIGHT), ("b", number))]
+        assert said(merged(*runs).rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", verdict)]
 
 
 def test_what_a_run_said_is_kept(make_row: Callable[..., Row], write_run: WriteRun, make_run: MakeRun) -> None:
@@ -121,13 +117,6 @@ def test_what_a_run_said_is_kept(make_row: Callable[..., Row], write_run: WriteR
         rows = merge_runs(read_runs(runs), across=not all(keep)).rows
         assert said(rows) == [(label, "numpy.eager", "agree") for label in weights]
         assert said(rows, "pair") == []
-
-
-@pytest.mark.parametrize(("number", "verdict"), [(RIGHT, "agree"), (WRONG, "unverified"), (np.nan, "nonfinite")])
-def test_without_bounds_only_form_nan_and_equality_are_compared(number: float, verdict: str, make_run: MakeRun) -> None:
-    # A case that has no exact answer has no bounds either.
-    runs = [make_run(label, {"numpy.eager": each}, bound=None) for label, each in (("a", RIGHT), ("b", number))]
-    assert said(merged(*runs).rows, "pair") == [("a", "numpy.eager", "b", "numpy.eager", verdict)]
 
 
 @pytest.mark.parametrize(

@@ -139,88 +139,10 @@ def test_another_plan_is_refused_by_name(run: Run, tmp_path: Path, case_folder: 
     assert {path: path.read_bytes() for path in before} == before
 
 
-KILLED_EVERYWHERE = """
-import json, os, shutil, signal, sys
-from pathlib import Path
-from attncheck.backends import BackendEntry
-from attncheck import Limits, Settings, run_cases, select_cases
-from attncheck.results.reader import read_run
-from attncheck.results.writer import ResultsWriter
-from attncheck.execution.implementations import ImplementationSelection, Implementation
-from attncheck.execution.runner import GroupRunner
-from attncheck.execution.worker import evaluate_on
-
-
-def evaluated(runner, task):
-    # Workers are not the point.
-    runner.description = {"version": "1.0"}
-    runner._meanwhile()
-    return evaluate_on(runner.group.implementation.entry.load(), task)
-
-
-GroupRunner._evaluated = evaluated
-os.fsync = lambda file: None  # the power does not fail
-ResultsWriter.SECONDS_PER_PART = 0.0
-CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
-out, cases = Path("out").resolve(), select_cases(["small"], dtypes=["float64"]).cases[:1]
-entry = BackendEntry("numpy", "attncheck.backends.numpy_backend", ("numpy",))
-chosen = ImplementationSelection((Implementation(entry),))
-
-
-def in_a_process_of_its_own(resume, killed_at=None):
-    # Kills itself just before so many changes below the folder of the results; returns whether it came to that.
-    pid = os.fork()
-    if pid:
-        return os.waitpid(pid, 0)[1] != 0
-    seen = 0
-
-    def count(event, arguments):
-        nonlocal seen
-        if event in CHANGES and killed_at is not None and str(out) in str(arguments[0]):
-            seen += 1
-            if seen == killed_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-    try:
-        run_cases(cases, chosen, Settings(out, dtypes=("float64",), resume=resume))
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-    os._exit(0)
-
-
-def rows_of(run):
-    # How long an evaluation takes is another number every time.
-    return sorted(map(repr, run.rows.drop(columns="seconds").itertuples(index=False)))
-
-
-run_cases(cases, chosen, Settings(Path("imported").resolve(), dtypes=("float64",)))  # no fork imports anything anew
-in_a_process_of_its_own(resume=False)
-unbroken = read_run(out)
-changes, others = 0, []
-while in_a_process_of_its_own(resume=False, killed_at=changes + 1):
-    changes += 1
-    if (out / "environment.json").exists():
-        read_run(out)
-    in_a_process_of_its_own(resume=True, killed_at=changes % 5 + 1)
-    in_a_process_of_its_own(resume=True)
-    found = read_run(out)
-    if rows_of(found) != rows_of(unbroken) or found.summary is None or list(out.rglob("*.partial")):
-        others.append(changes)
-    if found.environment["backends"] != unbroken.environment["backends"]:
-        others.append(f"backends {changes}")
-    if changes % 3 == 0:
-        shutil.rmtree(out)
-print(json.dumps([changes, others]))
-"""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed as POSIX systems kill")
 def test_a_run_killed_at_any_change_comes_to_the_same(tmp_path: Path, case_folder: Path) -> None:
-    (tmp_path / "script.py").write_text(KILLED_EVERYWHERE)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200
-    )
+    script = [sys.executable, Path(__file__).with_name("killed_anywhere.py")]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr
     *complaints, answer = done.stdout.splitlines()
     changes, others = json.loads(answer)

@@ -32,6 +32,7 @@ import pytest
 import yaml
 from evaluating import own
 from here import own_code_here
+from tables import CASES
 
 from attncheck import accuracy
 from attncheck.execution.call import Limits
@@ -40,7 +41,7 @@ from attncheck.reports.json_schema import results_schema
 from attncheck.results.reader import read_run
 
 DATA: dict[str, Any] = yaml.load(Path(__file__).with_name("sessions.yaml").read_text("utf-8"), yaml.CSafeLoader)
-TEXTS, SESSIONS = DATA["texts"], DATA["sessions"]
+TEXTS, SESSIONS = CASES | DATA["texts"], DATA["sessions"]
 Invoke = Callable[..., tuple[int, str, str]]
 RunPytest = Callable[..., Any]
 

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from tables import tables_beside
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
@@ -236,19 +237,7 @@ def softmax(scores: Any) -> None: ...
 
 
 KERNELS: tuple[Any, ...] = (plain, masked, windowed, everything, attention_gradients, softmax)
-# The inputs and options that its cases have beside those that come by position, its widths, its longest keys.
-MADE = {
-    "plain": (set(), {64, 128}, 1025),
-    "masked": ({"mask", "is_causal", "alignment"}, {32, 80}, 1025),
-    "windowed": ({"window"}, {64, 128}, 1025),
-    "everything": (
-        {"mask", "bias", "sinks", "key_lengths", "past_key", "past_value", "query_offsets"}
-        | {"is_causal", "alignment", "window", "softcap"},
-        {64, 128},
-        1025,
-    ),
-    "attention_gradients": ({"sinks", "bias"}, {64, 128}, 1025),
-}
+TABLES = tables_beside(__file__)["designs"]
 DESIGNS = Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))
 POSITIONAL = {"query", "key", "value", "grad_output"}
 
@@ -261,15 +250,15 @@ def requested(name: str, strength: int = 3, widths: tuple[int, ...] = (), tile: 
 
 def test_a_design_has_what_a_kernel_takes_and_nothing_else(tmp_path: Path) -> None:
     offenders = []
-    for name, expected in MADE.items():
+    for name, (optional, widths) in TABLES["made"].items():
         request = requested(name)
         path, count, _ = write_design(request, tmp_path / f"{name}.yaml")
         cases = load_case_file(path, path.name, path.stem, ())
         given = {each for case in cases for each in (*case.inputs, *case.options)} - POSITIONAL
         shapes = [case.input_shapes for case in cases]
-        found = given, {each["query"][3] for each in shapes}, max(each["key"][2] for each in shapes)
+        found = sorted(given), sorted({each["query"][3] for each in shapes}), max(each["key"][2] for each in shapes)
         grouped = any(each["query"][1] != each["key"][1] for each in shapes)
-        if found != expected or len(cases) != count or grouped is (name == "masked"):
+        if found != (sorted(optional), widths, 1025) or len(cases) != count or grouped is (name == "masked"):
             offenders.append((name, found, count))
         assert {dtype for case in cases for dtype in case.dtypes} == {*request.implementation.declared.classes}
     assert offenders == []
@@ -288,21 +277,12 @@ def test_what_no_design_can_be_made_for_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_bundled_design_has_every_option_of_attention_but_those_with_a_reason() -> None:
-    reasons = {
-        "scale": "one number for all, which meets no edge of a tile",
-        "head_scale": "meets every two others in cases/designs/attention.yaml",
-        "rotary_cos": "rotates before anything is tiled: cases/rotary.yaml and designs/attention.yaml",
-        "query_mask": "is folded into the mask before any kernel is called",
-        "mask_fill": "stands in scores that the mask decides about: cases/designs/attention.yaml",
-        "empty_rows": "says what a query without a key gives, and here every query has one",
-        "heads": "says how arrays are cut, which have an axis of heads here",
-    }
     own = OPERATIONS["attention"]
     known = {name for name, spec in own.inputs.items() if not spec.required} | own.options
     second = {"kv_heads", "rotary_sin", "rotary_interleaved"}  # say nothing without another
     [*cases] = load_case_file(DESIGNS, "kernels.yaml", "designs/kernels", ("option-triples",))
     given = {name for case in cases for name in (*case.inputs, *case.options)} - POSITIONAL
-    assert known - second - given == reasons.keys()
+    assert known - second - given == TABLES["left out"].keys()
 
 
 # Covering arrays: every combination of levels that is possible occurs, and none that is excluded.

@@ -109,10 +109,7 @@ def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> No
     store.size = 5 * 4096
     store.trim()
     assert [number for number, key in enumerate(keys) if store.get(key)] == [0, 4, 5, 6, 7]
-
-
-def test_what_is_too_large_for_the_store_is_not_kept_and_no_store_makes_no_key(tmp_path: Path) -> None:
-    store = Store(tmp_path, size=8000)
+    store = Store(tmp_path / "small", size=8000)  # what is too large is not kept, and no store makes no key
     store.put(KEY, bytes(1001))
     assert store.get(KEY) is None
     assert NO_STORE.remembered(pytest.fail, lambda: 7, lambda _: b"", lambda _: 0) == 7

@@ -26,20 +26,14 @@ from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
 from attncheck.verdicts import Verdict, worst
 
-EXIT_CODES = {
-    0: ["agree", "unverified", "unsupported"],
-    1: ["misprint", "semantic", "numeric", "nonfinite", "dtype", "shape", "xpass"],
-    3: ["untried", "error", "timeout", "crash"],
-}
-"""Verdicts from harmless to severe, by their exit codes."""
-
 
 def test_verdicts_have_their_words_severities_and_exit_codes() -> None:
-    words = [word for own in EXIT_CODES.values() for word in own]
+    exit_codes = tables_beside(__file__)["exit_codes"]
+    words = [word for own in exit_codes.values() for word in own]
     assert [str(verdict) for verdict in Verdict] == words
     assert sorted(Verdict, key=lambda verdict: verdict.severity) == [Verdict(word) for word in words]
     assert len({verdict.severity for verdict in Verdict}) == len(words)
-    assert all(Verdict(word).exit_code is ExitCode(code) for code, own in EXIT_CODES.items() for word in own)
+    assert all(Verdict(word).exit_code is ExitCode(code) for code, own in exit_codes.items() for word in own)
     for milder, graver in (("agree", "unsupported"), ("misprint", "numeric"), ("shape", "error")):
         for order in permutations([Verdict(milder), Verdict(graver), Verdict.AGREE]):
             assert worst(list(order)) is Verdict(graver)
@@ -94,16 +88,10 @@ def test_the_nearest_section_counts_and_its_paths_start_at_its_file(tmp_path: Pa
 
 def test_a_section_that_says_nothing_sensible_is_told_in_one_line(tmp_path: Path) -> None:
     for text, message in (
-        ("[tool.attncheck]\ncase = []\n", "tool.attncheck.case: unknown; expected cases, expected_failures"),
-        ("[tool.attncheck]\ncases = 'own'\n", "tool.attncheck.cases: expected a list of paths"),
-        ("[tool.attncheck]\ncases = ['gone']\n", "tool.attncheck.cases: there is no"),
-        ("[tool]\nattncheck = 3\n", "tool.attncheck: expected a table"),
-        ("[tool.attncheck\n", "cannot be read"),
+        *tables_beside(__file__)["sections"],
         ("x = " + "[" * 2000 + "]" * 2000 + "\n", "nested too deep"),
         (f"x = {'9' * 5000}\n", "cannot be read"),
-        ('[tool.attncheck]\ncases = ["a\\u0000b"]\n', "there is no"),
         (f"[tool.attncheck]\ncases = ['{'x' * 5000}']\n", "there is no"),
-        ('[tool.attncheck]\n"a\\nb" = 1\n', "tool.attncheck.'a\\nb': unknown"),
     ):
         with pytest.raises(UsageError) as error:
             read_config(project(tmp_path, text))
@@ -117,12 +105,9 @@ def test_a_section_that_says_nothing_sensible_is_told_in_one_line(tmp_path: Path
 OPTIONS = options_of(RunOptions)
 
 
-def test_every_field_says_how_it_is_given_and_settings_have_those_that_a_run_keeps_to() -> None:
+def test_every_field_says_how_it_is_given_and_calls_show_their_keywords_with_the_defaults_of_the_options() -> None:
     assert list(OPTIONS) == [*inspect.signature(RunOptions).parameters]
     assert inspect.signature(RecordedOptions).parameters.keys() < inspect.signature(Settings).parameters.keys()
-
-
-def test_calls_show_their_keywords_with_the_defaults_of_the_options() -> None:
     shown = inspect.signature(attncheck.check).parameters
     assert [*shown] == ["function", *get_type_hints(CheckKeywords)]
     others = {"function", "name", "output"}

@@ -66,21 +66,15 @@ def test_every_printed_number_is_there_as_it_is_printed(
             tables = numbers(document_frames, by_case[case.id], place)
             assert [title.partition(":")[0] for title in tables] == ["float64", "float32"]
             for table in tables.values():
-                assert [str(each).split()[0] for each in table.headings[-3:]] == [
-                    "exact",
-                    "first.eager",
-                    "second.eager",
-                ]
+                headings = [str(each).split()[0] for each in table.headings[-3:]]
+                assert headings == ["exact", "first.eager", "second.eager"]
                 assert all(plain_text(cell) for row in table.rows for cell in row[-3:])
                 if expected.numbers is None:
                     assert len(table.headings) == 4
                     assert len(table.rows) == np.prod(expected.shape)
                     continue
-                given = (
-                    expected.numbers.laid_out(lambda array: array.swapaxes(-1, -2))
-                    if expected.transpose
-                    else expected.numbers
-                )
+                given = expected.numbers
+                given = given.laid_out(lambda array: array.swapaxes(-1, -2)) if expected.transpose else given
                 assert [plain_text(row[1]).split(" ")[0] for row in table.rows] == list(given.text[given.given])
     (inputs, rows) = {called: of for called, *of in found["masked_self_attention_notebook"][0].given}["q"]
     assert (inputs, rows[3][:2]) == (["query"], ("-0.4541441", "0.49158284"))
@@ -242,11 +236,7 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
 
 
 VIGNETTE = "documents/base_r_vignette/four-words-attend-to-each-other"
-
-
 NOTEBOOK = "documents/masked_self_attention_notebook"
-
-
 BIG = "kernel_shapes/heads/a-bias-for-each-of-many-heads-17-by-4"
 
 
@@ -254,12 +244,9 @@ def printed(identity: str, *stages: str) -> str:
     """Return what is printed of a bundled case."""
     selection = select_cases([identity])
     text = io.StringIO()
-    print_case(work_out(selection.cases[0], "float64", stages), selection.tags, console_of(text))
+    console = Console(file=text, width=200, highlight=False, markup=False)
+    print_case(work_out(selection.cases[0], "float64", stages), selection.tags, console)
     return text.getvalue()
-
-
-def console_of(text: io.StringIO) -> Console:
-    return Console(file=text, width=200, highlight=False, markup=False)
 
 
 def test_a_case_is_shown_with_its_numbers_and_errata() -> None:

@@ -47,10 +47,7 @@ from attncheck.reports.defects import commands_again, first_commands
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
 from attncheck.reports.json_documents import document_text
-from attncheck.reports.markdown import (
-    section_lines,
-    verdict_section,
-)
+from attncheck.reports.markdown import section_lines, verdict_section
 from attncheck.reports.outcome import failures_of, outcome_document
 from attncheck.reports.terminal import print_summary
 from attncheck.reports.write import render_junit, write_junit, write_report, xml_text

@@ -20,9 +20,7 @@ import pytest
 
 from attncheck.reports.frames import Frames
 from attncheck.reports.html import evidence
-from attncheck.reports.html.contents import (
-    Budget,
-)
+from attncheck.reports.html.contents import Budget
 from attncheck.reports.html.page import render_html
 
 PageOf = Callable[..., Any]

@@ -69,20 +69,10 @@ def test_what_fails_or_is_known_is_published_with_its_place(tmp_path: Path, hand
     ]
 
 
-OF_A_PROCESSOR = """\
-- implementation: numpy.eager
-  cases: [file/a]
-  verdict: nonfinite
-  processor: amx_bf16
-  reason: reads on into the next row
-  decided: numeric
-"""
-
-
 def test_what_some_processors_do_alone_is_published_alike_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hand: Any
 ) -> None:
-    (tmp_path / "known.yaml").write_text(OF_A_PROCESSOR, encoding="utf-8")
+    (tmp_path / "known.yaml").write_text(tables_beside(__file__)["of a processor"], encoding="utf-8")
     known = load_expected_failures([tmp_path / "known.yaml"])
     monkeypatch.setattr("attncheck.reports.comparison.bundled_expected_failures", lambda backends: known)
     agrees = {"case": "file/a", "stage": "output"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.backends import numpy_backend
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
@@ -25,13 +26,8 @@ def attention_task(keys: int = 4, **options: object) -> Task:
 
 
 def attention_output(task: Task) -> NDArray[np.float64]:
-    """Return the output of such a task, of which the options ``scale`` and ``is_causal`` are known here."""
-    query, key, value = (task.inputs[name] for name in ("query", "key", "value"))
-    scores = query @ key.swapaxes(-1, -2) * task.options.get("scale", query.shape[-1] ** -0.5)
-    if task.options.get("is_causal"):
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    weights = np.exp(scores)
-    output: NDArray[np.float64] = weights / weights.sum(-1, keepdims=True) @ value
+    """Return the output of such a task."""
+    output: NDArray[np.float64] = numpy_backend.attention(**task.inputs, **task.options)["output"]
     return output
 
 

@@ -1,4 +1,4 @@
-"""Tables of tests as data: ``tables.yaml`` beside them."""
+"""Tables of tests as data: ``tables.yaml`` beside them, and case files that several have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+CASES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 
 
 def tables_beside(file: str) -> dict[str, Any]:

@@ -33,38 +33,13 @@ Array = NDArray[Any]
 
 
 def attend(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    allowed: Array | None = None,
-    added: Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
+    query: Array, key: Array, value: Array, *, allowed: Any = None, added: Array | None = None, **options: Any
 ) -> tuple[Array, Array, Array]:
-    """Return output, weights and log-sum-exp of (B, H, L, D), in float64 inside."""
-    groups = query.shape[1] // key.shape[1]
-    q, k, v = query.astype(np.float64), *(np.repeat(each.astype(np.float64), groups, 1) for each in (key, value))
-    scores = q @ k.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    if added is not None:
-        scores = scores + added.astype(np.float64)
-    if allowed is not None:
-        scores = np.where(allowed, scores, -np.inf)
-    if sinks is not None:
-        of_heads = np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*scores.shape[:3], 1))
-        scores = np.concatenate([scores, of_heads], -1)
-    top = scores.max(-1, keepdims=True, initial=-np.inf)
-    top = np.where(np.isneginf(top), 0.0, top)
-    powers = np.exp(scores - top)
-    total = powers.sum(-1, keepdims=True)
-    weights = powers / np.where(total == 0, 1.0, total)
-    with np.errstate(divide="ignore"):
-        log_sum_exp = (np.log(total) + top)[..., 0]
-    weights = weights[..., : key.shape[-2]]
-    return tuple(each.astype(query.dtype) for each in (weights @ v, weights, log_sum_exp))  # type: ignore[return-value]
+    """Return output, weights and log-sum-exp of (B, H, L, D): only how it is called is a library's own."""
+    mask = None if allowed is None else np.broadcast_to(allowed, (*query.shape[:3], key.shape[2]))
+    options["softcap"] = options.get("softcap") or None
+    stages = numpy_backend.attention(query, key, value, mask=mask, bias=added, **options)
+    return stages["output"], stages["weights"], stages["log_sum_exp"]
 
 
 def distance(queries: int, keys: int, *, from_the_end: bool) -> Array:

@@ -58,21 +58,11 @@ def assert_right(outcome: Outcome, size: int = 4) -> None:
     np.testing.assert_allclose(outcome.stages["weights"], np.full((1, 1, 1, size), 1 / size), rtol=1e-15)
 
 
-SOFTMAX = "numpy_backend.softmax(scores)"
-FAILING = {
-    "raise ValueError('\\x1b[31mred\\x1b[0m \\x1b \\udc80\\x00')": "error: ValueError: red \N{REPLACEMENT CHARACTER} ",
-    "return {}": "error: returned no stages",
-    "return {'mine': scores, 'log_sum_exp': scores[..., 0]}": (
-        "error: returned mine, log_sum_exp; expected a stage named weights"
-    ),
-    f"return {SOFTMAX} | {{'weights': [1.0]}}": "stage weights is a list, expected an array",
-    "import numpy; return {'weights': numpy.array([lambda: 0], dtype=object)}": "stage weights is an array of object",
-    f"return {SOFTMAX} | {{'a | b': scores}}": "'a | b'",
-}
+TABLES = tables_beside(__file__)["isolation"]
 
 
 def test_what_is_no_result_is_a_failure_with_its_reason() -> None:
-    for body, says in FAILING.items():
+    for body, says in TABLES["failing"].items():
         names: dict[str, Any] = {"numpy_backend": numpy_backend}
         exec(f"def softmax(scores):\n    {body}", names)
         outcome = evaluate_on(SimpleNamespace(**{**vars(numpy_backend), "softmax": names["softmax"]}), softmax_of())
@@ -83,20 +73,7 @@ def test_what_is_no_result_is_a_failure_with_its_reason() -> None:
 
 # A run of many that fail, each in a worker beside two that are right
 
-BODIES = {
-    "wrong": ("return {'weights': -numpy_backend.softmax(scores)['weights']}", "numeric", "the largest error that is"),
-    "raises": ("raise ValueError('no softmax\\ntoday')", "error", "ValueError: no softmax today"),
-    "lacks": ("raise NotImplementedError('over four axes')", "unsupported", "NotImplementedError: over four axes"),
-    "dies": ("import os; os._exit(9)", "crash", "died with exit code 9"),
-}
-"""What a softmax does, and what must be said of it."""
-UNSTARTABLE = {
-    "absent": ("import no_such_module", "error", "absent.eager cannot be started: ModuleNotFoundError: No"),
-    "dying": ("import os; os._exit(0)", "crash", "died with exit code 0"),
-    "exits": ("raise SystemExit(0)", "error", "exits.eager cannot be started: SystemExit: 0"),
-    "unprepared": ("def prepare(dtype, threads):\n    raise RuntimeError(dtype)", "error", "RuntimeError: float64"),
-}
-TEXTS = tables_beside(__file__)["isolation"]
+BODIES, UNSTARTABLE = TABLES["softmax does"], TABLES["at its start"]
 
 
 @forked
@@ -106,7 +83,7 @@ def test_those_that_fail_are_named_with_their_reasons_and_harm_no_other(
     faulty = [make_backend(name, f"def softmax(scores):\n    {body}") for name, (body, *_) in BODIES.items()]
     starting = {name: f"open({str(tmp_path / name)!r}, 'a').write('x')\n" for name in UNSTARTABLE}
     unstartable = [make_backend(name, starting[name] + source) for name, (source, *_) in UNSTARTABLE.items()]
-    entries = [honest[0], *faulty, *unstartable, make_backend("noisy", TEXTS["noisy"]), honest[1]]
+    entries = [honest[0], *faulty, *unstartable, make_backend("noisy", TABLES["noisy"]), honest[1]]
     summary, run = run_small(entries)
     stages = run.rows[run.rows["comparison"] == "stage"]
     failing: dict[str, dict[str, tuple[str, str]]] = {}

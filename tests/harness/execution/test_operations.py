@@ -149,28 +149,15 @@ def test_a_layout_changes_no_number(layout: str, dtype: type, shape: tuple[int, 
     assert array.flags.c_contiguous
 
 
-@pytest.mark.parametrize(
-    ("layout", "array", "strides"),
-    [
-        ("strided", _array((2, 3, 4, 5)), (480, 160, 40, 8)),
-        ("transposed", _array((2, 3, 4, 5)), (240, 20, 60, 4)),
-        ("broadcast", _array((2, 3, 4, 5), repeated=True), (80, 0, 20, 4)),
-        ("broadcast", _array((3, 5)), (20, 4)),
-        ("broadcast", np.ones((2, 3, 4, 5), dtype=np.float32), (0, 0, 0, 4)),  # never the last
-        ("padded", _array((2, 3, 4, 5)), (384, 128, 32, 4)),
-        ("sliced", _array((2, 3, 4, 5)), (480, 160, 20, 4)),
-        ("spaced", _array((2, 3, 4, 5)), (480, 80, 20, 4)),
-        ("spaced", _array((1, 3, 4, 5)), (480, 160, 20, 4)),  # along the heads of a single entry
-        ("distant", _array((2, 3, 4, 5)), (4 * 65_596, 80, 20, 4)),
-        ("reversed", _array((2, 3, 4, 5)), (240, 80, -20, -4)),
-    ],
-)
-def test_strides_are_those_of_the_layout(layout: str, array: NDArray[Any], strides: tuple[int, ...]) -> None:
-    other = _one(array, layout)
-    assert other.strides == strides
-    if layout == "strided":  # what lies between would show
-        assert other.base is not None
-        assert (other.base.reshape(2, 3, 4, 10)[..., 1::2] == 7).all()
+def test_strides_are_those_of_the_layout() -> None:
+    for layout, shape, repeated, strides in TABLES["strides"]:
+        other = _one(_array(tuple(shape), repeated=repeated), layout)
+        assert other.strides == tuple(strides), (layout, shape)
+        if layout == "strided":  # what lies between would show
+            assert other.base is not None
+            assert (other.base.reshape(2, 3, 4, 10)[..., 1::2] == 7).all()
+    ones = _one(np.ones((2, 3, 4, 5), dtype=np.float32), "broadcast")
+    assert ones.strides == (0, 0, 0, 4), "never the last"
 
 
 def test_fused_inputs_lie_side_by_side_in_each_token_of_their_length() -> None:

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
         np.testing.assert_allclose(output, attention_output(task), rtol=1e-12)
 
 
-def test_what_does_not_fit_and_optional_parameters_that_nobody_gives_are_named() -> None:
+def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nobody_gives_are_named() -> None:
     for parameters, expected in TABLES["misfits"]:
         found = misfits("attention", function(parameters))
         assert len(found) == len(expected)
@@ -75,9 +75,6 @@ def test_what_does_not_fit_and_optional_parameters_that_nobody_gives_are_named()
         found = hints("attention", function(parameters))
         assert len(found) == len(expected)
         assert all(line.startswith(words) for words, line in zip(expected, found, strict=True))
-
-
-def test_what_cannot_be_guessed_is_marked() -> None:
     lines = adapter(function("qkv, block_size, causal"), FunctionName("my_attn"), "torch")
     assert "    # FILL IN what stands as ...: qkv, block_size" in lines
     assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
@@ -391,7 +388,7 @@ def test_codes_in_blocks_and_two_in_a_byte_are_asked_as_they_are_or_not_at_all(
     assert (found.verdict, "keep their widths and lengths" in found.message) == ("unsupported", True)
 
 
-def test_columns_of_zeros_meet_no_other_number() -> None:
+def test_columns_of_zeros_meet_no_other_number_and_numbers_keep_their_dtype() -> None:
     for operation, function in FUNCTIONS.items():
         for name in inputs(gradients=operation != "attention"):
             for number in (np.nan, np.inf, -np.inf):
@@ -400,9 +397,6 @@ def test_columns_of_zeros_meet_no_other_number() -> None:
                 task = Task(operation, {"scale": 0.5}, arrays)
                 with np.errstate(all="ignore"):
                     assert_same(outcome_of(function, task, EIGHT), outcome_of(function, task, {}))
-
-
-def test_numbers_keep_their_dtype() -> None:
     kind = ml_dtypes.bfloat16
     found = padded(Task("attention", {}, {name: array.astype(kind) for name, array in inputs().items()}), TILES)
     assert {array.dtype for name, array in found.task.inputs.items() if name != "key_lengths"} == {np.dtype(kind)}

@@ -91,19 +91,10 @@ def test_patterns_choose_in_table_order_and_make_missing_what_they_name() -> Non
 def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every_name = "expected one of here, here.eager, here.jit, here.own, gone, gone.eager, other, other.eager, other.jit"
-    lists_all = "? (`attncheck list implementations` lists all)"
     monkeypatch.chdir(tmp_path)
     for file in ("attention.py", "attn_kernel.py"):
         Path(file).touch()
-    for pattern, meant in (
-        ("here.xla", f"did you mean here.eager or here{lists_all}"),
-        ("her", f"did you mean here{lists_all}"),
-        ("nope.*", every_name),
-        ("ALL", every_name),
-        ("atention", "did you mean attention.py?"),
-        ("attn_kernel:run", "did you mean attn_kernel.py?"),
-    ):
+    for pattern, meant in TABLES["unknown patterns"].items():
         with pytest.raises(UsageError) as error:
             bundled_implementations(None, MANY, ["here.jit", pattern])
         assert str(error.value).startswith(f"no implementation is called {pattern!r}; {meant}")
@@ -277,15 +268,7 @@ def test_who_imports_one_framework_alone_or_by_a_library_is_given_its_arrays(
     for name in ("torch", "jax"):
         (tmp_path / f"{name}.py").touch()
     install(tmp_path, "layers", "layers", "1.0", "import numpy, torch\n")
-    for imported, framework, hint in (
-        ("torch", "torch", "imports torch and is given torch's arrays; --framework numpy gives it NumPy's"),
-        ("torch, numpy", "numpy", "imports torch and is given NumPy's arrays"),
-        ("torch, jax", "numpy", ""),
-        ("math", "numpy", ""),
-        ("layers", "torch", "imports layers, which imports torch, and is given torch's arrays; --framework numpy"),
-        ("layers, jax", "jax", "imports jax and is given jax's arrays"),
-        ("layers, numpy", "numpy", "imports layers, which imports torch, and is given NumPy's arrays"),
-    ):
+    for imported, framework, hint in TABLES["imports"]:
         entry = here(f"{write(f'import {imported}' + PLAIN)}:attention").entry
         assert isinstance(entry, UserImplementation)
         assert (entry.framework, len(entry.hints)) == (framework, int(bool(hint)))
@@ -369,10 +352,10 @@ def test_what_cannot_be_used_or_selected_or_does_what_it_may_not_says_why(write:
 
 # A kernel, and what it takes its number from: a module beside it, a package's module, and a folder without __init__.
 SOURCES = {
-    "its own": ("kernel.py", "", "NUMBER = {}"),
-    "beside": ("other.py", "from other import NUMBER", "NUMBER = {}"),
-    "package": ("parts/inner.py", "from parts.inner import NUMBER", "NUMBER = {}"),
-    "namespace": ("spread/inner.py", "from spread.inner import NUMBER", "NUMBER = {}"),
+    "kernel.py": "",
+    "other.py": "from other import NUMBER",
+    "parts/inner.py": "from parts.inner import NUMBER",
+    "spread/inner.py": "from spread.inner import NUMBER",
 }
 
 
@@ -405,12 +388,11 @@ def save(path: Path, text: str) -> None:
 @pytest.mark.parametrize("by_name", [False, True])
 def test_what_files_say_now_is_read(where: str, by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    name, imported, text = SOURCES[where]
-    save(tmp_path / "kernel.py", imported)
+    save(tmp_path / "kernel.py", SOURCES[where])
     save(tmp_path / "parts" / "__init__.py", "")
     before = {*sys.modules}
     for number in (1, 2):
-        save(tmp_path / name, text.format(number))
+        save(tmp_path / where, f"NUMBER = {number}")
         found: Any = import_user_module("kernel" if by_name else str(tmp_path / "kernel.py"))
         assert number == found.NUMBER
         _forget(before)

@@ -89,16 +89,13 @@ def test_the_row_behind_such_a_score_has_no_bound_where_scores_are_stored() -> N
     assert np.isfinite(step[1].max_error[0, 0]).all(axis=-1).tolist() == [True, False, True]
 
 
-def test_sums_over_queries_have_no_bound_in_that_head_alone() -> None:
+def test_sums_over_queries_have_no_bound_in_that_head_alone_and_a_projection_has_every_head_in_it() -> None:
     truth = truth_of("attention_gradients", OVERFLOWING | BACKWARD)
     for stage in ("grad_key", "grad_value", "grad_bias"):
         found = has_bound(truth, stage, "eager")
         assert (found[0, 0].any(), found[0, 1].all()) == (False, True)
     assert has_bound(truth, "grad_query", "eager")[0, 0].tolist() == [[True] * 4, [False] * 4, [True] * 4]
     assert has_bound(truth, "grad_key", "fused").all()
-
-
-def test_an_output_projection_has_every_head_in_it() -> None:
     query, key = RNG.uniform(1, 2, size=(1, 3, 8)), RNG.uniform(100, 200, size=(1, 4, 8))
     query[0, 2, :4] *= 100
     weights = {f"{name}_weight": np.eye(8) for name in ("query", "key", "value")}

@@ -38,13 +38,7 @@ from attncheck.mutation.catalogue import (
 )
 from attncheck.mutation.judgement import NOT_NAMED, RIGHTLY, WRONGLY, how_named, names_of
 from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_bfloat16, truncated_tf32
-from attncheck.mutation.mutant import (
-    WIDE,
-    Control,
-    PerCall,
-    Variant,
-    subjects_of_module,
-)
+from attncheck.mutation.mutant import WIDE, Control, PerCall, Variant, subjects_of_module
 from attncheck.mutation.narrow import block_product, in_two_parts, rounded_product
 from attncheck.mutation.unit import count_scores, run_reference
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

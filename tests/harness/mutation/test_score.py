@@ -22,13 +22,7 @@ from attncheck.mutation import unit
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, SUBJECTS
 from attncheck.mutation.judgement import RULES, first_wrong, rejected_by_rules
 from attncheck.mutation.mutant import Mutant, Subject, Variant
-from attncheck.mutation.score import (
-    BY_HAND,
-    MutationFrames,
-    in_processes,
-    redrawn,
-    run_mutants,
-)
+from attncheck.mutation.score import BY_HAND, MutationFrames, in_processes, redrawn, run_mutants
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs

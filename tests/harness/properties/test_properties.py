@@ -97,16 +97,11 @@ ROW = Row(
 )
 BROKEN = replace(ROW, verdict="broken")
 EXPECTED, CLAIMED = replace(BROKEN, xfail=True), replace(ROW, verdict="within bounds", claim="bitwise")
-FAILS = {
-    "": {"bitwise": False, "within bounds": False, "broken": True, "xpass": True, "nan": False},
-    "bitwise": {"bitwise": False, "within bounds": True, "not judged": True, "unsupported": False, "failed": False},
-    "within bounds": {"within bounds": False, "broken": True, "nan": True},
-}
-"""Claims and outcomes, and whether a row of them fails."""
+TABLES = tables_beside(__file__)
 
 
 def test_what_fails_follows_from_the_outcome_and_the_claim() -> None:
-    for claim, outcomes in FAILS.items():
+    for claim, outcomes in TABLES["fails"].items():
         rows = {outcome: replace(ROW, verdict=outcome, claim=claim) for outcome in outcomes}
         assert {outcome: row.fails for outcome, row in rows.items()} == outcomes
         assert not any(replace(row, xfail=True).fails_run for row in rows.values())
@@ -141,9 +136,9 @@ def test_rows_are_read_back_as_they_were_written_and_a_table_that_is_none_of_our
     ]
     write_property_rows(tmp_path, rows)
     assert repr(read_property_rows(tmp_path)) == repr(rows)  # NaN is NaN there
-    changes: tuple[dict[str, Any], ...]
-    changes = ({"verdict": "splendid"}, {"property_name": "unheard_of"}, {"comparison": "stage"})
-    for change in changes:
+    changes = {"verdict": "splendid", "property_name": "unheard_of", "comparison": "stage"}
+    for field, value in changes.items():
+        change: dict[str, Any] = {field: value}
         write_property_rows(tmp_path, [replace(ROW, **change)])
         with pytest.raises(ResultsError, match=f"{PROPERTY_PART} cannot be read"):
             read_property_rows(tmp_path)
@@ -209,7 +204,6 @@ def test_sessions_compare_results_of_one_problem() -> None:
 
 # Kernels of somebody's own, right and wrong.
 
-TABLES = tables_beside(__file__)
 Ask = Callable[..., list[Row]]
 
 

@@ -120,9 +120,13 @@ def test_what_is_too_large_is_refused_before_it_is_made(load_text: Load) -> None
         assert peak < 40 * 2**20, message
 
 
-def test_a_fault_at_the_top_of_the_file_is_told_once_for_all_cases(load_text: Load) -> None:
+def test_a_fault_at_the_top_is_told_once_for_all_cases_and_a_window_wider_than_any_array(load_text: Load) -> None:
     [fault] = faults_of(load_text, file_of(*["{identity: 2}"] * 5).replace("large: ", "a: {ref: b}, large: "))
     assert (fault.case, fault.field) == (None, "arrays.a")
+    text = file_of("{constant: 1, shape: [2, 2]}", more="    operation: masking\n    options: {window: [%d, 0]}\n")
+    assert load_text(text % 2**31)
+    [fault] = faults_of(load_text, text % (2**31 + 1))
+    assert fault.field == "options.window[0]"
 
 
 @given(target=st.sampled_from(["loader", "loader", "expected_failures", "config"]), seed=st.integers(0, 2**32))
@@ -148,13 +152,6 @@ def test_more_printed_numbers_than_anybody_types_are_refused_and_a_long_row_of_d
     # Tried in every way in which digits could be shared out, it would take hours.
     with pytest.raises(PrintedError, match="is not a number"):
         parse_printed("1" * 400_000 + "x", Rounding())
-
-
-def test_a_window_wider_than_any_array_is_refused(load_text: Load) -> None:
-    text = file_of("{constant: 1, shape: [2, 2]}", more="    operation: masking\n    options: {window: [%d, 0]}\n")
-    assert load_text(text % 2**31)
-    [fault] = faults_of(load_text, text % (2**31 + 1))
-    assert fault.field == "options.window[0]"
 
 
 def test_the_numbers_of_a_file_are_counted_however_they_are_written(

@@ -81,13 +81,8 @@ def held(cases: list[Case], path: str) -> Any:
         return inputs.radius[rest[0]] if radius else array.astype(np.float64)
     found: Any = case
     for part in path.split("."):
-        found = (
-            found.get(part)
-            if isinstance(found, Mapping)
-            else found[int(part)]
-            if part.isdigit()
-            else getattr(found, part)
-        )
+        is_mapping, place = isinstance(found, Mapping), int(part) if part.isdigit() else part
+        found = found.get(part) if is_mapping else found[place] if part.isdigit() else getattr(found, part)
     return found
 
 
@@ -222,20 +217,7 @@ def _fields(data: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
 def test_every_field_has_the_line_on_which_it_stands(read: Reader) -> None:
     document = read("# a comment\na: 1\nb:\n  - x\n  - c: |\n      two\n      lines\n    d: {e: [5,\n      6]}\n")
     assert document.data == {"a": 1, "b": ["x", {"c": "two\nlines\n", "d": {"e": [5, 6]}}]}
-    lines = {
-        (): 2,
-        ("a",): 2,
-        ("b",): 3,
-        ("b", 0): 4,
-        ("b", 1): 5,
-        ("b", 1, "c"): 5,
-        ("b", 1, "d"): 8,
-        ("b", 1, "d", "e"): 8,
-        ("b", 1, "d", "e", 0): 8,
-        ("b", 1, "d", "e", 1): 9,
-    }
-    assert document.lines == lines
-
+    assert document.lines == {tuple(path): line for path, line in TABLES["lines"]}
     located = read("a:\n  b: 1\n")
     for path, found, line in TABLES["located"]:
         assert located.locate(tuple(path)) == (tuple(found), line)
@@ -252,15 +234,14 @@ def test_scalars_are_read_by_the_rules_of_yaml_1_2(read: Reader) -> None:
         assert read("a: &x [1]\nb: *x\nc: &x 2\nd: *x\n").data == {"a": [1], "b": [1], "c": 2, "d": 2}
 
 
-def test_too_many_values_are_refused_with_their_line(read: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_are_refused_with_their_line_and_beside_single_faults_the_rest_is_read(
+    read: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(yaml_reader, "MAX_NODES", 300)
     with pytest.raises(YamlFault, match="more than 300 values") as fault:
         read("a: 1\nb: [" + "1," * 300 + "]\n")
     assert fault.value.line == 2
     assert len(read("a: 1\nb: [" + "1," * 290 + "]\n").data["b"]) == 290
-
-
-def test_the_rest_of_a_file_is_read_where_single_fields_are_at_fault(read: Reader) -> None:
     with pytest.raises(YamlFault) as fault:
         read("a: 1e400\nb: [1, 1e400, 3]\nb: 4\n5: 6\nc: 7\n")
     found = (fault.value, *fault.value.others)
@@ -268,14 +249,11 @@ def test_the_rest_of_a_file_is_read_where_single_fields_are_at_fault(read: Reade
     assert fault.value.data == {"a": None, "b": [1, None, 3], "c": 7}
 
 
-def test_a_tag_runs_nothing(read: Reader, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_and_a_tag_runs_nothing(read: Reader, tmp_path: Path) -> None:
     marker = tmp_path / "it-ran"
     with pytest.raises(YamlFault):
         read(f"a: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{marker}']]\n")
     assert not marker.exists()
-
-
-def test_what_cannot_be_read_is_said(read: Reader, tmp_path: Path) -> None:
     for path in (tmp_path / "missing.yaml", tmp_path):
         with pytest.raises(YamlFault, match="cannot be read"):
             read_yaml(path)

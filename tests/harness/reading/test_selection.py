@@ -75,14 +75,13 @@ def everything(few_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Sel
     return select_cases(base=tmp_path_factory.mktemp("empty"))
 
 
-def test_without_patterns_all_that_is_bundled_is_read_in_a_fixed_order(everything: Selection, few_files: Path) -> None:
+def test_bundled_cases_are_read_in_a_fixed_order_and_found_under_any_of_their_names(
+    tmp_path: Path, everything: Selection, few_files: Path
+) -> None:
     assert ids(everything) == sorted(ids(everything))
     assert {few_files.parent / case.file for case in everything.cases} == {
         path for path in few_files.rglob("*.yaml") if path.name not in ("tags.yaml", "properties.yaml")
     }
-
-
-def test_bundled_cases_are_found_under_any_of_their_names(tmp_path: Path, everything: Selection) -> None:
     (tmp_path / "softmax").write_bytes(b"ELF")  # a program of that name hides none
     for patterns, prefix in (
         ("softmax softmax* cases/softmax.yaml cases/softmax softmax.yaml soft?ax", "softmax/"),
@@ -94,17 +93,14 @@ def test_bundled_cases_are_found_under_any_of_their_names(tmp_path: Path, everyt
         assert [each for each in patterns.split() if ids(select_cases([each], base=tmp_path)) != wanted] == []
 
 
-UNKNOWN = "is neither a file or folder nor a glob that matches a bundled case"
-
-
 def test_what_holds_no_cases_is_refused(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / "notes.txt").write_text("")
     (own / "empty").mkdir()
     (tmp_path / "kernel.py").write_text("def attention(query, key, value): ...\n")
     monkeypatch.chdir(tmp_path)
+    unknown = ("nonsense", "softmax/nonsense*", "cases/nonsense.yaml", "./softmax", "*tile-5000*")
     for patterns, message in (
-        *((name, UNKNOWN) for name in ("nonsense", "softmax/nonsense*", "cases/nonsense.yaml", "./softmax")),
-        ("*tile-5000*", UNKNOWN),
+        *((name, "is neither a file or folder nor a glob that matches a bundled case") for name in unknown),
         ("mine/tags.yaml", "is no case file"),
         ("mine/notes.txt", "is no case file"),
         ("mine/empty", "holds no case files"),
@@ -142,16 +138,14 @@ def test_a_tag_chooses_the_cases_that_have_it_and_several_add_up(tmp_path: Path,
         assert len(chosen) < len(among)
 
 
-def test_a_file_with_a_fault_is_left_out_and_the_others_are_read(own: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_fault_or_with_ids_of_another_one_is_left_out(own: Path, tmp_path: Path) -> None:
     write_cases(own / "bad.yaml", "Plain", more=", tags: [no-such-tag]")
     selection = select_cases(["mine"], base=tmp_path)
     assert {case.file for case in selection.cases} == {"mine/cases.yaml"}
     (fault,) = selection.faults
     assert str(fault).startswith('mine/bad.yaml:5: case "Plain": ')
     assert "undefined tag 'no-such-tag'" in str(fault)
-
-
-def test_two_files_with_the_same_ids_are_a_fault(own: Path, tmp_path: Path) -> None:
+    (own / "bad.yaml").unlink()
     (tmp_path / "here").mkdir()
     shutil.copytree(own, tmp_path / "other" / "mine")
     selection = select_cases(["../mine", "../other/mine"], base=tmp_path / "here")
@@ -174,16 +168,13 @@ def ids_of(cases: Iterable[Case]) -> set[str]:
     return {case.id for case in cases}
 
 
-def test_gradients_that_cannot_be_judged_whole_are_left_out_and_that_is_said() -> None:
+def test_gradients_that_cannot_be_judged_whole_are_left_out_and_what_is_no_tile_is_refused() -> None:
     assert MAX_SCORES == MAX_ELEMENTS
     whole, large = of_tile(361), of_tile(1024)
     assert len(whole) == len(of_tile(16)) > len(large)
     assert left_out([361]) == ""
     assert "--tile 362,1024: " in left_out([361, 362, 1024])
     assert {case.input_shapes["query"][-2] for case in large if case.operation == "attention_gradients"} == {3}
-
-
-def test_what_is_no_tile_is_refused() -> None:
     for tile in (0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]):
         with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
             read_tiles([tile], "--tile")
@@ -237,7 +228,7 @@ SEVERAL = r"matches \d cases; name one of them:\n(.*\n)*  my cases/a/two-equal-k
 NOWHERE = r"expected its id, a glob .* FILE\.yaml::PART of a name"
 
 
-def test_what_leads_to_none_or_several_is_refused(found: Callable[..., str]) -> None:
+def test_what_leads_to_none_or_several_or_cannot_be_read_is_refused(here: Path, found: Callable[..., str]) -> None:
     for names, message in (
         (["my cases/a.yaml", "my cases/a.yaml::equal", "my cases"], SEVERAL),
         (["my cases/a.yaml::gone"], "has 'gone' in its name; its cases are\n  my cases/a/a-mask"),
@@ -247,6 +238,10 @@ def test_what_leads_to_none_or_several_is_refused(found: Callable[..., str]) -> 
             with pytest.raises(UsageError, match=message) as error:
                 found(name)
             assert isinstance(error.value, NoSuchCase) == (message == NOWHERE)
+    (here / "bad.yaml").write_text("title: [\n", encoding="utf-8")
+    for wanted in ("bad.yaml", "bad.yaml::x", "bad/x"):
+        with pytest.raises(CaseError, match=r"bad\.yaml:2"):
+            found(wanted)
 
 
 def test_cases_of_ones_own_come_before_bundled_ones_and_those_of_the_project_are_reached_too(
@@ -260,13 +255,6 @@ def test_cases_of_ones_own_come_before_bundled_ones_and_those_of_the_project_are
         assert found(wanted, configured) == "conformance/c/configured"
     with pytest.raises(NoSuchCase):
         found("conformance/c/gone", configured)
-
-
-def test_a_file_that_cannot_be_read_says_why(here: Path, found: Callable[..., str]) -> None:
-    (here / "bad.yaml").write_text("title: [\n", encoding="utf-8")
-    for wanted in ("bad.yaml", "bad.yaml::x", "bad/x"):
-        with pytest.raises(CaseError, match=r"bad\.yaml:2"):
-            found(wanted)
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the file system has no such names")

@@ -58,24 +58,8 @@ def test_what_is_judged_is_replaced_and_all_else_stays(make_row: MakeRow) -> Non
     record.note([make_row(case="b", implementation="n")])
     record.note([make_row(case="c", implementation="n", verdict="numeric")])
     record.note([make_row(case="c", implementation="n", stage="output")])  # rows of a case may come in two parts
-    assert record.as_record() == {
-        "failed": [("a", "float64", "n"), ("b", "float32", "n"), ("b", "float64", "t"), ("c", "float64", "n")]
-    }
-
-
-DAMAGED = (
-    *("", "[]", "{}", f'{{"format": {FORMAT}}}', "[" * 100_000),
-    *(
-        f'{{"format": {FORMAT}, {rest}'
-        for rest in (
-            '"failed": {"a": 1}}',
-            '"failed": [["a", "float64"]]}',
-            '"failed": [["a", "float64", 3]]}',
-            '"failed": [], "selected": [["a"]]}',
-            '"failed": [["a", "b", "\ud800',
-        )
-    ),
-)
+    failed = [("a", "float64", "n"), ("b", "float32", "n"), ("b", "float64", "t"), ("c", "float64", "n")]
+    assert record.as_record() == {"failed": failed}
 
 
 def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) -> None:
@@ -87,7 +71,15 @@ def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) ->
     found = read_failed(tmp_path)
     assert found == Failed(frozenset({("a", "float64", "n"), ("b", "float32", "t")}), frozenset({("a", "float64")}))
     assert found.units(["t", "other"]) == {("b", "float32")}
-    for text in DAMAGED:
+    wrong = [
+        '{"a": 1}}',
+        '[["a", "float64"]]}',
+        '[["a", "float64", 3]]}',
+        '[], "selected": [["a"]]}',
+        '[["a", "b", "\ud800',
+    ]
+    damaged = [f'{{"format": {FORMAT}, "failed": {rest}' for rest in wrong]
+    for text in ("", "[]", "{}", f'{{"format": {FORMAT}}}', "[" * 100_000, *damaged):
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         with pytest.raises(ResultsError, match=r"failed\.json"):
             read_failed(tmp_path)
@@ -114,9 +106,8 @@ def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_r
     assert watch.stop(planned[:3], set()) is None  # nothing was left
     after = "the run was stopped after"
     assert Stop(1, 9).of(1200) == f"{after} 1 failing case: 9 of 1,200 cases were not run"
-    assert Stop(3, 1, 1).of(1200) == (
-        f"{after} 3 failing cases: 1 of 1,200 cases was not run, and 1 not in all of its dtypes"
-    )
+    left = "1 of 1,200 cases was not run, and 1 not in all of its dtypes"
+    assert Stop(3, 1, 1).of(1200) == f"{after} 3 failing cases: {left}"
     # A run that is never stopped remembers no case.
     watch = RunWatch(FailedRecord())
     assert not watch.see([make_row(verdict="numeric")])

@@ -16,6 +16,7 @@ from here import evaluation_here
 from numpy.typing import NDArray
 
 from attncheck import cli
+from attncheck.backends import numpy_backend
 from attncheck.errors import ResultsError, UsageError
 from attncheck.vectors import RecordedOutputs, VectorsWriter, digest_of_call, names_in, read_lines
 
@@ -56,13 +57,8 @@ def computed(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
         given = {each["name"]: array_at(folder, each["data"], each["dtype"], each["shape"]) for each in line["inputs"]}
         if set(given) != {"query", "key", "value"} or not line["options"].keys() <= {"scale", "is_causal"}:
             continue
-        query, key, value = (given[name].astype(np.float64) for name in ("query", "key", "value"))
-        key, value = (np.repeat(each, query.shape[1] // each.shape[1], axis=1) for each in (key, value))
-        scores = query @ key.swapaxes(-1, -2) * line["options"].get("scale", query.shape[-1] ** -0.5)
-        if line["options"].get("is_causal"):
-            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        output = powers / powers.sum(axis=-1, keepdims=True) @ value
+        wide = {name: array.astype(np.float64) for name, array in given.items()}
+        output = numpy_backend.attention(**wide, **line["options"])["output"]
         yield f"{line['id']}/{line['dtype']}/output", output.astype(DTYPES[line["dtype"]])
 
 
