@@ -3,7 +3,7 @@
     native      float64, float32: everything in the format itself
     fused       16 bit; scores, exponentials and sums in float32, weights rounded to 16 bit before they meet the values
     fused_bwd   as fused; its backward pass stores the weights' gradient and adds up tiles in 16 bit
-    fused_fp8   as fused; exponentials are rounded to float8_e4m3fn before they meet the values
+    fused_fp8   as fused; exponentials are rounded to float8_e4m3fn before they meet the values, on the way forward
     eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
     eager_pre   as eager; the query or key, already scaled, is stored too
     eager_cut   as eager; what a product of matrices gives is cut off where it is stored, and not rounded to nearest
@@ -553,7 +553,7 @@ PARTS: Mapping[str, Part] = {
         lambda model, given: replace(model, score_sums=_sums(given)),
     ),
     "scores": Part("format in which scores are stored", partial(_kept_in, "score_unit", "score_underflow")),
-    "weights": Part("format of the exponentials that meet the values", _weights_in),
+    "weights": Part("format of the exponentials that meet the values, on the way forward", _weights_in),
     "weight_gradients": Part(
         "format in which gradients of weights are stored", partial(_kept_in, "weight_gradient_unit", "")
     ),
