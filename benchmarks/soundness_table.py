@@ -67,6 +67,14 @@ def alarms(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(alarms | nothing) & ~rows["xfail"]]
 
 
+def tightness(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how many times the largest error of a tensor its bound is, by class, at generic problems."""
+    generic = rows["supports_statistics"] & ~rows["xfail"] & (rows["elements"] >= MIN_FOR_MEAN) & (rows["ratio"] > 0)
+    times = (1 / rows[generic]["ratio"]).groupby([rows["rounding_model"], rows["dtype"]])
+    quantiles = {name: times.quantile(share) for name, share in (("median", 0.5), ("of nine in ten", 0.9))}
+    return pd.DataFrame({"tensors": times.size(), **quantiles, "largest": times.max()}).reset_index()
+
+
 def explained(rows: pd.DataFrame) -> pd.DataFrame:
     """Count what fails as expected and what is not supported, by implementation and reason."""
     aside = rows[rows["xfail"] | (rows["verdict"] == Verdict.UNSUPPORTED)]
@@ -127,6 +135,7 @@ def report(rows: pd.DataFrame, facts: Mapping[str, str], command: str) -> str:
     parts += [markdown(table(rows, ("dtype", "rounding_model"))), LEGEND]
     for column in ("implementation", "operation", "regime", "stage"):
         parts += [f"## By {column}", markdown(table(rows, ("dtype", column)))]
+    parts += ["## Bound over largest error", markdown(tightness(rows))]
     parts += ["## Expected failures and what is not supported", _or_none(explained(rows), markdown)]
     parts += ["## Alarms", listed(alarms(rows), command)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
