@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec.rounding import GRIDS, Grid, Quantization, rounding_model_named
+from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Grid, Quantization, rounding_model_named
 
 Array = NDArray[Any]
 Product = Callable[[Array, Array], Array]
@@ -100,10 +100,21 @@ def scales_of(array: Array, quantization: Quantization) -> Array:
         for column in range(0, columns, width):
             block = array[..., row : row + height, column : column + width]
             axes = None if quantization.per == "tensor" else (-2, -1)
-            scale = np.abs(block).max(axis=axes, keepdims=True) / np.float32(quantization.grid.largest)
             if quantization.per != "none":
-                found[..., row : row + height, column : column + width] = np.where(scale == 0, np.float32(1), scale)
-    return found
+                scale = np.abs(block).max(axis=axes, keepdims=True) / np.float32(quantization.grid.largest)
+                found[..., row : row + height, column : column + width] = scale
+    found = _stored_scales(found, quantization)
+    return np.where(found == 0, np.float32(1), found)
+
+
+def _stored_scales(scales: Array, quantization: Quantization) -> Array:
+    """Round scales to their format: powers of two as OCP Microscaling 1.0 has them, e4m3 beside a second scale."""
+    kept, largest = SCALE_FORMATS[quantization.scale_in], np.float32(quantization.grid.largest)
+    if kept.is_power:
+        exponents = np.frexp(scales * largest)[1] - np.frexp(largest)[1]
+        return np.where(scales == 0, scales, np.ldexp(np.float32(1), exponents))
+    second = (scales.max(initial=0) or np.float32(1)) / np.float32(448) if kept.second else np.float32(1)
+    return (scales / second).astype(np.dtype(quantization.scale_in)).astype(np.float32) * second
 
 
 def codes_of(array: Array, grid: Grid) -> Array:
@@ -189,6 +200,7 @@ flash4 = declared("flash4", exponential=cubic_exponential)
 flash3_fp8 = declared("flash3_fp8", weights_in="float8_e4m3fn", product=tensor_core(14, 32))
 sage1 = declared("sage1", product=product_in_float16, product_of_scores=exact_product)
 sage2 = declared("sage2", weights_in="float8_e4m3fn", product=tensor_core(14, 32, 64), product_of_scores=exact_product)
+llama_q8_0 = declared("llama_q8_0")
 volta = declared("fused with sums cut at 24 bits", product=tensor_core(24, 4))
 ampere = declared("fused with sums cut at 25 bits", product=tensor_core(25, 8))
 hopper = declared("fused with sums cut at 26 bits", product=tensor_core(26, 16))
@@ -201,6 +213,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "sage1": sage1,
     "sage2": sage2,
     "int8_weights": int8_weights,
+    "llama_q8_0": llama_q8_0,
 }
 """Each with its class, as it declares it, and as ``kernel`` what returns a log_sum_exp as well."""
 OF_16_BITS: Mapping[str, Callable[..., Any]] = {"volta": volta, "ampere": ampere, "hopper": hopper}

@@ -25,7 +25,7 @@ from attncheck.reports.heatmaps import Picture, drawing, picture_of
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from traded_kernels import KERNELS, declared
 
-_NVFP4 = "float4_e2m1fn per 16 columns"
+_NVFP4 = "float4_e2m1fn per 16 columns scaled in float8_e4m3fn"
 CLASSES: Mapping[str, str] = {
     "float16": "fused",
     "FP8, a scale for each head": "flash3_fp8",

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec.rounding import FORMATS, Quantization, RoundingModel
+from attncheck.spec.rounding import FORMATS, SCALE_FORMATS, Quantization, RoundingModel
 
 Real = NDArray[np.float64]
 
@@ -318,9 +318,14 @@ _TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,
 
 def _error_of_codes(size: Real, quantization: Quantization) -> Real:
     grid = quantization.grid
-    scale = 1.0 if quantization.per == "none" else _largest_of_block(size, quantization) / grid.largest
-    error: Real = np.maximum(grid.unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size
-    return error + np.maximum(size - scale * grid.largest, 0.0)
+    if quantization.per == "none":
+        scale, lost = np.ones(()), np.maximum(size - grid.largest, 0.0)
+    else:
+        kept, scale = SCALE_FORMATS[quantization.scale_in], _largest_of_block(size, quantization) / grid.largest
+        least = kept.least * scale.max() if kept.second else kept.least
+        scale, lost = (1 + kept.unit) * scale + least, quantization.lost_to_scale * size + least * grid.largest
+    error: Real = np.maximum(grid.unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
+    return error
 
 
 def _largest_of_block(size: Real, quantization: Quantization) -> Real:

@@ -115,18 +115,47 @@ GRIDS: Mapping[str, Grid] = {
 }
 
 
+class ScaleFormat(NamedTuple):
+    """The format of a scale: its unit, what it may be off by beside that, and of which the latter is a share.
+
+    Where there is a ``second`` scale, for which the largest one of all has the code 448, that is of the largest one.
+    """
+
+    unit: float
+    least: float = 0.0
+    second: bool = False
+    is_power: bool = False
+
+
+SCALE_FORMATS: Mapping[str, ScaleFormat] = {
+    "float32": ScaleFormat(0.0),
+    **{name: ScaleFormat(FORMATS[name].unit_roundoff, FORMATS[name].underflow) for name in ("float16", "bfloat16")},
+    "float8_e4m3fn": ScaleFormat(2.0**-4, 2.0**-10 / 448, second=True),
+    # powers of two: below, as OCP Microscaling Formats 1.0, section 6.3, has them, or above
+    "float8_e8m0fnu": ScaleFormat(1.0, is_power=True),
+}
+
+
 @dataclass(frozen=True)
 class Quantization:
     """The way an operand of a product is stored: codes of a narrow format, times a scale that elements share.
 
     ``per`` names what shares one: nothing ("none"), a "tensor", "head", "row" or "channel" of a head, or ``count``
-    "rows" or "columns" in a block. ``is_centred`` tells whether the mean of the head's rows is subtracted before.
+    "rows" or "columns" in a block. ``is_centred`` tells whether the mean of the head's rows is subtracted before, and
+    ``scale_in`` names the format of the scale.
     """
 
     grid: Grid
     per: str = "none"
     count: int = 1
     is_centred: bool = False
+    scale_in: str = "float32"
+
+    @property
+    def lost_to_scale(self) -> float:
+        """What an element loses in proportion, where the scale is below the one for which it has the largest code."""
+        kept = SCALE_FORMATS[self.scale_in]
+        return 1 - math.frexp(self.grid.largest)[0] if kept.is_power else kept.unit
 
 
 class Sums(NamedTuple):
@@ -440,6 +469,11 @@ PRESETS: Mapping[str, Preset] = {
         "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and "
         "values, whose sums of 64 keys are added up in float32",
     ),
+    "llama_q8_0": Preset(
+        "fused with query int8 per 32 columns scaled in float16 and key int8 per 32 columns scaled in float16 "
+        "and value int8 per 32 columns scaled in float16",
+        "llama.cpp's caches in Q8_0: blocks of 32 with a scale in float16, which the query meets in the same form",
+    ),
 }
 """Classes by a name of their own."""
 
@@ -516,8 +550,9 @@ def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
 
 
 def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
-    """Let an operand be stored in codes with scales: ``int8 per 64 rows less mean``."""
+    """Let an operand be stored in codes with scales: ``int8 per 64 rows scaled in float16 less mean``."""
     text, _, mean = given.partition(" less ")
+    text, _, scale_in = text.partition(" scaled in ")
     grid, _, per = text.partition(" per ")
     if mean not in ("", "mean") or given.endswith(" less "):
         raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows")
@@ -526,7 +561,10 @@ def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
         raise ValueError(f"per {per}: expected per {', '.join(_PER[1:])}, or a number of rows or columns, as 64 rows")
     if not per and not _grid(grid).precision:
         raise ValueError(f"{grid} needs a scale; say what shares it, as {grid} per 64 rows")
-    found = Quantization(_grid(grid), block[2] if block else per or "none", int(block[1]) if block else 1, bool(mean))
+    if scale_in and (not per or scale_in not in SCALE_FORMATS):
+        raise ValueError(f"scaled in {scale_in}: expected what shares a scale, and one of {', '.join(SCALE_FORMATS)}")
+    shared, count = (block[2], int(block[1])) if block else (per or "none", 1)
+    found = Quantization(_grid(grid), shared, count, bool(mean), scale_in or "float32")
     return replace(model, quantized=(*model.quantized, (name, found)))
 
 
