@@ -208,7 +208,7 @@ class Widening:
         """Return the advice, with the line or option to paste."""
         line = declaration(item.entry.module, item.mode, "requires", dict(self.requires))
         return (
-            f"of {self.tried:,} cases that it refuses, it computes {self.computed:,} where they are padded: "
+            f"of {self.tried:,} cases that it refuses or fails in, it computes {self.computed:,} padded: "
             f"{f'give {line}' if line.startswith('-') else f'declare {line} below it'} (docs/how-to/kernel.md)"
         )
 

@@ -314,7 +314,7 @@ class _CaseRun:
         found = {}
         for item in few:
             of_item = (row for row in rows if row["implementation"] == item.name and not row["lacks"])
-            refused = {row["case"] for row in of_item if row["verdict"] == Verdict.UNSUPPORTED}
+            refused = {row["case"] for row in of_item if row["verdict"] in (Verdict.UNSUPPORTED, Verdict.ERROR)}
             refused -= judged.get(item.name, set())
             cases = [case for case in self.plan.cases if case.id in refused]
             if widening := find_widening(item, cases, self.settings.limits):

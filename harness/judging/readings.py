@@ -286,8 +286,8 @@ _ATTENDING = (
     *(
         Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _filled(number))
         for name, words, number in (
-            ("minus-1e4", "-1e4", lambda problem: -1e4),
-            ("minus-1e9", "-1e9", lambda problem: -1e9),
+            ("minus-1e4", "a finite number, such as -1e4", lambda problem: -1e4),
+            ("minus-1e9", "a finite number, such as -1e9", lambda problem: -1e9),
             ("least-number", "the least finite number", _least),
             ("zero", "0", lambda problem: 0.0),
         )

@@ -22,7 +22,7 @@ def test_exact_values_and_bounds_of_the_standard_cases_are_as_recorded() -> None
     found = fingerprints_on_all_cores(cases, part=standard_part(cases))
     assert len(found) > 0.2 * len(cases)
     for model in ROUNDING_MODELS:
-        assert sum(f" {model}=" in text for text in found.values()) > 20, "every model is held in many cases"
+        assert sum(f" {model}=" in text for text in found.values()) > 10, "every model is held in many cases"
     changed = changes(read_golden(), found, cases)
     assert not changed, "\n".join([*changed[:40], f"{len(changed)} changed in all. {HOW_TO_ACCEPT}"])
 
