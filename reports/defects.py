@@ -361,43 +361,24 @@ EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
 _ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
 
 
-@dataclass(frozen=True)
-class ExpectedFailureGroup:
-    """The expected failures of one implementation that have one verdict and one reason."""
-
-    environment: str
-    implementation: str
-    verdict: str
-    reason: str
-    thread: str
-    cases: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    begins_at: str
-
-
 EmptyRows = Mapping[Column, Counter[str]]
 """In how many cases each implementation gives what for a query without a key."""
 
 
-def expected_failure_groups(frames: Frames) -> list[ExpectedFailureGroup]:
-    """Return the expected failures of stages, by implementation and reason."""
+def expected_failure_groups(frames: Frames) -> list[Row]:
+    """Return the expected failures of stages, a row for each implementation, verdict and reason.
+
+    It has their cases and dtypes, and the first stage at which one begins.
+    """
     expected = expected_failures(frames.results)
     texts = {name: expected[name].fillna("") for name in ("reason", "thread")}
-    expected = expected.assign(**texts, begins_at=begins_of(expected))
-    return [
-        ExpectedFailureGroup(
-            **dict(zip(_KEYS, key, strict=True)),
-            cases=tuple(sorted(set(part["case"]))),
-            dtypes=tuple(dtype for dtype in DTYPES if part["dtype"].eq(dtype).any()),
-            begins_at=str(min(set(part["begins_at"]), key=stage_order)),
-        )
-        for key, part in sorted(groups(expected, _KEYS).items(), key=lambda item: item[0])
-    ]
-
-
-def count_following(frames: Frames) -> int:
-    """Count the comparisons of pairs and numbers whose difference has an expected failure for its reason."""
-    return len(expected_failures(frames.pairs)) + len(expected_failures(frames.numbers))
+    groups = expected.assign(**texts, begins_at=begins_of(expected)).astype(object).groupby(_KEYS, as_index=False)
+    found = groups.agg(
+        cases=("case", lambda cases: tuple(sorted(set(cases)))),
+        dtypes=("dtype", lambda dtypes: tuple(dtype for dtype in DTYPES if dtype in set(dtypes))),
+        begins_at=("begins_at", lambda stages: min(set(stages), key=stage_order)),
+    )
+    return list(records(found))
 
 
 def address_of(thread: str) -> str:

@@ -232,30 +232,21 @@ def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: st
     names = _MEASURES[measure]
     is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(Tier.WITHIN)
     is_noisy |= higher[names["z"]].gt(_limits(higher["shape"]))
-    joined = _measured(higher[is_noisy], names).merge(
-        _measured(lower, names), on=_ERROR_KEYS, suffixes=("_higher", "_lower")
-    )
-    known_limit = joined["z_higher"] > joined["limit_higher"]
-    new_tier = joined["tier_higher"].ne(Tier.WITHIN) & joined["tier_lower"].eq(Tier.WITHIN)
-    grown = joined["z_higher"] > _GROWTH * joined["z_lower"]
+    low, high = ("before", "after") if change == "grew" else ("after", "before")
+    joined = _measured(higher[is_noisy], names, high).merge(_measured(lower, names, low), on=_ERROR_KEYS)
+    known_limit = joined[f"{high}_z"] > joined[f"{high}_limit"]
+    new_tier = joined[f"{high}_tier"].ne(Tier.WITHIN) & joined[f"{low}_tier"].eq(Tier.WITHIN)
+    grown = joined[f"{high}_z"] > _GROWTH * joined[f"{low}_z"]
     if "mean" in names:
-        grown |= joined["mean_higher"] > _GROWTH * joined["mean_lower"]
-    joined = joined[(known_limit | new_tier) & grown].assign(change=change, measure=measure)
-    first, second = ("lower", "higher") if change == "grew" else ("higher", "lower")
-    return joined.rename(
-        columns={
-            f"{name}_{side}": f"{when}_{name}"
-            for name in ("z", "ratio", "tier")
-            for side, when in ((first, "before"), (second, "after"))
-        }
-    )
+        grown |= joined[f"{high}_mean"] > _GROWTH * joined[f"{low}_mean"]
+    return joined[(known_limit | new_tier) & grown].assign(change=change, measure=measure)
 
 
-def _measured(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+def _measured(rows: pd.DataFrame, names: Mapping[str, str], when: str) -> pd.DataFrame:
     """Return the keys and what is measured, where it is, under the same names for both measures."""
     kept = rows[rows[names["z"]].notna()]
-    measured = kept[[*_ERROR_KEYS, *names.values()]].rename(columns={own: name for name, own in names.items()})
-    return measured.assign(limit=_limits(kept["shape"]))
+    measured = kept[_ERROR_KEYS].assign(**{f"{when}_{name}": kept[own] for name, own in names.items()})
+    return measured.assign(**{f"{when}_limit": _limits(kept["shape"])})
 
 
 def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
@@ -345,14 +336,14 @@ def _without(names: str, others: str) -> str:
 def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return the expected failures that appeared, went, or happen in more or fewer cases."""
     first, second = (
-        {(each.environment, each.implementation, each.verdict, each.reason): each for each in groups}
+        {tuple(group[name] for name in (*KNOWN_CHANGES[1:4], "reason")): group for group in groups}
         for groups in map(expected_failure_groups, (before, after))
     )
-    old, new = ({key: len(group.cases) for key, group in groups.items()} for groups in (first, second))
+    old, new = ({key: len(group["cases"]) for key, group in groups.items()} for groups in (first, second))
     rows = []
     for change, key, one, other in sorted(comparison.changed_entries(old, new), key=itemgetter(1)):
         group, word = second.get(key) or first[key], {"added": "appeared", "removed": "went"}.get(change, change)
-        rows.append((word, *key[:3], group.begins_at, one or 0, other or 0, group.reason, group.thread))
+        rows.append((word, *key[:3], group["begins_at"], one or 0, other or 0, group["reason"], group["thread"]))
     return typed(rows, KNOWN_CHANGES)
 
 

@@ -24,6 +24,7 @@ from attncheck.reports.frames import (
     count_numbers,
     documents_of,
     environment_facts,
+    expected_failures,
     of_column,
     once_for_frames,
     under_erratum,
@@ -352,25 +353,27 @@ def expected_to_fail(frames: Frames) -> Section | None:
     headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
     rows = [
         (
-            frames.named(group.implementation, group.environment),
-            Mark(group.verdict, State.XFAIL.value),
-            _first_cases(group.cases),
-            ", ".join(group.dtypes),
-            Mark(group.begins_at),
-            group.reason,
-            Mark(group.thread, "link", defects.address_of(group.thread)),
+            frames.named(group["implementation"], group["environment"]),
+            Mark(group["verdict"], State.XFAIL.value),
+            _first_cases(group["cases"]),
+            ", ".join(group["dtypes"]),
+            Mark(group["begins_at"]),
+            group["reason"],
+            Mark(group["thread"], "link", defects.address_of(group["thread"])),
         )
         for group in found
     ]
     folded = [
-        _folded_cases(f"The {len(group.cases):,} cases of {group.implementation}: {group.reason}", group.cases, 200)
+        _folded_cases(
+            f"The {len(group['cases']):,} cases of {group['implementation']}: {group['reason']}", group["cases"], 200
+        )
         for group in found
-        if len(group.cases) > _MAX_CASES
+        if len(group["cases"]) > _MAX_CASES
     ]
     table = Table("Expected failures by implementation and reason", headings, rows)
-    what = counted(defects.count_following(frames), "comparison")
-    why = Text(f"In {what} with other implementations or numbers, these are the reason for the difference.")
-    last = [why] if defects.count_following(frames) else []
+    following = sum(len(expected_failures(rows)) for rows in (frames.pairs, frames.numbers))
+    what = f"In {counted(following, 'comparison')} with other implementations or numbers"
+    last = [Text(f"{what}, these are the reason for the difference.")] if following else []
     return Section(
         "Expected failures", "expected-failures", [Text(defects.EXPECTED_FAILURES_NOTE), table, *folded, *last]
     )

@@ -24,7 +24,7 @@ from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
-from attncheck.reports.frames import Column, Frames
+from attncheck.reports.frames import Frames
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ConventionsDocument
 from attncheck.reports.sections import Inline, Mark, Table
@@ -168,25 +168,21 @@ def features_of(case: Mapping[str, Any]) -> list[str]:
 
 def survey_of(frames: Frames) -> Survey:
     """Reduce a run to its rows."""
-    found: dict[tuple[Column, str], Counter[str]] = {}
-    for case, row in cell_table(frames).items():
-        features = features_of(frames.cases[case])
-        for column, cells in row.items():
-            state = _state(cells.values())
-            for feature in features:
-                found.setdefault((column, feature), Counter())[state] += 1
-    left_out = _left_out(frames)
-    judged = []
+    states = [
+        (column.implementation, feature, _state(cells.values()))
+        for case, row in cell_table(frames).items()
+        for feature in features_of(frames.cases[case])
+        for column, cells in row.items()
+    ]
+    found, left_out, judged = Counter(states), _left_out(frames), []
     for column, feature in product(frames.columns, feature_order()):
-        counts = found.get((column, feature))
-        if counts:
+        of = {name: found[column.implementation, feature, name] for name in _COUNTED}
+        if sum(of.values()):
             not_run = left_out.get((column.implementation, feature), 0)
-            counts["unsupported"] -= not_run
-            of = {name: counts[name] for name in _COUNTED}
+            of["unsupported"] -= not_run
             judged.append(JudgedFeature(column.implementation, column.version, feature, **of, not_run=not_run))
-    return Survey(
-        judged, list(_accuracy(frames)), properties=property_counts(chain.from_iterable(frames.properties.values()))
-    )
+    asked = chain.from_iterable(frames.properties.values())
+    return Survey(judged, list(_accuracy(frames)), properties=property_counts(asked))
 
 
 def property_counts(rows: Iterable[Row]) -> list[PropertyCounts]:

@@ -6,7 +6,7 @@ import math
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from attncheck.reports import sections
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
-from attncheck.reports.frames import Column, Frames, documents_of, expected_failures, failing, sampled_cases
+from attncheck.reports.frames import Frames, documents_of, expected_failures, failing, sampled_cases
 from attncheck.reports.html import contents
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
@@ -49,11 +49,17 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     every = defects(frames)
     detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
     evidence, evidence_left_out = _evidence(frames, table, detailed, budget)
-    columns = _failing_first(frames, table)
+    failing_in = Counter(
+        column
+        for row in table.values()
+        for column, cells in row.items()
+        if any(cell.state is State.FAILING for cell in cells.values())
+    )
     files = contents.verdict_matrix(frames, table, budget)
     linked = frozenset({*detailed, *(case for file in files for case in file.cases)})
     tone, symbol = _tone(frames, table)
     tags = tuple(sorted({tag for case in table for tag in frames.cases[case]["tags"]}))
+    probes = {tag: entry for record in frames.cases.values() for tag, entry in record.get("probes", {}).items()}
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     maps = contents.drawn_lengths(frames) if every else ()
     pictures = {why.key: why.figures for each in evidence.values() for why in each}
@@ -61,24 +67,20 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "answer": make_summary(frames),
         "tone": tone,
         "symbol": symbol,
-        "notes": frames.notes,
+        "frames": frames,
         "wrong": sections.wrong(frames, budget.wrong, most_cases=budget.listed, pictures=pictures, maps=maps),
         "counts": sections.by_implementation(frames),
-        "title": frames.title,
-        "all_columns": frames.columns,
-        # that of most failing cases first
-        "columns": columns,
-        "many_environments": frames.has_several_environments,
+        # that of most failing cases first, so that a narrow screen shows it
+        "columns": sorted(frames.columns, key=lambda column: -failing_in[column]),
         "files": files,
         "cases": len(table),
         "dtypes": tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
         "tags": tags,
         "words": tuple(sorted(words)),
-        # what each tag probes, and the bug that it is meant to catch
-        "probes": _probes(frames, tags),
-        # by case: its cells, its record, and how many query rows stand for all
+        # what each tag probes, and the bug that it is meant to catch; results of other versions may not say it
+        "probes": {tag: probes[tag] for tag in tags if tag in probes and _TAG.fullmatch(tag)},
+        # by case: its cells, and how many query rows stand for all
         "table": table,
-        "records": frames.cases,
         "sampled": sampled_cases(frames),
         "cells_alike": contents.cells_alike,
         "are_alike": contents.are_alike,
@@ -101,8 +103,6 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "properties": sections.properties(frames, budget.wrong),
         "address_of": _addresses(frames, anchors, linked),
         "signs": _SIGNS,
-        # cases that have an anchor on the page
-        "linked": linked,
     }
 
 
@@ -125,12 +125,6 @@ def _documents(
     from attncheck.reports.html.evidence import DrawnDocuments
 
     return DrawnDocuments(frames, anchors, linked, budget).section()
-
-
-def _probes(frames: Frames, tags: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """Return what tags mean, each of which stands with one case at least; results of other versions may not say it."""
-    found = {tag: entry for record in frames.cases.values() for tag, entry in record.get("probes", {}).items()}
-    return {tag: found[tag] for tag in tags if tag in found and _TAG.fullmatch(tag)}
 
 
 def _detailed(
@@ -156,17 +150,6 @@ def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
         return _UNVERIFIED
     return _AGREE if all(each.is_whole for each in coverage(frames)) else _IN_PART
-
-
-def _failing_first(frames: Frames, table: Mapping[str, CellRow]) -> list[Column]:
-    """Return the columns of the matrix, that of most failing cases first, so that a narrow screen shows it."""
-    failing_in = Counter(
-        column
-        for row in table.values()
-        for column, cells in row.items()
-        if any(cell.state is State.FAILING for cell in cells.values())
-    )
-    return sorted(frames.columns, key=lambda column: -failing_in[column])
 
 
 Address = Callable[[sections.Mark], str]
