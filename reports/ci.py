@@ -20,6 +20,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Any
 from urllib.parse import quote
 
@@ -277,13 +278,7 @@ def _uri(file: str, below: PurePosixPath) -> tuple[str, bool]:
         path = path.relative_to(Path.cwd())
     if path.is_absolute():
         return path.as_uri(), False
-    parts: list[str] = []
-    for part in (below / path.as_posix()).parts:
-        if part == ".." and parts:
-            parts.pop()
-        else:
-            parts.append(part)
-    return quote("/".join(parts).encode("utf-8", "surrogateescape")), True
+    return quote(normpath(below / path.as_posix()).encode("utf-8", "surrogateescape")), True
 
 
 def folder_in_repository(folder: Path) -> PurePosixPath:

@@ -53,6 +53,10 @@ _OF_ONE_CALL = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
 """What differs between messages of one error: shapes, indices and numbers."""
 
 
+_OF_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC)
+"""Verdicts of calls that come to an end, with wrong numbers."""
+
+
 @dataclass(frozen=True)
 class Defect:
     """One thing that is wrong, and the cases and dtypes that show it; ``row`` is that of the simplest, of findings."""
@@ -81,15 +85,6 @@ class Defect:
     def is_shown_by_calls(self) -> bool:
         """Whether it is an implementation's, and no document's or list's."""
         return _is_shown_by_calls(self.row)
-
-    @property
-    def has_wrong_numbers(self) -> bool:
-        """Whether calls come to an end, with wrong numbers."""
-        return self.is_shown_by_calls and self.row["verdict"] in (
-            Verdict.NUMERIC,
-            Verdict.NONFINITE,
-            Verdict.SEMANTIC,
-        )
 
     @property
     def column(self) -> tuple[str, str]:
@@ -125,7 +120,7 @@ def grouped(frames: Frames, rows: pd.DataFrame, diagnosed: Diagnosed) -> list[De
 
 def cause_line(found: Sequence[Defect]) -> str:
     """Return why one implementation's numbers are wrong, without the last full stop; empty where nothing is known."""
-    wrong = [each for each in found if each.has_wrong_numbers]
+    wrong = [each for each in found if each.is_shown_by_calls and each.row["verdict"] in _OF_NUMBERS]
     named, unnamed = [each for each in wrong if each.diagnosis], [each for each in wrong if not each.diagnosis]
     hint = str(unnamed[0].row["message"]).partition(BY_ITSELF)[2] if unnamed else ""
     if not named and not hint:
@@ -361,10 +356,6 @@ EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
 _ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
 
 
-EmptyRows = Mapping[Column, Counter[str]]
-"""In how many cases each implementation gives what for a query without a key."""
-
-
 def expected_failure_groups(frames: Frames) -> list[Row]:
     """Return the expected failures of stages, a row for each implementation, verdict and reason.
 
@@ -394,30 +385,20 @@ def address_of(thread: str) -> str:
     return thread if parts.scheme == "https" and parts.hostname and plain else ""
 
 
-def empty_rows(frames: Frames) -> EmptyRows | None:
-    """Return what each implementation gives for a query without a key; None where all give what the cases mean."""
-    differing = frames.results.loc[frames.results["empty_rows"].notna(), "case"].unique()
-    if not len(differing):
-        return None
-    meant = {
-        case: frames.cases[case]["options"].get("empty_rows") if case in frames.cases else None for case in differing
-    }
-    expected = {case: str(option) if option in EMPTY_ROWS else DEFAULT_EMPTY_ROWS for case, option in meant.items()}
-    results = frames.results[frames.results["case"].isin(expected) & frames.results["stage"].ne("")]
-    stages = groups(results, ["case", "environment", "implementation"])
-    given: dict[Column, Counter[str]] = {}
-    for column in frames.columns:
-        parts = {case: stages.get((case, *column.key)) for case in expected}
-        counts = Counter(_given(part, expected[case]) for case, part in parts.items() if part is not None)
-        if counts.total():
-            given[column] = counts
-    return given
+def empty_rows(frames: Frames) -> Mapping[Column, Counter[str]] | None:
+    """Return in how many cases each implementation gives what for a query without a key.
 
-
-def _given(part: pd.DataFrame, expected: str) -> str:
-    """Say what one implementation gives in a case that means a query without a key to give something."""
-    given = {value for value in part["empty_rows"].dropna() if value in EMPTY_ROWS}
-    if given:
-        return EMPTY_ROWS[given.pop()] if len(given) == 1 else _OTHERWISE
-    agrees = (part["verdict"] == Verdict.AGREE).all()
-    return EMPTY_ROWS[expected] if agrees else _OTHERWISE
+    None where all give what the cases mean.
+    """
+    results = frames.results
+    differing = results.loc[results["empty_rows"].notna(), "case"].unique()
+    results = results[results["case"].isin(differing) & results["stage"].ne("")]
+    counts: dict[tuple[str, ...], Counter[str]] = {}
+    for (case, *key), part in groups(results, ["case", "environment", "implementation"]).items():
+        given = {value for value in part["empty_rows"].dropna() if value in EMPTY_ROWS}
+        if not given and part["verdict"].eq(Verdict.AGREE).all():
+            meant = frames.cases[case]["options"].get("empty_rows")
+            given = {meant if meant in EMPTY_ROWS else DEFAULT_EMPTY_ROWS}
+        word = EMPTY_ROWS[given.pop()] if len(given) == 1 else _OTHERWISE
+        counts.setdefault(tuple(key), Counter())[word] += 1
+    return {column: counts[column.key] for column in frames.columns if column.key in counts} or None

@@ -52,14 +52,14 @@ class Computation:
     @cached_property
     def rows(self) -> Mapping[int, Rows]:
         """Return the comparisons with each of its expectations, by position; none where it was not returned."""
-        return {place: self._rows_of(expected) for place, expected in enumerate(self.case["expected"])}
-
-    def _rows_of(self, expected: Record) -> Rows:
-        basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
-        chosen = [row for row in self.numbers or () if row["stage"] == expected["name"] and row["basis"] == basis]
-        if "called" in expected and any(isinstance(row["called"], str) for row in chosen):
-            return [row for row in chosen if row["called"] == expected["called"]]
-        return chosen
+        found: dict[int, Rows] = {}
+        for place, expected in enumerate(self.case["expected"]):
+            basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
+            chosen = [row for row in self.numbers or () if row["stage"] == expected["name"] and row["basis"] == basis]
+            if "called" in expected and any(isinstance(row["called"], str) for row in chosen):
+                chosen = [row for row in chosen if row["called"] == expected["called"]]
+            found[place] = chosen
+        return found
 
     @property
     def fails(self) -> bool:
@@ -287,17 +287,15 @@ def hold_sentence(rows: Rows, basis: str) -> str:
             return "On every implementation it is within its error bound of the exact answer, in every dtype."
         bad = f"{len(rows) - good - unverified} of {len(rows)} comparisons with the exact answer fail"
         return f"{bad}, {unverified} are unverified." if unverified else f"{bad}."
-    word = "printed" if basis == "printed" else "known"
-    parts = [_held_in(own, dtype, word) for dtype in DTYPES if (own := _in_dtype(rows, dtype))]
+    parts = []
+    for own in filter(None, (_in_dtype(rows, dtype) for dtype in DTYPES)):
+        good, unverified = (_count(own, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
+        errata = sum(row["verdict"] == Verdict.MISPRINT and bool(row["xfail"]) for row in own)
+        kind = "printed" if basis == "printed" else "known"
+        text = f"{good} of {len(own)} comparisons with {kind} numbers hold in {own[0]['dtype']}"
+        text += f", {errata} are the recorded erratum" if errata else ""
+        parts.append(f"{text}, {unverified} are unverified" if unverified else text)
     return f"{'; '.join(parts)}."
-
-
-def _held_in(rows: Rows, dtype: str, word: str) -> str:
-    errata = sum(row["verdict"] == Verdict.MISPRINT and bool(row["xfail"]) for row in rows)
-    good, unverified = (_count(rows, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
-    text = f"{good} of {len(rows)} comparisons with {word} numbers hold in {dtype}"
-    text += f", {errata} are the recorded erratum" if errata else ""
-    return f"{text}, {unverified} are unverified" if unverified else text
 
 
 def _count(rows: Rows, verdict: Verdict) -> int:

@@ -301,9 +301,7 @@ def case_features(cases: Sequence[Record]) -> Iterator[Feature]:
         for number in (1, 0):
             yield Feature(f"{letter} is {number}", values == number)
     yield from _past_tiles(axes)
-    yield from _multiples(axes)
-    yield from _widths(axes)
-    yield from _borders(axes)
+    yield from _lengths(axes)
     yield from _values(cases)
     yield from _spread(cases, lengths)
     yield from _words(cases)
@@ -348,7 +346,8 @@ def _past_tiles(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             yield Feature(f"{what} lie past the last full tile of D", past_last_full(axes[letter], width))
 
 
-def _multiples(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+def _lengths(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
+    """Yield multiples, widths, for which kernels are compiled, and what is above and below a length that occurs."""
     for letter, values in axes.items():
         known = values >= 0
         for divisor in () if letter in _COUNTS else _MULTIPLES:
@@ -356,17 +355,9 @@ def _multiples(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             said, other = ("is even", "is odd") if divisor == 2 else (f"is a multiple of {divisor}", "")
             yield Feature(f"{letter} {other or f'is no multiple of {divisor}'}", known & ~whole)
             yield Feature(f"{letter} {said}", known & whole)
-
-
-def _widths(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
-    """Yield what kernels are compiled for: a width."""
     for letter in ("D", "Dv", "Dk"):
         for width in np.unique(axes.get(letter, np.zeros(0)))[-_MAX_VALUES:]:
             yield Feature(f"{letter} is {width}", axes[letter] == width)
-
-
-def _borders(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
-    """What is above a length that occurs, and what is below one."""
     for letter, values in axes.items():
         known = values >= 0
         found = np.unique(values[known])
