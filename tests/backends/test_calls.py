@@ -7,22 +7,18 @@ environment.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import yaml
+from modes import asked, needing
 from numpy.typing import NDArray
-
-from attncheck.backends import EVERYTHING, LIBRARIES
-from attncheck.execution.operations import run_operation
 
 Call = tuple[str, dict[str, NDArray[Any]], dict[str, Any]]
 Judge = Callable[..., dict[str, str]]
@@ -110,11 +106,6 @@ def _options(given: dict[str, str]) -> dict[str, Any]:
     return options | {option: True for word, option in names.items() if word in given}
 
 
-def needing(name: str, *values: Any) -> Any:
-    """Return parameters of a test that needs an implementation's package."""
-    return pytest.param(*values, marks=getattr(pytest.mark, name.partition(".")[0]), id=name)
-
-
 def returned(operation: str, inputs: dict[str, Any], stages: Sequence[str]) -> set[str]:
     """Return the stages that a call has: gradients of what can be differentiated, and those of attention."""
     if operation.endswith("_gradients"):
@@ -184,24 +175,12 @@ def test_additive_scores_of_a_layer_agree_with_the_exact_answer(judge_mode: Judg
 FLEX = "transformers.flex"
 
 
-def asked(name: str, call: Call, dtype: str = "float32") -> dict[str, NDArray[Any]]:
-    """Call a mode's function and return its stages."""
-    framework, _, mode = name.partition(".")
-    operation, inputs, options = call
-    with mock.patch.dict(os.environ, EVERYTHING[framework].environment_of(mode)):
-        backend: Any = EVERYTHING[framework].load(mode)
-        if framework in LIBRARIES:  # frameworks keep what others of this process prepared
-            backend.prepare(dtype, 1)
-        stored = {each: array.astype(dtype) if array.dtype.kind == "f" else array for each, array in inputs.items()}
-        stages = run_operation(backend, operation, stored, options)
-        return {stage: backend.to_numpy(tensor) for stage, tensor in stages.items()}
-
-
 @pytest.mark.parametrize(("name", "sizes", "words", "reason"), [needing(row[0], *row) for row in DATA["refused"]])
 def test_what_a_call_cannot_express_is_refused(name: str, sizes: str, words: str, reason: str) -> None:
     compiles = pytest.importorskip("torch._dynamo").config.patch(disable=True) if name == FLEX else nullcontext()
+    operation, inputs, options = call_of(words, SIZES[sizes])
     with compiles, pytest.raises(NotImplementedError, match=reason):
-        asked(name, call_of(words, SIZES[sizes]))
+        asked(name, operation, inputs, **options)
 
 
 @pytest.mark.parametrize("row", [needing(row[0], row) for row in DATA["refused_of_modules"]])
@@ -212,4 +191,4 @@ def test_what_a_module_cannot_express_is_refused_with_the_reason(row: Any) -> No
     arrays |= {each: np.ones(shape) for each, shape in shapes.items() if shape}
     options |= {each: tuple(value) if isinstance(value, list) else value for each, value in changed.items()}
     with pytest.raises(NotImplementedError, match=reason):
-        asked(name, (operation, arrays, options))
+        asked(name, operation, arrays, **options)

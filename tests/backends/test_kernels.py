@@ -12,6 +12,7 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 import pytest
+from modes import asked, needing
 from numpy.typing import NDArray
 
 from attncheck import check
@@ -40,24 +41,6 @@ PACKED = {
     **{"query": normal(1, 4, 6, 6), "key": normal(1, 4, 7, 6), "value": normal(1, 4, 7, 4)},
     **{"cu_seqlens_q": np.array([0, 3, 4, 6]), "cu_seqlens_k": np.array([0, 4, 4, 7])},
 }
-
-
-def needing(name: str) -> Any:
-    """Return an implementation as a parameter of a test that needs its package."""
-    return pytest.param(name, marks=getattr(pytest.mark, name.partition(".")[0]))
-
-
-def asked(name: str, operation: str, inputs: Arrays, dtype: str = "float32", **options: Any) -> Arrays:
-    """Call a mode's function with arrays in a dtype."""
-    framework, _, mode = name.partition(".")
-    with mock.patch.dict(os.environ, EVERYTHING[framework].environment_of(mode)):
-        backend: Any = EVERYTHING[framework].load(mode)
-        backend.prepare(dtype, 1)
-        stored = {each: array.astype(dtype) if array.dtype.kind == "f" else array for each, array in inputs.items()}
-        stages = getattr(backend, operation)(
-            **{each: backend.from_numpy(array) for each, array in stored.items()}, **options
-        )
-        return {stage: backend.to_numpy(tensor) for stage, tensor in stages.items()}
 
 
 @pytest.mark.torch

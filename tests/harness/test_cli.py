@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from unittest import mock
 
 import pytest
 from processes import PATIENCE, wait_until
@@ -20,7 +20,6 @@ from attncheck.results.reader import read_run
 
 Honest = tuple[BackendEntry, ...]
 Invoke = Callable[..., tuple[int, str, str]]
-Table = Callable[..., None]
 MakeBackend = Callable[..., BackendEntry]
 
 MODULE = (sys.executable, "-m", "attncheck")
@@ -32,20 +31,6 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="terminals and s
 def run_command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user does, in a process of its own whose output goes to pipes."""
     return subprocess.run(arguments, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def table() -> Iterator[Table]:
-    """Replace the table of backends; afterwards it is as before, also in its order."""
-    backends = cast(dict[str, BackendEntry], BACKENDS)
-    before = dict(backends)
-
-    def replace(*entries: BackendEntry) -> None:
-        backends.clear()
-        backends.update({entry.name: entry for entry in entries})
-
-    yield replace
-    replace(*before.values())
 
 
 # Exit codes
@@ -70,23 +55,25 @@ def test_agreement_gives_0_whatever_lies_in_the_folder(case_folder: Path, tmp_pa
 
 @pytest.mark.usefixtures("forked_workers", "case_folder")
 def test_what_is_missing_cannot_be_run_or_takes_too_long_gives_3(
-    invoke: Invoke, table: Table, honest: Honest, make_backend: MakeBackend
+    invoke: Invoke, honest: Honest, make_backend: MakeBackend
 ) -> None:
     broken = make_backend("broken", "def softmax(scores):\n    raise ValueError('no')")
-    table(*honest, GHOST, broken, make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)"))
-    check = ("check", "small", "-d", "float64", "--no-report", "-b")
-    code, out, err = invoke(*check, "first,ghost", "-b", "second")
-    assert (code, err) == (3, "attncheck: ghost could not run: asked for by name, not installed\n")
-    assert out.startswith("first and second agree; not everything could be run. Judged 4 of 4 cases on each.")
-    assert "ghost" not in out, "it is said once"
-    assert invoke("report", "results/latest")[0] == 3
-    assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
-    code, out, _ = invoke(*check, "first,broken")
-    words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
-    assert code == 3
-    assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
-    code, out, _ = invoke(*check, "slow", "--time-limit", "0.5")
-    assert (code, "slow.eager: not done after 0.5 s; the worker was " in out) == (3, True)
+    slow = make_backend("slow", "import time\ndef softmax(scores):\n    time.sleep(60)")
+    table = {entry.name: entry for entry in (*honest, GHOST, broken, slow)}
+    with mock.patch.dict(BACKENDS, table, clear=True):
+        check = ("check", "small", "-d", "float64", "--no-report", "-b")
+        code, out, err = invoke(*check, "first,ghost", "-b", "second")
+        assert (code, err) == (3, "attncheck: ghost could not run: asked for by name, not installed\n")
+        assert out.startswith("first and second agree; not everything could be run. Judged 4 of 4 cases on each.")
+        assert "ghost" not in out, "it is said once"
+        assert invoke("report", "results/latest")[0] == 3
+        assert invoke("run", "small", "-b", "ghost", "--quiet") == (3, "", err)
+        code, out, _ = invoke(*check, "first,broken")
+        words = "first and broken agree; in 2 cases, broken could not be run. broken: judged 2 of 4 "
+        assert code == 3
+        assert out.startswith(f"{words}cases; 2 could not be run. The other: judged 4 of 4 cases."), out
+        code, out, _ = invoke(*check, "slow", "--time-limit", "0.5")
+        assert (code, "slow.eager: not done after 0.5 s; the worker was " in out) == (3, True)
 
 
 @pytest.mark.parametrize(("arguments", "message"), tables_beside(__file__)["bad_usage"])
@@ -105,25 +92,6 @@ def test_bad_usage_gives_2_and_one_line(
 
 # Interrupted
 
-INTERRUPTIBLE = """\
-import signal
-from pathlib import Path
-from attncheck.backends import BACKENDS, BackendEntry
-from attncheck.cli import main
-from attncheck.results.writer import ResultsWriter
-
-add_rows = ResultsWriter.add_rows
-def add_and_note(writer, rows):
-    add_rows(writer, rows)
-    Path("judged").touch()
-ResultsWriter.add_rows = add_and_note
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
-BACKENDS.clear()
-for name in ("first", "second", "slow"):
-    BACKENDS[name] = BackendEntry(name, name + "_backend", ("numpy",))
-main()
-"""
-
 
 @posix_only
 @pytest.mark.parametrize("end", [lambda pid: os.killpg(pid, signal.SIGINT), lambda pid: os.kill(pid, signal.SIGTERM)])
@@ -135,10 +103,10 @@ def test_what_was_judged_before_an_interruption_is_on_disk_and_can_be_reported(
     for name in ("first", "second"):
         make_backend(name, note + last.replace("NAME", repr(name)) + "    return numpy_backend.softmax(scores)")
     make_backend("slow", f"{note}def softmax(scores):\n    Path({str(tmp_path)!r}, 'slow').touch()\n    time.sleep(60)")
-    (tmp_path / "script.py").write_text(INTERRUPTIBLE)
+    script = Path(__file__).with_name("interrupted.py")
     # As from a terminal: Ctrl-C goes to the command and to all its workers.
     with subprocess.Popen(
-        [sys.executable, "script.py", "check", "small", "-d", "float64", "-o", "out"],
+        [sys.executable, script, "check", "small", "-d", "float64", "-o", "out"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "modules")},
         stdout=subprocess.PIPE,

@@ -27,7 +27,7 @@ from attncheck.reports.build_frames import make_frames
 from attncheck.reports.explanation import explanation_text
 from attncheck.reports.frames import Frames
 from attncheck.reports.markdown import render_markdown
-from attncheck.reports.summary import make_summary, verdict_table
+from attncheck.reports.summary import make_summary
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 from attncheck.spec import DTYPES
@@ -75,14 +75,7 @@ def test_a_known_failure_fails_no_run(run: RunCases, make_backend: MakeBackend, 
     assert (summary.exit_code, summary.failures) == (ExitCode.AGREE, ())
     assert bad(frames.results) == [("small/small/causal", "output", "semantic", True)]
     assert bad(frames.pairs) == [("small/small/causal", "output", "numeric", True)]
-    answer = make_summary(frames)
-    assert answer.word == "first and lower agree, except for expected failures in 1 case"
-    assert answer.sentences[1].endswith("all are within their error bounds, except for 1 expected failure.")
-    assert answer.sentences[2].endswith("none disagrees, except for 1 expected failure.")
-    assert answer.sentences[-1] == ("1 evaluation of 1 implementation fails as expected (xfail), which fails no run.")
-    section = render_markdown(frames).partition("## Expected failures")[2].partition("## Verdicts")[0]
-    assert "[example/attention\\#7](https://github.com/example/attention/issues/7)" in section
-    assert list(verdict_table(frames)["small/small/causal"].values()) == ["agree", "other convention"]
+    assert make_summary(frames).sentences[2].endswith("none disagrees, except for 1 expected failure.")
 
 
 def test_a_stale_entry_fails_a_complete_run(run: RunCases, right: BackendEntry, tmp_path: Path) -> None:

@@ -177,28 +177,13 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     return break_
 
 
-WRITTEN = {
-    "environment.json": "out/environment.json",
-    "cases.json": "out/cases.json",
-    "arrays/": "out/arrays/part-00000.parquet",
-    "rows/": "out/rows/part-00000.parquet",
-    "summary.json": "out/summary.json",
-    "000.py": "out/scripts/000.py",
-    "index.json": "out/scripts/index.json",
-    "junit.xml": "out/report/junit.xml",
-    "report.html": "out/report/report.html",
-    "report.md": "out/report/report.md",
-}
-"""Parts of paths, and what cannot be written if nothing can that has one of them."""
-
-
 def test_what_cannot_be_written_is_named_and_the_run_goes_on_when_it_can(
     case_folder: Path, tmp_path: Path, break_disk: Callable[[str, int], None]
 ) -> None:
     (tmp_path / "wrong.py").write_text(TEXTS["wrong_file"])  # so that there are arrays and scripts to be written
     arguments = ("check", "small", "--implementation", "wrong.py", "--dtype", "float64", "--output", "out", "--quiet")
     with own_code_here():
-        for place, (part, named) in enumerate(WRITTEN.items()):
+        for place, (part, named) in enumerate(TEXTS["written"].items()):
             number, told = ((errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY))[place % 2]
             break_disk(part, number)
             code, _, err = command_here([*arguments, *(["--resume"] if place else [])], tmp_path)

@@ -215,26 +215,8 @@ def test_the_command_ends_with_one_where_something_got_worse_and_only_then(tmp_p
     assert (code, out, err.count("\n"), err.startswith("attncheck: ")) == (2, "", 1, True), "it cannot compare"
 
 
-STAGE = {
-    "environment": "here",
-    "implementation": "numpy.eager",
-    "case": "file/one",
-    "dtype": "float32",
-    "stage": "weights",
-    "shape": "2x2x16x16",
-    "ratio": 0.01,
-    "tier": "within",
-    "largest_z": 1.0,
-    "mean_z": 0.3,
-    "introduced_tier": "within",
-    "introduced_ratio": 0.01,
-    "introduced_z": 1.0,
-}
-"""A stage of 1024 elements."""
-
-
 def changes_of(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> pd.DataFrame:
-    return error_changes(*(pd.DataFrame([STAGE | fields for fields in side]) for side in (before, after)))
+    return error_changes(*(pd.DataFrame([TABLES["stage"] | fields for fields in side]) for side in (before, after)))
 
 
 def test_an_error_grew_where_it_doubled_and_is_beyond_noise_and_the_largest_comes_first() -> None:

@@ -23,6 +23,8 @@ from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords
 from attncheck.verdicts import Verdict
 
+TABLES = tables_beside(__file__)
+
 
 def test_rows_are_parted_by_kind_in_one_order_with_the_versions_of_both_sides(hand: Any) -> None:
     kinds: list[dict[str, Any]] = [
@@ -54,20 +56,7 @@ def test_rows_are_parted_by_kind_in_one_order_with_the_versions_of_both_sides(ha
 
 
 def test_notes_say_what_did_not_run_and_what_another_environment_filled(hand: Any) -> None:
-    interrupted = "this run was interrupted, or is still going on: its results are not complete"
-    no_jax, ran = {"jax": "not installed"}, [{"implementation": "jax.eager"}]
-    table: list[tuple[list[dict[str, Any]], list[str], bool, bool]] = [
-        ([{"left_out": no_jax}], ["jax was left out: not installed"], False, False),
-        ([{"missing": no_jax}], ["jax could not run: not installed"], True, False),
-        ([{"faults": ["x.yaml:3: wrong"], "summary": False}], ["bad case: x.yaml:3: wrong", interrupted], True, True),
-        (
-            [{"label": "a", "missing": no_jax}, {"label": "b", "rows": ran}],
-            ["a: jax could not run: not installed; b ran it"],
-            False,
-            False,
-        ),
-    ]
-    for runs, notes, is_incomplete, has_faults in table:
+    for runs, notes, is_incomplete, has_faults in TABLES["notes"]:
         frames = hand.frames_of(*(hand.run(**run) for run in runs))
         assert (list(frames.notes), frames.is_incomplete, frames.has_faults) == (notes, is_incomplete, has_faults)
         assert list(frames.problems) == [note for note in notes if is_incomplete]
@@ -161,7 +150,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-FORMULAS = tables_beside(__file__)["formulas"]
+FORMULAS = TABLES["formulas"]
 
 
 def test_no_text_is_a_formula_in_a_spreadsheet_and_no_value_is_no_cell(tmp_path: Path, hand: Any) -> None:

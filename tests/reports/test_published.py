@@ -227,17 +227,9 @@ def test_rows_of_the_same_version_are_replaced_others_stay_and_what_is_written_i
 
 
 def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
-    asked = (
-        {"property_name": "repeated", "verdict": "bitwise"},
-        {"property_name": "decoding", "verdict": "within bounds", "claim": "bitwise"},
-        {"property_name": "decoding", "verdict": "broken", "xfail": True},
-        {"property_name": "decoding", "verdict": "not judged"},
-        {"property_name": "decoding", "verdict": "unsupported"},
-        {"property_name": "padding", "verdict": "unsupported"},
-    )
     place: dict[str, Any] = {"case": "properties/one", "operation": "attention", "dtype": "float32", "stage": ""}
     place |= {"implementation": "torch.sdpa", "comparison": "property", "variant": "alone"}
-    write_property_rows(tmp_path / "asked", [Row(**{**place, **fields}) for fields in asked])
+    write_property_rows(tmp_path / "asked", [Row(**{**place, **fields}) for fields in tables_beside(__file__)["asked"]])
     (tmp_path / "empty").mkdir()
     given, output = ("--properties", tmp_path / "asked"), ("--output", tmp_path / "survey")
     assert command("survey", *given, *output)[0] == 0

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from problems import FORWARD, NAMES, Array, Arrays, Problem, draw
+from tables import tables_beside
 
 from attncheck.attention.bounds import PROPAGATED, accumulated_bounds, introduced_bounds, propagate
 from attncheck.attention.oracle import exact_from, exact_stages
@@ -240,19 +241,7 @@ def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> Non
 
 # Radii.
 
-LOOSE = {
-    **dict.fromkeys(("raw_scores", "scores", "biased", "masked"), 5.0),
-    **{"rotated_query": 1.5, "rotated_key": 1.5, "capped": 40.0, "log_sum_exp": 8.0, "weights": 8.0},
-    **dict.fromkeys(("context", "output"), 15.0),
-}
-"""The factor by which a stage's largest radius may exceed what derivatives give, in problems of several steps: factors
-at every step take the numbers before to move independently, and where tanh is flat its slope is still taken as 1."""
-TIGHT = {
-    **dict.fromkeys(("default scale", "scaled dot", "softmax", "softmax, empty row"), 1 + 1e-5),
-    **dict.fromkeys(("masking", "masking, all", "masking, window"), 1 + 1e-5),
-    **{"general": 2.0, "additive": 5.0, "cosine": 8.0},
-}
-"""The same where there is one step."""
+LOOSE, TIGHT = (tables_beside(__file__)[name] for name in ("radii of several steps", "radii of one step"))
 
 
 def draw_radii(problem: Problem, size: float, random: np.random.Generator) -> Arrays:

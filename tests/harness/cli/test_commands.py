@@ -17,6 +17,7 @@ import pytest
 from bundled import bundled
 from kernels import kernel
 from processes import PATIENCE
+from tables import tables_beside
 
 from attncheck.cli import completion
 from attncheck.cli.watching import WatchedFiles, changed_files
@@ -56,21 +57,7 @@ def test_nothing_heavy_is_imported_to_offer_names() -> None:
 @pytest.fixture
 def watched(tmp_path: Path) -> Path:
     """A kernel that imports files of its own folder, in every way in which that can be written."""
-    files = {
-        "kernel.py": "import os, numpy\nimport beside\nfrom parts import first\nimport parts.deep.inner as inner\n"
-        "def attention(q, k, v):\n    from lazily import late\n",
-        "beside.py": "import kernel\n",
-        "parts/__init__.py": "from . import second\nfrom .third import something\n",
-        "parts/first.py": "from ..beside import it\nfrom .deep import other\n",
-        "parts/second.py": "",
-        "parts/third.py": "",
-        "parts/deep/__init__.py": "",
-        "parts/deep/inner.py": "",
-        "parts/deep/other.py": "",
-        "lazily.py": "",
-        "unused.py": "",
-    }
-    for name, text in files.items():
+    for name, text in tables_beside(__file__)["watched"].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path / "kernel.py"

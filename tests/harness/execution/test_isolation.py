@@ -135,30 +135,10 @@ def test_a_replaced_worker_keeps_its_variables(make_backend: MakeBackend, run_sm
     assert "ITS_OWN" not in os.environ
 
 
-SCRIPT = """\
-import sys
-from pathlib import Path
-from attncheck.backends import BackendEntry
-from attncheck import Limits, Settings, run_cases, select_cases
-from attncheck.execution.implementations import ImplementationSelection, Implementation
-
-with open("times", "a") as times:
-    times.write("x")
-entries = [BackendEntry(name, module, ("numpy",)) for name, module in {entries}]
-selection = select_cases(["small"])
-chosen = ImplementationSelection(tuple(Implementation(entry) for entry in entries))
-limits = Limits(workers=len(entries))
-summary = run_cases(selection.cases, chosen, Settings(Path("out"), dtypes=("float64",), limits=limits))
-print(int(summary.exit_code), summary.evaluations)
-print(sorted(name for name in sys.modules if name.split(".")[0] in ("dask", "distributed")))
-"""
-
-
 def start_script(folder: Path, *entries: tuple[str, str]) -> subprocess.Popen[str]:
     """Run the small cases on modules as a script does that has no main guard."""
-    (folder / "script.py").write_text(SCRIPT.replace("{entries}", repr(entries)), encoding="utf-8")
     environment, pipe = os.environ | {"PYTHONPATH": str(folder / "modules")}, subprocess.PIPE
-    command = [sys.executable, "script.py"]
+    command = [sys.executable, Path(__file__).with_name("without_guard.py"), json.dumps(entries)]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 

@@ -123,12 +123,6 @@ def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp
         assert says in f"{outcome.verdict}: {outcome.message}"
 
 
-@pytest.mark.skipif(not Path("/bin/cat").is_file(), reason="there is no /bin/cat")
-def test_what_speaks_no_protocol_is_refused(tmp_path: Path) -> None:
-    code, _, err = command_here(["check", "attention", "-i", "/bin/cat", "-o", tmp_path / "run"])
-    assert (code, "does not speak the protocol (docs/protocol.md)" in err) == (2, True)
-
-
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0

@@ -135,15 +135,11 @@ TEXTS = tables_beside(__file__)["user_code"]
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package as pip leaves it behind: its modules, and what it publishes in its dist-info folder."""
+    """Install a package that publishes functions in its dist-info folder."""
     site = tmp_path / "site"
-    package, record = site / "my_kernels", site / "my_kernels-1.2.dist-info"
-    for folder in (package, record):
-        folder.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "fast.py").write_text(MODULE, encoding="utf-8")
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernels\nVersion: 1.2\n", encoding="utf-8")
-    (record / "entry_points.txt").write_text(TEXTS["points"], encoding="utf-8")
+    site.mkdir()
+    install(site, "my-kernels", "my_kernels", "1.2", MODULE)
+    (site / "my_kernels-1.2.dist-info" / "entry_points.txt").write_text(TEXTS["points"], encoding="utf-8")
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
 
@@ -155,13 +151,13 @@ def test_one_is_chosen_by_its_published_name_and_called_so_in_reports(invoke: In
     found = select_implementations(None, ["my.flash", "plain"]).implementations
     assert [each.name for each in found] == ["my.flash", "plain.attention"]
     assert [dict(each.declared.classes) for each in found] == [{"float64": "native"}] * 2
-    assert found[0].declared.description == "my_kernels.fast:attention"
-    with pytest.raises(UsageError, match=r"my_kernels\.fast:no_such_function: .* has no no_such_function"):
+    assert found[0].declared.description == "my_kernels:attention"
+    with pytest.raises(UsageError, match=r"my_kernels:no_such_function: .* has no no_such_function"):
         select_implementations(None, ["gone"])
     code, out, _ = invoke("list", "implementations", "--json")
     assert code == 0
     (listed,) = [each for each in json.loads(out)["items"] if each["name"] == "my.flash"]
-    assert (listed["version"], listed["is"]) == ("1.2", "published as my_kernels.fast:attention")
+    assert (listed["version"], listed["is"]) == ("1.2", "published as my_kernels:attention")
 
 
 def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

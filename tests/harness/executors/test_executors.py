@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.executors import local
 from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
-from attncheck.judging.units import Judge, Remembered, UnitResult
+from attncheck.judging.units import Judge, UnitResult
 from attncheck.plan import Unit
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
@@ -84,22 +84,18 @@ HARNESS = os.getpid()
 class DyingJudge(Judge):
     """Is killed wherever it judges, but in the harness's own process."""
 
-    def judge(
-        self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome], found: Remembered | None = None
-    ) -> UnitResult:
+    def judge(self, *asked: Any, **named: Any) -> UnitResult:
         if os.getpid() != HARNESS:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().judge(case, dtype, inputs, collected, found)
+        return super().judge(*asked, **named)
 
 
 @dataclass(frozen=True)
 class FailingJudge(Judge):
     """Has a fault."""
 
-    def judge(
-        self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome], found: Remembered | None = None
-    ) -> UnitResult:
-        raise ZeroDivisionError(f"a fault of ours in {case.id}")
+    def judge(self, *asked: Any, **named: Any) -> UnitResult:
+        raise ZeroDivisionError(f"a fault of ours in {asked[0].id}")
 
 
 Asked = tuple[Case, str, Inputs, dict[str, Outcome]]

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from processes import has_ended, wait_until
+from tables import CASES
 
 from attncheck.execution.operations import Task
 from attncheck.execution.worker import Computed, Failure, evaluate_on
@@ -28,27 +29,10 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.selection import select_cases
 
-CASES = """\
-title: Two cases
-source: {kind: derivation, title: Made for the tests}
-operation: attention
-cases:
-  - name: Drawn
-    random: {generator: numpy-legacy, seed: 3}
-    inputs:
-      query: {draw: randn, shape: [3, 5]}
-      key: {draw: randn, shape: [4, 5]}
-      value: {draw: randn, shape: [4, 2]}
-  - name: Typed
-    inputs: {query: {values: [[1, 2]]}, key: {values: [[3, 4], [5, -6]]}, value: {values: [[1], [2]]}}
-    dtypes: [float64]
-    options: {scale: 0.5}
-"""
-
 
 @pytest.fixture(scope="session")
 def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
-    return load_text(CASES)
+    return load_text(CASES["drawn and typed"])
 
 
 def subjects(*names: str) -> list[Subject]:
@@ -86,7 +70,7 @@ def test_a_fault_is_caught_where_a_case_reaches_it_and_survives_where_none_does(
 def test_a_large_case_is_put_to_faults_alone_that_smaller_ones_did_not_settle(
     cases: list[Case], load_text: Callable[[str], list[Case]]
 ) -> None:
-    long = load_text(CASES.replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
+    long = load_text(CASES["drawn and typed"].replace("shape: [4,", "shape: [700,").replace("Drawn", "Long"))[0]
     again = [replace(cases[0], id=f"prefix/{number}") for number in range(BY_HAND.large)]
     chosen = subjects("scale_missing", "keys_behind_tiles_of_32_dropped", "keys_reversed")
     asked = [each for each in run_mutants([long, *again], subjects=chosen).evaluations if each.case == "prefix/long"]
@@ -205,7 +189,7 @@ BEGINS = {"scale_missing": "scores", "attention_mask_neutral": "masked", "two_va
 @pytest.fixture
 def masked(load_text: Callable[[str], list[Case]]) -> Case:
     mask = "{values: [[true, false, true, true], [true, true, true, true], [true, true, false, false]]}"
-    return load_text(CASES.replace("  - name: Typed", f"      mask: {mask}\n  - name: Typed"))[0]
+    return load_text(CASES["drawn and typed"].replace("  - name: Typed", f"      mask: {mask}\n  - name: Typed"))[0]
 
 
 def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(

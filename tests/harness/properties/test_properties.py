@@ -38,7 +38,7 @@ Real = NDArray[np.float64]
 
 # Two results.
 
-ONE, TWO, NAN, ZERO = np.ones(1), np.full(1, 2.0), np.full(1, np.nan), np.zeros(1)
+TABLES = tables_beside(__file__)
 ALLOWED = 1e-6
 
 
@@ -59,23 +59,9 @@ def refused() -> tuple[Side, Side]:
     raise AssertionError("where every bit is the same nothing else is asked")
 
 
-PAIRS: tuple[tuple[Real, Real, tuple[Real, Real], str, str], ...] = (
-    (ZERO, -ZERO, (ZERO, ZERO), "..", "within bounds"),  # the sign of zero is a bit
-    (ONE + 4e-7, ONE - 3e-7, (ONE, ONE), "..", "within bounds"),
-    (ONE, ONE + 0.1, (ONE, ONE), "..", "broken"),
-    (ONE + 0.1, ONE, (ONE, ONE), "..", "broken"),
-    (ONE, NAN, (ONE, ONE), "..", "broken"),
-    (ONE, ONE * np.inf, (ONE, ONE), "..", "broken"),
-    (NAN, ONE, (ONE, ONE), "??", "broken"),  # also without an exact answer
-    (ONE, NAN, (ONE, ONE), "??", "broken"),
-    (ONE, ONE + 1e-9, (ONE, ONE), "?.", "not judged"),
-    (ONE, TWO, (ONE, ONE), "??", "not judged"),
-    (ONE, TWO, (ONE, TWO), "..", "not judged"),  # calls without one exact answer are not held against each other
-)
-
-
 def test_what_two_results_come_to() -> None:
-    for first, second, exact, is_open, outcome in PAIRS:
+    for *numbers, is_open, outcome in TABLES["pairs"]:
+        first, second, *exact = (np.full(1, number) for number in numbers)
         found = judge_arrays("output", first, second, "again", sides(first, second, exact, is_open))
         assert found.verdict == outcome
     array = np.array([1.0, -0.0, np.nan])
@@ -97,7 +83,6 @@ ROW = Row(
 )
 BROKEN = replace(ROW, verdict="broken")
 EXPECTED, CLAIMED = replace(BROKEN, xfail=True), replace(ROW, verdict="within bounds", claim="bitwise")
-TABLES = tables_beside(__file__)
 
 
 def test_what_fails_follows_from_the_outcome_and_the_claim() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tables import tables_beside
+from tables import CASES, tables_beside
 
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs
@@ -114,17 +114,9 @@ def test_inputs_are_fitted_to_axes() -> None:
 
 Load = Callable[[str | bytes], list[Case]]
 
-SOFTMAX = """\
-title: Inputs of every kind
-source: {kind: derivation, title: Made for this test}
-operation: softmax
-cases:
-  - name: The case at hand
-"""
-
 
 def _made(load_text: Load, *lines: str) -> NDArray[Any]:
-    [case] = load_text(SOFTMAX + "".join(f"    {line}\n" for line in lines))
+    [case] = load_text(CASES["head of softmax"] + "\n    ".join(["  - name: The case at hand", *lines]))
     return make_exact_inputs(case)["scores"].array
 
 

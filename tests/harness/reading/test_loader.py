@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import CASES
 
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading import case_maker
@@ -24,14 +25,8 @@ from attncheck.reading.yaml_reader import MAX_BYTES, MAX_NODES, FieldPath, YamlF
 
 Load = Callable[[str | bytes], list[Case]]
 
-HEAD = """\
-title: A title
-source: {kind: derivation, title: t}
-operation: softmax
-defaults: {random: {generator: torch, seed: 1}}
-arrays: {large: {constant: 1, shape: [8192, 4096]}}
-cases:
-"""
+DEFAULTS = "defaults: {random: {generator: torch, seed: 1}}\narrays: {large: {constant: 1, shape: [8192, 4096]}}\n"
+HEAD = CASES["head of softmax"].replace("cases:\n", f"{DEFAULTS}cases:\n")
 
 
 def file_of(*scores: str, more: str = "") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import tables_beside
+from tables import CASES, tables_beside
 
 from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.errors import CaseError, UsageError
@@ -38,12 +38,7 @@ TABLES = tables_beside(__file__)
 
 pytestmark = pytest.mark.usefixtures("few_files")
 
-FILE = """\
-title: Cases of one's own
-source: {kind: derivation, title: Made for the tests}
-operation: softmax
-cases:
-"""
+FILE = CASES["head of softmax"]
 
 
 def write_cases(path: Path, *names: str, more: str = "") -> Path:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tables import tables_beside
+from tables import CASES, tables_beside
 
 from attncheck.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.reading import stored_arrays
@@ -27,14 +27,7 @@ from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import Selection, select_cases
 from attncheck.store import Store, UnreadableEntry, digest_of
 
-HEAD = """\
-title: Arrays in files
-source: {kind: derivation, title: Made for this test}
-operation: softmax
-cases:
-  - name: The case at hand
-    inputs: {scores: SCORES}
-"""
+HEAD = CASES["head of softmax"] + "  - name: The case at hand\n    inputs: {scores: SCORES}\n"
 TABLES = tables_beside(__file__)
 NUMBERS = np.array([[1.0, -2.5, 3], [0, 1e-3, 7]])
 
