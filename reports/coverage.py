@@ -161,8 +161,7 @@ def coverage(frames: Frames) -> tuple[Coverage, ...]:
     stages = frames.results[wanted]
     judged = pd.MultiIndex.from_frame(judged_rows(frames)[_KEYS].drop_duplicates())
     left = stages[~pd.MultiIndex.from_frame(stages[_KEYS]).isin(judged)]
-    counts = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict() if len(judged) else {}
-    rest = dict(iter(left.groupby(_KEYS[:2]))) if len(left) else {}
+    counts, rest = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict(), groups(left, _KEYS[:2])
     return tuple(
         _of(frames, column, int(counts.get(key, 0)), rest.get(key)) for column in frames.columns for key in [column.key]
     )
@@ -241,24 +240,21 @@ def stood_for(frames: Frames) -> Iterable[str]:
     """Count the evaluations that an implementation was not asked for, which others cover, a sentence each."""
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
-    counts = (
-        rows.drop_duplicates([*_KEYS[:2], "case", "dtype"]).groupby(_KEYS[:2]).size().to_dict() if len(rows) else {}
-    )
+    rows = rows.drop_duplicates([*_KEYS, "dtype"])
     for column in frames.columns:
-        if count := counts.get(column.key):
-            name = frames.title(column, with_version=False)
-            few = counted(count, "evaluation")
-            yield f"{name} was not asked for {few}, which others cover; {ALL_CASES} asks for all."
+        if count := len(of_column(rows, column)):
+            few = f"{frames.title(column, with_version=False)} was not asked for {counted(count, 'evaluation')}"
+            yield f"{few}, which others cover; {ALL_CASES} asks for all."
 
 
 def untested(frames: Frames) -> Iterable[str]:
     """Name the dtypes in which an implementation was asked for nothing, because it declares them not."""
     results = frames.results
     rows = results[results["lacks"].isin(DTYPES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
-    found = rows.groupby(_KEYS[:2])["lacks"].agg(set).to_dict() if len(rows) else {}
     together: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for column in frames.columns:
-        if dtypes := tuple(dtype for dtype in DTYPES if dtype in found.get(column.key, ())):
+        lacks = set(of_column(rows, column)["lacks"])
+        if dtypes := tuple(dtype for dtype in DTYPES if dtype in lacks):
             names = together.setdefault((dtypes, column.key in frames.sources), [])
             names.append(frames.title(column, with_version=False))
     for (dtypes, is_own), names in together.items():

@@ -407,19 +407,17 @@ def results_schema() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"What attncheck prints with --json, version {SCHEMA}",
         "oneOf": [
-            *(
-                {
-                    "title": command,
-                    "properties": {"attncheck": {"properties": {"command": {"const": command}}}},
-                    "$ref": f"{_REFERENCE}{kind.__name__}",
-                }
-                for command, kind in DOCUMENTS.items()
-            ),
+            *(_of_command(*each) for each in DOCUMENTS.items()),
             {"$ref": f"{_REFERENCE}{ErrorDocument.__name__}"},
         ],
         "$defs": {**described, "Number": _NUMBER},
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _of_command(command: str, kind: type[Document]) -> dict[str, Any]:
+    header = {"properties": {"command": {"const": command}}}
+    return {"title": command, "properties": {"attncheck": header}, "$ref": f"{_REFERENCE}{kind.__name__}"}
 
 
 def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def property_table(rows: Sequence[Row]) -> Mapping[str, Mapping[str, Sequence[Ro
 
 
 def state_of(row: Row) -> str:
-    """Whether a row fails, is expected to, holds, or was not judged."""
+    """Return the state of a row: it fails, is expected to, holds, or was not judged."""
     if row.fails:
         return "xfail" if row.xfail else "failing"
     if row.verdict in (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS):

@@ -71,6 +71,7 @@ def _wrong_lines(frames: Frames) -> Iterator[Line]:
     yield from _broken_lines(broken_properties(frames) if frames.properties else ())
     shown = _shown(frames)
     for defect in shown:
+        # On one line, also because a CI system takes a line that begins with :: for a command.
         first, *rest = (_LINE_BREAK.sub(" ", line) for line in _lines(frames, defect))
         yield first, "red"
         yield from rest
@@ -120,24 +121,16 @@ def _lines(frames: Frames, defect: Defect) -> list[str]:
     """Return where a defect shows, and how in the simplest case."""
     from attncheck.reports.outcome import failures_of
 
-    line = _line(frames, defect)
-    if not (defect.row["stage"] and defect.is_shown_by_calls):
-        return [line]
-    (failure,) = failures_of(frames, pd.DataFrame([defect.row]))
-    return [line, f"  {how_wrong(failure, of_several=len(defect.dtypes) > 1)}"]
-
-
-def _line(frames: Frames, defect: Defect) -> str:
     row = defect.row
-    where = f" {frames.named(row['implementation'], row['environment'])}".rstrip()
     dtypes = f" [{', '.join(defect.dtypes)}]" if row["dtype"] else ""
     which = f"{row['case']}{dtypes}"
     if defect.others:
         which = f"{len(defect.cases):,} cases{dtypes}, the first {row['case']},"
-    if row["stage"] and defect.is_shown_by_calls:
-        return f"{defect.name}: {which}{where}"
-    # On one line, also because a CI system takes a line that begins with :: for a command.
-    return f"{defect.name}: {which}{where}: {row['message']}"
+    line = f"{defect.name}: {which} {frames.named(row['implementation'], row['environment'])}".rstrip()
+    if not (row["stage"] and defect.is_shown_by_calls):
+        return [f"{line}: {row['message']}"]
+    (failure,) = failures_of(frames, pd.DataFrame([row]))
+    return [line, f"  {how_wrong(failure, of_several=len(defect.dtypes) > 1)}"]
 
 
 def print_properties(rows: Sequence[Row], again: Mapping[str, Sequence[str]], *, quiet: bool) -> None:
