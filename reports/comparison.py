@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from attncheck.errors import ExitCode, OutputError, ResultsError, UsageError
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.frames import Frames, begins_of, expected_failures, groups, records, stage_order
+from attncheck.reports.frames import Frames, begins_of, by_key, expected_failures, groups, records, stage_order
 from attncheck.reports.markdown import number, page_text
 from attncheck.reports.sections import (
     Block,
@@ -170,9 +170,7 @@ def listed_changes(name: str, rows: Sequence[Row]) -> Iterator[str]:
 
 def with_dtypes_together(rows: Sequence[Row]) -> list[Row]:
     """Make one row of those that differ only in their dtypes."""
-    together: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        together.setdefault(tuple(value for name, value in row.items() if name != "dtype"), []).append(row)
+    together = by_key(rows, lambda row: tuple(value for name, value in row.items() if name != "dtype"))
     found: list[Row] = []
     for alike in together.values():
         dtypes = {row.get("dtype", "") for row in alike}

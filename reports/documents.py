@@ -10,14 +10,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.reports.cells import State
-from attncheck.reports.frames import Frames, documents_of, index_of, once_for_frames, records
+from attncheck.reports.frames import Frames, by_key, documents_of, index_of, once_for_frames, records
 from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text
@@ -87,9 +87,8 @@ class Computation:
     def given(self) -> list[tuple[str, list[str], Sequence[Sequence[str]]]]:
         """Return the inputs by what the document calls them, with their numbers as it prints them, if it does."""
         inputs = next((kept.inputs for kept in self.kept.values()), {})
-        together: dict[str, list[str]] = {}
-        for name in inputs:
-            together.setdefault(self.case.get("given", {}).get(name, {}).get("called", name), []).append(name)
+        given = self.case.get("given", {})
+        together = by_key(inputs, lambda name: str(given.get(name, {}).get("called", name)))
         return [
             (called, names, input_text(self.case, names[0], inputs[names[0]])) for called, names in together.items()
         ]
@@ -100,7 +99,11 @@ def documents(frames: Frames) -> dict[str, list[Computation]]:
     """Return the computations of each document that was run, by its name in addresses and in the order of the files."""
     found = documents_of(frames)
     wanted = {case["id"] for cases in found.values() for case in cases}
-    numbers, pairs = _by_case(frames.numbers, wanted), _by_case(frames.pairs, wanted)
+    # As plain records: there are many small parts, and a frame is slow for those.
+    numbers, pairs = (
+        by_key(records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
+        for frame in (frames.numbers, frames.pairs)
+    )
     names = unique_slugs(file.rpartition("/")[2].removesuffix(".yaml") for file in found)
     return {
         name: [
@@ -115,14 +118,6 @@ def documents(frames: Frames) -> dict[str, list[Computation]]:
         ]
         for name, cases in zip(names, found.values(), strict=True)
     }
-
-
-def _by_case(frame: pd.DataFrame, wanted: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of some cases as plain records: there are many small parts, and a frame is slow for those."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in records(frame[frame["case"].isin(wanted)]):
-        found.setdefault(row["case"], []).append(row)
-    return found
 
 
 NUMBERS_EXPLAINED = (

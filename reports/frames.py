@@ -11,7 +11,7 @@ read one case at a time, so that a report of a million rows reads only what it d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
@@ -181,6 +181,8 @@ def property_columns(row: Row) -> dict[str, Any]:
 
 
 Made = TypeVar("Made")
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
@@ -259,6 +261,14 @@ def groups(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame
     return dict(iter(frame.groupby(keys)))
 
 
+def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Put items together of which a key is the same, in the order of the first ones."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def case_order(case: Mapping[str, Any]) -> tuple[bool, str, int]:
     """Sort key: documents first, then file by file, in the order of the file."""
     return (not is_document(case), case["file"], case["line"])
@@ -291,10 +301,7 @@ def index_of(row: Mapping[str, Any]) -> str:
 
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
     """Return the documents' cases, by file and in the order of the file."""
-    documents: dict[str, list[Mapping[str, Any]]] = {}
-    for case in sorted(document_cases(frames).values(), key=case_order):
-        documents.setdefault(case["file"], []).append(case)
-    return documents
+    return by_key(sorted(document_cases(frames).values(), key=case_order), lambda case: str(case["file"]))
 
 
 @once_for_frames

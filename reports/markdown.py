@@ -16,7 +16,7 @@ from typing import Any
 from attncheck.reports import sections
 from attncheck.reports.cells import FAILS_A_RUN
 from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
-from attncheck.reports.frames import Column, Frames, element_in, records, sampled_cases
+from attncheck.reports.frames import Column, Frames, by_key, element_in, records, sampled_cases
 from attncheck.reports.summary import make_summary, verdict_table
 
 _MAX_LISTED = 50
@@ -141,10 +141,7 @@ def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> sections.
 def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[sections.Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
     sampled = {case: f" ({text})" for case, text in sampled_cases(frames).items()}
-    by_file: dict[str, list[str]] = {}
-    for case in verdicts:
-        by_file.setdefault(frames.cases[case]["file"], []).append(case)
-    for file, cases in by_file.items():
+    for file, cases in by_key(verdicts, lambda case: str(frames.cases[case]["file"])).items():
         title = frames.cases[cases[0]]["title"]
         rows = [
             (

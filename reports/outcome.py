@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import commands_again, defects, first_commands
 from attncheck.reports.failure_patterns import in_common, shape_text
-from attncheck.reports.frames import Frames, failing, once_for_frames, records
+from attncheck.reports.frames import Frames, by_key, failing, once_for_frames, records
 from attncheck.reports.summary import findings, make_summary, verdict_table
 from attncheck.results.format import Row
 from attncheck.verdicts import Verdict
@@ -43,11 +44,8 @@ def failures_of(frames: Frames, wrong: pd.DataFrame | None = None) -> list[json_
 @once_for_frames
 def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """Return the rows that fail, by what they are of: of stages, then of numbers, then of pairs."""
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for frame in (frames.results, frames.numbers, frames.pairs):
-        for row in records(failing(frame)):
-            found.setdefault(tuple(row[key] for key in _KEYS), []).append(row)
-    return found
+    tables = (frames.results, frames.numbers, frames.pairs)
+    return by_key((row for frame in tables for row in records(failing(frame))), itemgetter(*_KEYS))
 
 
 def _failure(frames: Frames, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> json_documents.Failure:

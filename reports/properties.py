@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attncheck.commands import joined, words_of
 from attncheck.errors import ExitCode
-from attncheck.reports.frames import Frames, once_for_frames
+from attncheck.reports.frames import Frames, by_key, once_for_frames
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
@@ -53,9 +53,7 @@ def sentence_of(rows: Sequence[Row]) -> str:
 
 def property_table(rows: Sequence[Row]) -> Mapping[str, Mapping[str, Sequence[Row]]]:
     """Lay rows out: by property that was asked, then by implementation."""
-    by_cell: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        by_cell.setdefault((row.property_name, row.implementation), []).append(row)
+    by_cell = by_key(rows, lambda row: (row.property_name, row.implementation))
     columns = dict.fromkeys(row.implementation for row in rows)
     asked = [name for name in PROPERTIES if any(name == key[0] for key in by_cell)]
     return {name: {column: by_cell.get((name, column), []) for column in columns} for name in asked}
@@ -94,10 +92,8 @@ def broken_properties(frames: Frames) -> tuple[tuple[Row, str], ...]:
 
 def failing_first(rows: Iterable[Row]) -> list[Row]:
     """Return a row for each property, case and implementation that fails: the worst of its variants and dtypes."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        if row.fails_run:
-            groups.setdefault((row.implementation, row.property_name, row.case), []).append(row)
+    failing = (row for row in rows if row.fails_run)
+    groups = by_key(failing, lambda row: (row.implementation, row.property_name, row.case))
     found = (worst_of(group) for group in groups.values())
     return [row for row in found if row is not None]
 

@@ -24,7 +24,7 @@ from attncheck.errors import ExitCode, ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, by_key
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import ConventionsDocument
 from attncheck.reports.sections import Inline, Mark, Table
@@ -187,10 +187,8 @@ def survey_of(frames: Frames) -> Survey:
 
 def property_counts(rows: Iterable[Row]) -> list[PropertyCounts]:
     """Count the ways in which properties were asked, by implementation and property."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.verdict != PropertyOutcome.UNSUPPORTED:
-            found.setdefault((row.implementation, row.property_name), []).append(row)
+    asked = (row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED)
+    found = by_key(asked, lambda row: (row.implementation, row.property_name))
     order = list(PROPERTIES)
     counts = []
     for (implementation, name), of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1]))):

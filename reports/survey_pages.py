@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from attncheck.backends import EVERYTHING
 from attncheck.errors import ResultsError
 from attncheck.reports.cells import State
+from attncheck.reports.frames import by_key
 from attncheck.reports.html.contents import SYMBOLS, drawn
 from attncheck.reports.html.page import render_page
 from attncheck.reports.markdown import number, page_text
@@ -290,11 +291,9 @@ def _property_cell(row: PropertyCounts | None) -> Cell:
 
 def _by_outcome(rows: Sequence[PropertyCounts], name: str) -> list[Inline]:
     """Return a line for each outcome of a property, with the implementations that have it."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row.property_name == name:
-            found.setdefault(row.worst, []).append(row.implementation)
-    return [_set_apart(word, names, is_marked=word == "broken") for word, names in sorted(found.items())]
+    found = by_key((row for row in rows if row.property_name == name), lambda row: row.worst)
+    names = {word: [row.implementation for row in of] for word, of in found.items()}
+    return [_set_apart(word, names[word], is_marked=word == "broken") for word in sorted(names)]
 
 
 def _findings(survey: Survey) -> Section | None:

@@ -36,6 +36,7 @@ from attncheck.reports.frames import (
     PROPERTIES,
     Column,
     Frames,
+    by_key,
     expected_failures,
     failing,
     groups,
@@ -409,9 +410,7 @@ def property_suites(
 
 
 def _tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.property_name, row.case, row.dtype), []).append(row)
+    groups = by_key(rows, lambda row: (row.property_name, row.case, row.dtype))
     for (name, case, dtype), group in groups.items():
         worst = worst_of(group)
         assert worst is not None, "a group has a row"

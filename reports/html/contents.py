@@ -25,7 +25,7 @@ from attncheck.errors import ResultsError
 from attncheck.reports.cells import Cell, CellRow, State, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS
 from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
-from attncheck.reports.frames import Column, Frames, expected_failures, failing, records, stage_order
+from attncheck.reports.frames import Column, Frames, by_key, expected_failures, failing, records, stage_order
 from attncheck.reports.sections import Details, Figure, Text
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
@@ -352,12 +352,9 @@ def _stage_cell(row: Mapping[str, Any]) -> StageCell:
 
 def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
     """Return the different cells of a case, each with its dtypes in full and shortly."""
-    alike: dict[Cell, list[str]] = {}
-    for dtype, cell in cells.items():
-        alike.setdefault(cell, []).append(dtype)
     return [
         (cell, " ".join(dtypes), " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes))
-        for cell, dtypes in alike.items()
+        for cell, dtypes in by_key(cells, cells.__getitem__).items()
     ]
 
 
@@ -387,9 +384,7 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
         return LETTERS_PER_ROW + LETTERS_PER_CELL * cells
 
     kept = within(urgent_first(table), letters, budget.matrix_letters)
-    files: dict[str, list[str]] = {}
-    for case in table:
-        files.setdefault(frames.cases[case]["file"], []).append(case)
+    files = by_key(table, lambda case: str(frames.cases[case]["file"]))
     return tuple(
         FileRows(
             file=file,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, document
 from attncheck.reports.frames import (
     Column,
     Frames,
+    by_key,
     element_in,
     expected_failures,
     failing,
@@ -125,10 +127,8 @@ def _rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, Any]]]:
         parts.append(pd.concat([bad, expected]).sort_index())
     parts[1] = parts[1].assign(against="number")
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else parts[0]
-    found: dict[Any, list[dict[str, Any]]] = {}
-    for row in records(rows):  # all at once: there may be a thousand cells
-        found.setdefault((row["case"], row["dtype"], row["environment"], row["implementation"]), []).append(row)
-    return found
+    # All at once: there may be a thousand cells.
+    return by_key(records(rows), itemgetter("case", "dtype", "environment", "implementation"))
 
 
 def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
