@@ -175,6 +175,36 @@ def attention(
     return output.astype(query.dtype), log_sum_exp[..., 0]
 
 
+def gradients(
+    query: Array,
+    key: Array,
+    value: Array,
+    grad_output: Array,
+    *,
+    stored: Mapping[str, Quantization],
+    coding: Callable[[Array, Quantization], Array] = codes_with_scales,
+) -> dict[str, Array]:
+    """Return the gradients of attention (B, H, L, D), with operands of products on the way back in codes."""
+
+    def coded(name: str, array: Array) -> Array:
+        return coding(array, stored[name]) if name in stored else array
+
+    q, k, v, g = (array.astype(np.float32) for array in (query, key, value, grad_output))
+    factor = np.float32(query.shape[-1] ** -0.5)
+    scores = q @ k.swapaxes(-1, -2) * factor
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    met = coded("grad_output", g)
+    centred = met @ v.swapaxes(-1, -2) - (g * (weights @ v)).sum(axis=-1, keepdims=True)
+    of_scores = coded("grad_scores", weights * centred)
+    found = {
+        "grad_query": factor * (of_scores @ coded("backward_key", k)),
+        "grad_key": factor * (of_scores.swapaxes(-1, -2) @ coded("backward_query", q)),
+        "grad_value": coded("backward_weights", weights).swapaxes(-1, -2) @ met,
+    }
+    return {name: array.astype(query.dtype) for name, array in found.items()}
+
+
 def _codes_of_weights(powers: Array, name: str) -> Array:
     per = "none" if GRIDS[name].precision else "tensor"
     return codes_with_scales(np.maximum(powers, 0), Quantization(GRIDS[name], per))

@@ -22,8 +22,10 @@ from attncheck.attention.errors import (
     Operand,
     Real,
     added,
+    error_of_codes,
     every_head,
     product_variance,
+    stored_operand_of,
     sum_of_row,
     summation_variance,
     transposed,
@@ -170,6 +172,7 @@ def _value_of_grad_weights(_: Computation, grad_output: Real, value: Real) -> Re
 
 
 def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> GradWeights:
+    grad_output = stored_operand_of("grad_output", grad_output, at.rounding)
     gradient, rounding, dp = grad_output.value, at.rounding, at.value
     values = every_head(value.value, gradient.shape[1])
     square, squares = dp**2, gradient**2 @ transposed(values**2)
@@ -439,6 +442,7 @@ class GradScores:
     slope: Slope
     value: Real  # p y kappa
     max_error: Real  # E_ds
+    of_codes: Real  # what it has of codes
 
     def variance(self, rounding: RoundingModel) -> Real:
         """Return the variance of each score's gradient from that of the logits'."""
@@ -510,8 +514,9 @@ def _variance_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: f
 
 
 def _error_of_grad_scores(at: At, logits: GradLogits, slope: Slope) -> GradScores:
-    value = slope.times(logits.value)
-    return GradScores(logits, slope, value, _through_softcap(logits, slope, at.rounding))
+    value, error = slope.times(logits.value), _through_softcap(logits, slope, at.rounding)
+    of_codes = error_of_codes("grad_scores", np.abs(value) + error, at.rounding)
+    return GradScores(logits, slope, value, added(error, of_codes), of_codes)
 
 
 def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) -> Real:

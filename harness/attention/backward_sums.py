@@ -36,9 +36,12 @@ from attncheck.attention.errors import (
     Finished,
     Operand,
     Real,
+    added,
     bound_of,
+    error_of_codes,
     every_head,
     product_factors,
+    stored_operand_of,
     sum_of_row,
     summation_variance,
     transposed,
@@ -215,6 +218,7 @@ def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDA
 
 
 def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
+    key = stored_operand_of("backward_key", key, at.rounding)
     keys = every_head(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
     sums = _of_scores(scores, keys, factor, at.rounding)
@@ -225,14 +229,14 @@ def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
 
 
 def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Finished:
-    factor = scale_of(at.problem)
+    factor, query = scale_of(at.problem), stored_operand_of("backward_query", query, at.rounding)
     sums = _with_errors(_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True)
     bound = bound_of_sums(sums, at.value, query.value.shape[-2], at.rounding)
     return finished("grad_key", scores.logits.weights, at.value, bound)
 
 
 def _error_of_value(at: At, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
-    sums = _of_weights(weights, grad_output, at.rounding)
+    sums = _of_weights(weights, stored_operand_of("grad_output", grad_output, at.rounding), at.rounding)
     bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
     return finished("grad_value", weights, at.value, bound)
 
@@ -284,6 +288,9 @@ def _of_scores(
     squares, square_operand = of_scores * of_scores, size * size
     max_error = scale * (errors @ size)
     value = transposed(scores.value) if by_key else scores.value
+    lost = _underflow(factor, attended @ square_operand, squares.sum(axis=-1, keepdims=True), rounding, power=2)
+    if scores.of_codes is not NOTHING:  # small ones all lose alike
+        lost = lost + (scale * ((transposed(scores.of_codes) if by_key else scores.of_codes) @ size)) ** 2
     return Sums(
         value=factor * (value @ operand),
         magnitude=scale * (of_scores @ size) + max_error,
@@ -296,7 +303,7 @@ def _of_scores(
         moves=NOTHING,
         deviation=NOTHING,
         floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
-        lost=_underflow(factor, attended @ square_operand, squares.sum(axis=-1, keepdims=True), rounding, power=2),
+        lost=lost,
     )
 
 
@@ -317,17 +324,23 @@ def _over_queries(scores: GradScores, query: Real, factor: Factor, rounding: Rou
 
 def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> Sums:
     """Return p^T g."""
-    gradient, rows, deviation = grad_output.value, weights.rows, NOTHING
+    gradient, rows, deviation, lost = grad_output.value, weights.rows, NOTHING, NOTHING
     size, square = grad_output.magnitude, gradient * gradient
-    max_error, variance = transposed(weights.max_error) @ size, transposed(weights.variance(rounding)) @ square
+    of_codes = error_of_codes("backward_weights", weights.largest + weights.max_error, rounding)
+    error, met = added(weights.max_error, of_codes), weights.largest
+    max_error, variance = transposed(error) @ size, transposed(weights.variance(rounding)) @ square
+    if of_codes is not NOTHING:  # small ones all lose alike
+        lost = (transposed(of_codes) @ size) ** 2
     if grad_output.max_error is not None and grad_output.variance is not None:
-        max_error = max_error + transposed(weights.largest) @ grad_output.max_error
+        if rounding.quantized:  # their errors are not small
+            met = met + error
+        max_error = max_error + transposed(met) @ grad_output.max_error
         variance = variance + transposed(rows.weights * rows.weights) @ grad_output.variance
     if weights.shares_errors:
         deviation = transposed(weights.deviation()) @ size
     return Sums(
         value=transposed(rows.weights) @ gradient,
-        magnitude=transposed(weights.largest + weights.max_error) @ size,
+        magnitude=transposed(weights.largest + error) @ size,
         squares=transposed(rows.weights * rows.weights) @ square,
         max_error=max_error,
         variance=variance,
@@ -337,7 +350,7 @@ def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: Roundi
         moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
         deviation=deviation,
         floor=NOTHING,
-        lost=NOTHING,
+        lost=lost,
     )
 
 

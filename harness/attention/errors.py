@@ -304,7 +304,7 @@ def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> O
         mean = value.mean(axis=-2, keepdims=True)
         of_mean = (sum(value.shape[-2:]) + 4) * _SINGLE * (size + np.abs(mean))
         size = np.abs(value - mean) + (size - np.abs(value)) + of_mean
-    error = _error_of_codes(size, quantization) + of_mean
+    error = error_of_codes(name, size, rounding) + of_mean
     variance = error * error
     return replace(
         operand,
@@ -316,7 +316,11 @@ def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> O
 _TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,), "head": (-2, -1), "tensor": None}
 
 
-def _error_of_codes(size: Real, quantization: Quantization) -> Real:
+def error_of_codes(name: str, size: Real, rounding: RoundingModel) -> Real:
+    """Return what codes lose of an operand, by the largest size of each element; ``NOTHING`` where it has none."""
+    quantization = rounding.quantization_of(name)
+    if quantization is None or not size.size:
+        return NOTHING
     grid = quantization.grid
     if quantization.per == "none":
         scale, lost = np.ones(()), np.maximum(size - grid.largest, 0.0)
@@ -325,7 +329,7 @@ def _error_of_codes(size: Real, quantization: Quantization) -> Real:
         least = kept.least * scale.max() if kept.second else kept.least
         scale, lost = (1 + kept.unit) * scale + least, quantization.lost_to_scale * size + least * grid.largest
     error: Real = np.maximum(grid.unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
-    return error
+    return np.where(size > 0, error, 0.0)
 
 
 def _largest_of_block(size: Real, quantization: Quantization) -> Real:

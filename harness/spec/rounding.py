@@ -556,6 +556,8 @@ def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
     grid, _, per = text.partition(" per ")
     if mean not in ("", "mean") or given.endswith(" less "):
         raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows")
+    if mean and name not in ("query", "key"):
+        raise ValueError("less mean is for query and key, whose scores differ by what a row of them has in common")
     block = _BLOCKS.fullmatch(per)
     if (int(block[1]) < 1) if block else (per and per not in _PER[1:]):
         raise ValueError(f"per {per}: expected per {', '.join(_PER[1:])}, or a number of rows or columns, as 64 rows")
@@ -595,9 +597,19 @@ PARTS: Mapping[str, Part] = {
     "weight_gradients": Part(
         "format in which gradients of weights are stored", partial(_kept_in, "weight_gradient_unit", "")
     ),
-    "query": Part("codes and scales of the query that meets the keys", partial(_operand_in, "query")),
-    "key": Part("codes and scales of the keys that meet the query", partial(_operand_in, "key")),
-    "value": Part("codes and scales of the values that meet the weights", partial(_operand_in, "value")),
+    **{
+        name: Part(f"codes and scales of the {words}", partial(_operand_in, name))
+        for name, words in {
+            "query": "query that meets the keys",
+            "key": "keys that meet the query",
+            "value": "values that meet the weights",
+            "grad_output": "output's gradient that meets values and weights",
+            "backward_weights": "weights that meet the output's gradient",
+            "grad_scores": "scores' gradient that meets query and keys",
+            "backward_query": "query that meets the scores' gradient",
+            "backward_key": "keys that meet the scores' gradient",
+        }.items()
+    },
 }
 """What a class may give up beside the one that it is like (docs/numerics.md, section 3.1)."""
 

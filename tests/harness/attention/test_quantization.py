@@ -15,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Problem
 from tables import tables_beside
-from traded_kernels import KERNELS, OF_16_BITS, codes_with_scales, declared, product_in_float16, tensor_core
+from traded_kernels import (
+    KERNELS,
+    OF_16_BITS,
+    codes_of,
+    codes_with_scales,
+    declared,
+    gradients,
+    product_in_float16,
+    scales_of,
+    tensor_core,
+)
 
 from attncheck import check
 from attncheck.accuracy import lines_of, measure_accuracy, small_cases
@@ -138,6 +148,29 @@ def test_sums_of_8_bits_that_are_not_promoted_are_found_over_many_keys() -> None
         for sums, holds in held.items():
             (judged,) = problem.judged(stages, "float16", eight + sums).judgements
             assert (judged.verdict is Verdict.AGREE) == holds, (promoted, sums, judged)
+
+
+def test_operands_of_products_on_the_way_back_are_held_to_their_codes() -> None:
+    operands = ("grad_output", "backward_weights", "grad_scores", "backward_query", "backward_key")
+    offenders = []
+    for turn, codes in enumerate(("int8 per 64 rows", "float8_e4m3fn per head", "int8 per head scaled in float16") * 3):
+        random, keys = np.random.default_rng(turn), (5, 64, 130)[turn // 3]
+        shapes = {"query": (1, 2, 70, 16), "key": (1, 2, keys, 16), "value": (1, 2, keys, 6)}
+        inputs = {name: random.normal(size=shape) for name, shape in shapes.items()}
+        inputs["grad_output"] = random.normal(size=(1, 2, 70, 6)) + turn % 2
+        problem = Problem("attention_gradients", {}, inputs).stored("float16")
+        name = "fused with " + " and ".join(f"{operand} {codes}" for operand in operands)
+        stored = dict(rounding_model_named(name, "float16").quantized)
+        for coding, holds in ((codes_with_scales, True), (_with_the_scales_of_the_next_head, False)):
+            found = gradients(**problem.inputs, stored=stored, coding=coding)
+            verdicts = {each.stage: each.verdict for each in problem.judged(found, "float16", name).judgements}
+            offenders += [(turn, stage) for stage, found in verdicts.items() if (found is Verdict.AGREE) != holds]
+    assert offenders == []
+
+
+def _with_the_scales_of_the_next_head(array: Any, quantization: Quantization) -> Any:
+    scales = scales_of(array * [[[1.0]], [[3.0]]], quantization)
+    return codes_of(array / scales, quantization.grid) * np.roll(scales, 1, axis=1)
 
 
 def test_what_is_traded_without_being_declared_is_named_by_its_accuracy() -> None:
