@@ -42,13 +42,15 @@ def approximate_tanh(argument: Array) -> Array:
     return np.ldexp(np.rint(np.ldexp(fraction, _TANH_BITS)), exponent - _TANH_BITS).astype(np.float32)
 
 
-def product_in_float16(left: Array, right: Array) -> Array:
-    """Add products up in float16, one after the other."""
-    total = np.zeros((), np.float16)
+def product_in_float16(left: Array, right: Array, promoted: float = math.inf) -> Array:
+    """Add products up in float16, one after the other, and so many of them in float32."""
+    whole, total = np.zeros((), np.float32), np.zeros((), np.float16)
     for index in range(left.shape[-1]):
         term = left[..., :, index, np.newaxis] * right[..., np.newaxis, index, :]
         total = (total.astype(np.float32) + term).astype(np.float16)
-    return total.astype(np.float32)
+        if (index + 1) % promoted == 0:
+            whole, total = whole + total.astype(np.float32), np.zeros((), np.float16)
+    return whole + total.astype(np.float32)
 
 
 def exact_product(left: Array, right: Array) -> Array:
@@ -231,6 +233,7 @@ flash3_fp8 = declared("flash3_fp8", weights_in="float8_e4m3fn", product=tensor_c
 sage1 = declared("sage1", product=product_in_float16, product_of_scores=exact_product)
 sage2 = declared("sage2", weights_in="float8_e4m3fn", product=tensor_core(14, 32, 64), product_of_scores=exact_product)
 llama_q8_0 = declared("llama_q8_0")
+float16_of_32 = declared("fused with sums float16 per 32 products", product=partial(product_in_float16, promoted=32))
 volta = declared("fused with sums cut at 24 bits", product=tensor_core(24, 4))
 ampere = declared("fused with sums cut at 25 bits", product=tensor_core(25, 8))
 hopper = declared("fused with sums cut at 26 bits", product=tensor_core(26, 16))
@@ -244,6 +247,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "sage2": sage2,
     "int8_weights": int8_weights,
     "llama_q8_0": llama_q8_0,
+    "float16_of_32": float16_of_32,
 }
 """Each with its class, as it declares it, and as ``kernel`` what returns a log_sum_exp as well."""
 OF_16_BITS: Mapping[str, Callable[..., Any]] = {"volta": volta, "ampere": ampere, "hopper": hopper}

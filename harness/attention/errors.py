@@ -204,15 +204,15 @@ def sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
 def variance_of_sum(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of a sum of products, whose factors are exact.
 
-    Partial sums that are cut off err in one direction: n such errors add up to sqrt(n) times those of either sign, and
-    so do sums of N products each, whose squares have the mean (N/n) s^2 + (1 - N/n) Q in all.
+    The squares of sums of N products each have the mean (N/n) s^2 + (1 - N/n) Q in all. Partial sums that are cut off
+    err in one direction: n such errors add up to sqrt(n) times those of either sign, and so do those of n/N sums.
     """
     within = np.minimum(length, rounding.sum_length)
-    if not rounding.cuts_sums:
-        return summation_variance(rounding.accumulate_unit, within, total_square, squares)
     cut = np.maximum(within, 1)
-    squares = squares * (3 * np.maximum(length, 1) / cut - 2)
-    return summation_variance(rounding.accumulate_unit, within, total_square, squares) * cut
+    parts = np.maximum(length, 1) / cut
+    if not rounding.cuts_sums:
+        return summation_variance(rounding.accumulate_unit, within, total_square, squares * (3 - 2 / parts))
+    return summation_variance(rounding.accumulate_unit, within, total_square, squares * (3 * parts - 2)) * cut
 
 
 def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:

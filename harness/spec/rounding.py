@@ -434,7 +434,8 @@ WITH, _AND = " with ", " and "
 _POWER = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
 _BLOCKS = re.compile(r"([0-9]+) (rows|columns)")
 _PER = ("none", "tensor", "head", "row", "channel")
-_CUT = re.compile(r"cut at ([1-9][0-9]) bits(?: per ([1-9][0-9]*) products)?")
+_CUT = re.compile(r"cut at ([1-9][0-9]) bits")
+_PRODUCTS = re.compile(r"(.*) per ([1-9][0-9]*) products")
 _SUMS = ("float32", "bfloat16", "float16")
 
 
@@ -510,17 +511,21 @@ def _kept_in(unit: str, underflow: str, model: RoundingModel, given: str) -> Rou
 
 def _sums(given: str) -> Sums:
     """Return a way to add products up: in a format, within its range, exactly, or by a unit that cuts off."""
-    single, cut = FORMATS["float32"], _CUT.fullmatch(given)
+    single, promoted = FORMATS["float32"], _PRODUCTS.fullmatch(given)
+    if promoted:
+        unit, within = single.unit_roundoff, _sums(promoted[1])
+        return within._replace(
+            accumulate_unit=within.accumulate_unit + unit, sum_length=float(promoted[2]), promoted_unit=unit
+        )
     if given in FORMATS:
         kept = FORMATS[given]
         return Sums(kept.unit_roundoff, kept.underflow, kept.largest if given == "float16" else math.inf)
     if given == "int32":  # and rounded once
         return Sums(single.unit_roundoff, single.underflow, sum_length=1)
-    if cut is None:
-        expected = f"{', '.join(_SUMS)}, cut at 14 bits, or cut at 14 bits per 128 products"
-        raise ValueError(f"{given!r} is no way to add products up; expected one of {expected}")
-    length, promoted = (float(cut[2]), single.unit_roundoff) if cut[2] else (math.inf, 0.0)
-    return Sums(_cut_at(int(cut[1])) + promoted, single.underflow, math.inf, True, length, promoted)
+    if cut := _CUT.fullmatch(given):
+        return Sums(_cut_at(int(cut[1])), single.underflow, cuts_sums=True)
+    expected = f"{', '.join(_SUMS)}, cut at 14 bits, or cut at 14 bits per 128 products"
+    raise ValueError(f"{given!r} is no way to add products up; expected one of {expected}")
 
 
 def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
