@@ -109,10 +109,12 @@ def make_numbers_of_codes(dequantize: Callable[..., Tensor]) -> Callable[..., li
     return numbers_of_codes
 
 
-def make_quantized_attention(numbers_of_codes: Callable[..., list[Tensor]], attention: Operation) -> Operation:
-    """Return attention to codes, of which ``numbers_of_codes`` makes numbers."""
+def make_quantized_attention(
+    numbers_of_codes: Callable[..., list[Tensor]], attention: Operation, group: Any = Stored
+) -> Operation:
+    """Return attention to codes, of which ``numbers_of_codes`` makes numbers, with the keywords of ``group``."""
 
-    @takes(Stored)
+    @takes(group)
     def quantized_attention(
         query: Tensor,
         key: Tensor,

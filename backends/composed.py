@@ -346,10 +346,8 @@ def make_gated_attention(attention: Operation, sigmoid: Callable[..., Tensor]) -
     return gated_attention
 
 
-def make_packed_attention(
-    arrays: Arrays, attention: Operation, sequence_of: Callable[[Tensor, Tensor], Tensor]
-) -> Operation:
-    """Return attention within sequences; ``sequence_of`` gives their number by their limits, for each position."""
+def make_packed_attention(arrays: Arrays, attention: Operation, searchsorted: Callable[..., Tensor]) -> Operation:
+    """Return attention within sequences; ``searchsorted`` is NumPy's."""
 
     @takes(Scored)
     def packed_attention(
@@ -366,7 +364,7 @@ def make_packed_attention(
         edges = options.pop("is_causal", False), options.pop("window", None)
         limits = [arrays.whole(each) for each in (cu_seqlens_q, cu_seqlens_k)]
         positions = [arrays.arange(each.shape[2], each) for each in (query, key)]
-        queries, keys = (sequence_of(*each) for each in zip(limits, positions, strict=True))
+        queries, keys = (searchsorted(*each, side="right") - 1 for each in zip(limits, positions, strict=True))
         lengths = [each[1:] - each[:-1] for each in limits]
         used = lengths[1] if key_lengths is None else arrays.whole(key_lengths)
         key_positions = positions[1] - arrays.take(limits[1], keys)

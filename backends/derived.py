@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
@@ -53,9 +53,9 @@ def output_alone(function: Operation) -> Operation:
 
 def make_gradients(
     operation: Operation,
-    differentiate: Callable[[Operation, Stages, Tensor, Mapping[str, Any]], Stages],
+    gradients: Callable[[Callable[..., Tensor], Sequence[Tensor], Tensor, Mapping[str, Any]], Sequence[Tensor]],
 ) -> Operation:
-    """Return the gradients of an operation: ``differentiate`` takes them by inputs, and by a bias and sinks if given.
+    """Return the gradients of an operation by its inputs, and by a bias and sinks if given, as a framework takes them.
 
     A past, and where queries begin, are no part of an operation that is differentiated.
     """
@@ -64,17 +64,23 @@ def make_gradients(
     grad_output = Parameter("grad_output", Parameter.POSITIONAL_OR_KEYWORD)
     options = [each for each in parameters if each not in inputs and each.name not in _WITHOUT_GRADIENTS]
     names = [each.name for each in (*inputs, grad_output)]
-    differentiated = [name for name in names[:-1] if name not in _PLACES]
+    own = [name for name in names[:-1] if name not in _PLACES]
 
     @wraps(operation)
-    def gradients(*tensors: Tensor, **named: Any) -> Stages:
+    def differentiated(*tensors: Tensor, **named: Any) -> Stages:
         given = {**dict(zip(names, tensors, strict=False)), **named}
-        own = {name: given.pop(name) for name in differentiated}
-        return differentiate(operation, own, given.pop("grad_output"), given)
+        by = [*own, *(name for name in ("bias", "sinks") if given.get(name) is not None)]
+        leaves, delta = [given.pop(name) for name in by], given.pop("grad_output")
 
-    gradients.__name__ = f"{operation.__name__}_gradients"
-    gradients.__signature__ = Signature([*inputs, grad_output, *options])  # type: ignore[attr-defined]
-    return gradients
+        def output_of(*leaves: Tensor, **others: Any) -> Tensor:
+            return operation(**dict(zip(by, leaves, strict=True)), **others)["output"]
+
+        found = gradients(output_of, leaves, delta, given)
+        return {f"grad_{name}": gradient for name, gradient in zip(by, found, strict=True)}
+
+    differentiated.__name__ = f"{operation.__name__}_gradients"
+    differentiated.__signature__ = Signature([*inputs, grad_output, *options])  # type: ignore[attr-defined]
+    return differentiated
 
 
 def absorbed(

@@ -7,7 +7,7 @@ Sources: Vaswani et al. 2017; Luong et al. 2015; Bahdanau et al. 2015; Graves et
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,18 +81,11 @@ def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     return {"weights": weights, "log_sum_exp": jax.nn.logsumexp(scores, axis=-1)}
 
 
-def differentiate(
-    attend: Callable[..., Stages], inputs: Stages, grad_output: Tensor, options: Mapping[str, Any]
-) -> Stages:
-    """Pull grad_output back to the inputs, and to a bias and sinks if given."""
-    given = {**inputs, **{name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}}
-    rest = {name: option for name, option in options.items() if name not in given}
-
-    def output_of(*arrays: Tensor) -> Tensor:
-        return attend(**dict(zip(given, arrays, strict=True)), **rest)["output"]
-
-    _, pull_back = jax.vjp(output_of, *given.values())
-    return {f"grad_{name}": gradient for name, gradient in zip(given, pull_back(grad_output), strict=True)}
+def gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor, others: Mapping[str, Any]
+) -> Any:
+    """Pull grad_output back to the inputs, by reverse mode."""
+    return jax.vjp(lambda *tensors: function(*tensors, **others), *inputs)[1](grad_output)
 
 
 def _normalize(vectors: Tensor, weight: Tensor | None, norm: Norm, epsilon: float) -> Tensor:
@@ -110,18 +103,6 @@ def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return projected if bias is None else projected + bias
 
 
-def _of_latents(latent: Tensor, projection: Tensor) -> Tensor:
-    return jnp.einsum("blc,hcw->bhlw", latent, projection)
-
-
-def _add_up(weights: Tensor, parts: Tensor) -> Tensor:
-    return jnp.einsum("bhqn,nbhqd->bhqd", weights, parts)
-
-
-def _sequence_of(limits: Tensor, positions: Tensor) -> Tensor:
-    return jnp.searchsorted(limits, positions, side="right") - 1
-
-
 dot_scores = composed.make_dot_scores(_ARRAYS)
 cosine_scores = composed.make_cosine_scores(_ARRAYS)
 general_scores = composed.make_general_scores(_ARRAYS)
@@ -132,11 +113,11 @@ _attend = composed.make_attend(mask_scores, softmax)
 general_attention = composed.make_attention_by(general_scores, _attend)
 additive_attention = composed.make_attention_by(additive_scores, _attend)
 cosine_attention = composed.make_attention_by(cosine_scores, _attend)
-attention_gradients = derived.make_gradients(attention, differentiate)
+attention_gradients = derived.make_gradients(attention, gradients)
 gated_attention = composed.make_gated_attention(attention, jax.nn.sigmoid)
-gated_attention_gradients = derived.make_gradients(gated_attention, differentiate)
-packed_attention = composed.make_packed_attention(_ARRAYS, attention, _sequence_of)
-packed_attention_gradients = derived.make_gradients(packed_attention, differentiate)
+gated_attention_gradients = derived.make_gradients(gated_attention, gradients)
+packed_attention = composed.make_packed_attention(_ARRAYS, attention, jnp.searchsorted)
+packed_attention_gradients = derived.make_gradients(packed_attention, gradients)
 _numbers_of_codes = codes.make_numbers_of_codes(
     codes.make_dequantize(
         *(jax.lax.convert_element_type, lambda values, places, dtype: jnp.array(values, dtype)[places]),
@@ -147,6 +128,6 @@ _paged = composed.make_paged_attention(_ARRAYS, attention, jnp.clip)
 paged_attention = codes.make_paged_attention_to_codes(_numbers_of_codes, _paged)
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
-latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
+latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(jnp.einsum, "blc,hcw->bhlw"))
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
-merge_states = composed.make_merge_states(_ARRAYS, softmax, _add_up)
+merge_states = composed.make_merge_states(_ARRAYS, softmax, partial(jnp.einsum, "bhqn,nbhqd->bhqd"))

@@ -37,7 +37,7 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 from attncheck.backends import derived, jax_backend
 from attncheck.backends.contract import Stages
-from attncheck.backends.library_arrays import JaxArrays, JittedArrays, KerasArrays, TokamaxArrays
+from attncheck.backends.library_arrays import FrameworkArrays, JittedArrays, KerasArrays, TokamaxArrays
 
 Result = TypeVar("Result")
 Compiled = Callable[..., Any]
@@ -215,7 +215,7 @@ def compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 JIT = derived.compiled(jax_backend, compiled)
 OUTPUT = derived.compiled_output(jax_backend, compiled)
 ABSORBED = derived.absorbed(jax_backend.attention, jnp.concatenate, lambda a, b: a @ b.mT, jax_backend, compiled)
-LIBRARY = JaxArrays(jax_backend)
+LIBRARY = FrameworkArrays(jax_backend)
 LIBRARY_JIT = JittedArrays(jax_backend, kept)
 TOKAMAX = TokamaxArrays(jax_backend, kept)
 KERAS = KerasArrays(LIBRARY_JIT, "jax")

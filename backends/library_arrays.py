@@ -33,7 +33,7 @@ class EagerArrays:
 
 @dataclass(frozen=True)
 class FrameworkArrays(EagerArrays):
-    """A framework's arrays: conversions, and what it says of itself, are those of its ``module`` here."""
+    """A framework's arrays: conversions, gradients, and what it says of itself, are those of its ``module`` here."""
 
     module: Any
 
@@ -41,31 +41,8 @@ class FrameworkArrays(EagerArrays):
         return getattr(self.module, name)
 
 
-class TorchArrays(FrameworkArrays):
-    """PyTorch's."""
-
-    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
-        """Differentiate sum(grad_output * function(*inputs)) by autograd."""
-        import torch
-
-        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-        with torch.enable_grad():
-            output = function(*leaves, **others)
-        return torch.autograd.grad(output, leaves, grad_output, materialize_grads=True)
-
-
-class JaxArrays(FrameworkArrays):
-    """JAX's, op by op."""
-
-    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
-        """Differentiate by reverse mode."""
-        import jax
-
-        return jax.vjp(lambda *tensors: function(*tensors, **others), *inputs)[1](grad_output)
-
-
 @dataclass(frozen=True)
-class JittedArrays(JaxArrays):
+class JittedArrays(FrameworkArrays):
     """JAX's, in ``jax.jit``, which ``compile_function`` puts a function into."""
 
     compile_function: Callable[[Function, Collection[str]], Function]
@@ -82,7 +59,7 @@ class JittedArrays(JaxArrays):
         rest = {name: each for name, each in others.items() if name not in arrays}
 
         def differentiated(inputs: Sequence[Tensor], grad_output: Tensor, arrays: Others) -> Any:
-            return jax.vjp(lambda *tensors: function(*tensors, **arrays, **rest), *inputs)[1](grad_output)
+            return self.module.gradients(function, inputs, grad_output, {**arrays, **rest})
 
         return jax.jit(differentiated)(list(inputs), grad_output, arrays)
 
@@ -97,19 +74,6 @@ class TokamaxArrays(JittedArrays):
         self.module.prepare(dtype, threads)
         if not flags.FLAGS.is_parsed():
             flags.FLAGS(["attncheck"])  # as openxla/tokamax#957 mends it
-
-
-class TensorFlowArrays(FrameworkArrays):
-    """TensorFlow's."""
-
-    def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
-        """Differentiate by GradientTape."""
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(list(inputs))
-            output = function(*inputs, **others)
-        return tape.gradient(output, list(inputs), output_gradients=grad_output)
 
 
 class KerasOnAnotherBackend(RuntimeError):

@@ -30,7 +30,6 @@ from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as p
 from attncheck.backends import jax_backend
 from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
 from attncheck.backends.derived import make_gradients, with_functions
-from attncheck.backends.jax_backend import differentiate
 
 _BLOCK, _LONGEST = 16, 128
 _MOST_PARTS, _MOST_PAGES_OF_A_BLOCK = 16, 8
@@ -166,7 +165,7 @@ def _largest_divisor(number: int, most: int) -> int:
 
 _mha = {"attention": _mha_attention(has_residuals=True), "packed_attention": _mha_packed(has_residuals=True)}
 _mha_gradients = {
-    f"{forward.__name__}_gradients": make_gradients(forward, differentiate)
+    f"{forward.__name__}_gradients": make_gradients(forward, jax_backend.gradients)
     for forward in (_mha_attention(has_residuals=False), _mha_packed(has_residuals=False))
 }
 MHA = with_functions(jax_backend, {**_mha, **_mha_gradients})

@@ -29,7 +29,6 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from attncheck.backends import jax_backend
 from attncheck.backends.contract import CallOptions, Stages, Tensor, takes_only
 from attncheck.backends.derived import make_gradients, with_functions
-from attncheck.backends.jax_backend import differentiate
 
 _LANES = 128
 
@@ -126,11 +125,11 @@ def _written_out(mask: Tensor | None, heads: int, shape: tuple[int, int]) -> lis
     return [[masks.NumpyMask(each)] for each in np.broadcast_to(allowed[0], (heads, *shape))]
 
 
-_flash_gradients = make_gradients(_flash, differentiate)
+_flash_gradients = make_gradients(_flash, jax_backend.gradients)
 FLASH = with_functions(
     jax_backend, {"attention": _interpreted(_flash), "attention_gradients": _interpreted(_flash_gradients)}
 )
-_splash_gradients = make_gradients(_splash(has_residuals=False), differentiate)
+_splash_gradients = make_gradients(_splash(has_residuals=False), jax_backend.gradients)
 SPLASH = with_functions(
     jax_backend, {"attention": _splash(has_residuals=True), "attention_gradients": _splash_gradients}
 )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from attncheck.backends import composed, derived
-from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, Tensor, takes
+from attncheck.backends import codes, composed, derived
+from attncheck.backends.contract import EmptyRows, Norm, Scored, Stages, Tensor
 
 
 def prepare(dtype: str, threads: int) -> None:
@@ -87,17 +87,14 @@ def softmax(scores: Tensor, *, empty_rows: EmptyRows = "zero") -> Stages:
     return {"weights": weights, "log_sum_exp": tf.reduce_logsumexp(scores, axis=-1)}
 
 
-def differentiate(
-    attend: Callable[..., Stages], inputs: Stages, grad_output: Tensor, options: Mapping[str, Any]
-) -> Stages:
-    """Differentiate sum(grad_output * output) by the inputs, and by a bias and sinks if given."""
-    given = {**inputs, **{name: options.get(name) for name in ("bias", "sinks")}}
-    sources = {f"grad_{name}": tensor for name, tensor in given.items() if tensor is not None}
+def gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor, others: Mapping[str, Any]
+) -> Any:
+    """Differentiate sum(grad_output * function(*inputs)) by GradientTape."""
     with tf.GradientTape() as tape:
-        tape.watch(sources)
-        output = attend(**inputs, **options)["output"]
-    gradients: Stages = tape.gradient(output, sources, output_gradients=grad_output)
-    return gradients
+        tape.watch(inputs)
+        output = function(*inputs, **others)
+    return tape.gradient(output, inputs, output_gradients=grad_output)
 
 
 def _normalize(vectors: Tensor, weight: Tensor | None, norm: Norm, epsilon: float) -> Tensor:
@@ -127,8 +124,11 @@ def _add_up(weights: Tensor, parts: Tensor) -> Tensor:
     return tf.reduce_sum(shares * parts, axis=0)
 
 
-def _sequence_of(limits: Tensor, positions: Tensor) -> Tensor:
-    return tf.searchsorted(limits, positions, side="right") - 1
+def _numbers_of_codes(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> list[Tensor]:
+    """Widen keys and values of 8 bits, and multiply them with their scales: there are no other codes."""
+    scales = options.pop("key_scale"), options.pop("value_scale")
+    widened = (tf.cast(each, query.dtype) * scale[..., None] for each, scale in zip((key, value), scales, strict=True))
+    return [query, *widened]
 
 
 dot_scores = composed.make_dot_scores(_ARRAYS)
@@ -141,33 +141,13 @@ _attend = composed.make_attend(mask_scores, softmax)
 general_attention = composed.make_attention_by(general_scores, _attend)
 additive_attention = composed.make_attention_by(additive_scores, _attend)
 cosine_attention = composed.make_attention_by(cosine_scores, _attend)
-attention_gradients = derived.make_gradients(attention, differentiate)
+attention_gradients = derived.make_gradients(attention, gradients)
 gated_attention = composed.make_gated_attention(attention, tf.sigmoid)
-gated_attention_gradients = derived.make_gradients(gated_attention, differentiate)
-packed_attention = composed.make_packed_attention(_ARRAYS, attention, _sequence_of)
-packed_attention_gradients = derived.make_gradients(packed_attention, differentiate)
+gated_attention_gradients = derived.make_gradients(gated_attention, gradients)
+packed_attention = composed.make_packed_attention(_ARRAYS, attention, tf.searchsorted)
+packed_attention_gradients = derived.make_gradients(packed_attention, gradients)
 paged_attention = composed.make_paged_attention(_ARRAYS, attention, tf.clip_by_value)
-
-
-@takes(Scored)
-def quantized_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_scale: Tensor,
-    value_scale: Tensor,
-    *,
-    mask: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    **options: Unpack[Scored],
-) -> Stages:
-    """Widen keys and values of 8 bits, multiply them with their scales, and attend."""
-    key, value = (
-        tf.cast(each, query.dtype) * factor[..., None] for each, factor in ((key, key_scale), (value, value_scale))
-    )
-    return attention(query, key, value, mask=mask, key_lengths=key_lengths, **options)
-
-
+quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention, Scored)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
 latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)

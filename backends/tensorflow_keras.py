@@ -29,10 +29,9 @@ import tensorflow as tf
 from attncheck.backends import tensorflow_backend
 from attncheck.backends.contract import CallOptions, Stages, Tensor, Window, takes_only
 from attncheck.backends.derived import make_gradients, with_functions
-from attncheck.backends.library_arrays import KerasArrays, TensorFlowArrays
-from attncheck.backends.tensorflow_backend import differentiate
+from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
 
-LIBRARY = KerasArrays(TensorFlowArrays(tensorflow_backend), "tensorflow")
+LIBRARY = KerasArrays(FrameworkArrays(tensorflow_backend), "tensorflow")
 
 
 def _with_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> Tensor | None:
@@ -219,7 +218,11 @@ def _set_weights(layer: Any, weights: dict[str, Tensor], biases: dict[str, Tenso
 
 
 ATTENTION = with_functions(
-    LIBRARY, {"attention": _layer_attention, "attention_gradients": make_gradients(_layer_attention, differentiate)}
+    LIBRARY,
+    {
+        "attention": _layer_attention,
+        "attention_gradients": make_gradients(_layer_attention, tensorflow_backend.gradients),
+    },
 )
 ADDITIVE = with_functions(LIBRARY, {"additive_scores": additive_scores})
 MHA = with_functions(LIBRARY, {"multi_head_attention": _layer_call(return_attention_scores=False)})

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from operator import and_
 from types import SimpleNamespace
 from typing import Any, Unpack
@@ -65,21 +65,16 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def differentiate(
-    attention: Callable[..., Stages],
-    inputs: Mapping[str, Tensor],
-    grad_output: Tensor,
-    options: Mapping[str, Any],
-) -> Stages:
-    """Differentiate sum(grad_output * output) of ``attention`` by its ``inputs``, and by a bias and sinks if given."""
-    given = {**inputs, **{name: options.get(name) for name in ("bias", "sinks")}}
+def gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor, others: Mapping[str, Any]
+) -> Any:
+    """Differentiate sum(grad_output * function(*inputs)) by autograd."""
     # detach() makes a leaf that shares memory and strides with the tensor that it is made from.
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items() if tensor is not None}
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
-        output = attention(**{**options, **leaves})["output"]
+        output = function(*leaves, **others)
     # Where an axis is empty, a kernel may not look at its bias at all: that gradient is zero, and here it is made so.
-    gradients = torch.autograd.grad(output, tuple(leaves.values()), grad_output, materialize_grads=True)
-    return {f"grad_{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+    return torch.autograd.grad(output, leaves, grad_output, materialize_grads=True)
 
 
 def sequences_of(
@@ -168,22 +163,14 @@ def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(inputs, weight.mT, bias)
 
 
-def _of_latents(latent: Tensor, projection: Tensor) -> Tensor:
-    return torch.einsum("blc,hcw->bhlw", latent, projection)
-
-
-def _add_up(weights: Tensor, parts: Tensor) -> Tensor:
-    return torch.einsum("bhqn,nbhqd->bhqd", weights, parts)
-
-
 _attend = composed.make_attend(mask_scores, softmax)
 general_attention = composed.make_attention_by(general_scores, _attend)
 additive_attention = composed.make_attention_by(additive_scores, _attend)
 cosine_attention = composed.make_attention_by(cosine_scores, _attend)
-attention_gradients = derived.make_gradients(attention, differentiate)
+attention_gradients = derived.make_gradients(attention, gradients)
 gated_attention = composed.make_gated_attention(attention, torch.sigmoid)
-gated_attention_gradients = derived.make_gradients(gated_attention, differentiate)
-packed_attention_gradients = derived.make_gradients(packed_attention, differentiate)
+gated_attention_gradients = derived.make_gradients(gated_attention, gradients)
+packed_attention_gradients = derived.make_gradients(packed_attention, gradients)
 _numbers_of_codes = codes.make_numbers_of_codes(
     codes.make_dequantize(
         Tensor.to,
@@ -196,8 +183,8 @@ _paged = composed.make_paged_attention(_ARRAYS, attention, torch.clamp)
 paged_attention = codes.make_paged_attention_to_codes(_numbers_of_codes, _paged)
 quantized_attention = codes.make_quantized_attention(_numbers_of_codes, attention)
 normalized_attention = composed.make_normalized_attention(_ARRAYS, attention, _normalize)
-latent_attention = composed.make_latent_attention(_ARRAYS, attention, _of_latents)
+latent_attention = composed.make_latent_attention(_ARRAYS, attention, partial(torch.einsum, "blc,hcw->bhlw"))
 multi_head_attention = composed.make_multi_head_attention(_ARRAYS, attention, _project)
-merge_states = composed.make_merge_states(_ARRAYS, softmax, _add_up)
+merge_states = composed.make_merge_states(_ARRAYS, softmax, partial(torch.einsum, "bhqn,nbhqd->bhqd"))
 _services = SimpleNamespace(prepare=prepare, describe=describe, from_numpy=from_numpy, to_numpy=to_numpy)
 ABSORBED = derived.absorbed(attention, torch.cat, lambda a, b: a @ b.mT, _services)

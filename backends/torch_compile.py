@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,9 +34,8 @@ from torch.nn.attention.flex_attention import (
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
-from attncheck.backends.derived import compiled, make_gradients, output_alone
-from attncheck.backends.library_arrays import TorchArrays
-from attncheck.backends.torch_backend import differentiate
+from attncheck.backends.derived import compiled, make_gradients, output_alone, with_functions
+from attncheck.backends.library_arrays import FrameworkArrays
 
 _MAX_COMPILATIONS = 1 << 16
 
@@ -67,7 +65,7 @@ def _gradients(forward: Callable[..., Stages]) -> Callable[..., Stages]:
     A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through
     the logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
     """
-    return make_gradients(_compiled(output_alone(forward)), differentiate)
+    return make_gradients(_compiled(output_alone(forward)), torch_backend.gradients)
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -122,10 +120,8 @@ COMPILED = compiled(
     describe=describe,
     **_DIFFERENTIATED,
 )
-OUTPUT = TorchArrays(
-    SimpleNamespace(
-        prepare=prepare, describe=describe, from_numpy=torch_backend.from_numpy, to_numpy=torch_backend.to_numpy
-    )
+OUTPUT = FrameworkArrays(
+    with_functions(torch_backend, {}, prepare=prepare, describe=describe, gradients=torch_backend.gradients)
 )
 """What ``fused`` is called on."""
 

@@ -28,8 +28,8 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.derived import make_gradients, with_functions
-from attncheck.backends.library_arrays import KerasArrays, TorchArrays
-from attncheck.backends.torch_backend import differentiate, sequences_of
+from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
+from attncheck.backends.torch_backend import sequences_of
 
 _REFUSALS = {
     "attn_mask should not be set when is_causal": (
@@ -76,7 +76,7 @@ flash, efficient, cudnn, math = map(
     _restricted_to,
     (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH),
 )
-LIBRARY = TorchArrays(torch_backend)
+LIBRARY = FrameworkArrays(torch_backend)
 KERAS = KerasArrays(LIBRARY, "torch")
 """What libraries that compute with torch are called on."""
 
@@ -141,15 +141,16 @@ def _lower_right_packed(
 
 
 UPPER_LEFT = with_functions(
-    torch_backend, {"attention": _upper_left, "attention_gradients": make_gradients(_upper_left, differentiate)}
+    torch_backend,
+    {"attention": _upper_left, "attention_gradients": make_gradients(_upper_left, torch_backend.gradients)},
 )
 LOWER_RIGHT = with_functions(
     torch_backend,
     {
         "attention": _lower_right,
-        "attention_gradients": make_gradients(_lower_right, differentiate),
+        "attention_gradients": make_gradients(_lower_right, torch_backend.gradients),
         "packed_attention": _lower_right_packed,
-        "packed_attention_gradients": make_gradients(_lower_right_packed, differentiate),
+        "packed_attention_gradients": make_gradients(_lower_right_packed, torch_backend.gradients),
     },
 )
 
@@ -178,5 +179,6 @@ def _nest(packed: Tensor, cu_seqlens: Tensor) -> Any:
 
 
 NESTED = with_functions(
-    torch_backend, {"packed_attention": _nested, "packed_attention_gradients": make_gradients(_nested, differentiate)}
+    torch_backend,
+    {"packed_attention": _nested, "packed_attention_gradients": make_gradients(_nested, torch_backend.gradients)},
 )

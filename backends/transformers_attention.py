@@ -37,7 +37,6 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eag
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 from attncheck.backends.derived import make_gradients, with_functions
-from attncheck.backends.torch_backend import differentiate
 
 _LAYERS = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
 _LONGEST = 64  # keys of a mask in which chunks are looked for
@@ -312,7 +311,7 @@ def _differentiable(implementation: str) -> SimpleNamespace:
         "attention": interface.attention,
         "packed_attention": interface.packed_attention,
     }
-    gradients = {f"{name}_gradients": make_gradients(each, differentiate) for name, each in functions.items()}
+    gradients = {f"{name}_gradients": make_gradients(each, torch_backend.gradients) for name, each in functions.items()}
     return with_functions(interface, {**functions, **gradients})
 
 
