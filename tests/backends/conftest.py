@@ -133,12 +133,6 @@ def _given_without_a_key(name: str, dtype: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def given_without_a_key() -> Callable[[str, str], dict[str, str]]:
-    """Return what tells what a mode gives for a row without a key in a dtype."""
-    return _given_without_a_key
-
-
-@pytest.fixture(scope="session")
 def judge_mode() -> Callable[..., dict[str, str]]:
     """Return what runs one operation in a mode, such as ``jax.jit``, and says the verdict on each stage.
 

@@ -177,7 +177,9 @@ def test_a_score_of_nan_or_infinity_shows_in_its_own_row_at_every_place_and_in_n
     assert np.isnan(stages["weights"][0, 0, 0, 1])
 
 
-def test_an_equal_shift_of_scores_and_an_empty_past_change_no_bit(run: Run) -> None:
+def test_an_equal_shift_and_an_empty_past_change_no_bit_and_an_output_bias_without_a_weight_is_refused(
+    run: Run,
+) -> None:
     # Quarters plus 8 are exact in bfloat16, so that who subtracts the maximum sees the same differences.
     scores = np.array([[[[0.25, -1.5, 3.0, 0.0, 2.75]]]])
     before, after = (run("softmax", each)["weights"] for each in (scores, scores + 8))
@@ -185,9 +187,6 @@ def test_an_equal_shift_of_scores_and_an_empty_past_change_no_bit(run: Run) -> N
     past = {"past_key": KEY[:, :, :0], "past_value": VALUE[:, :, :0]}
     with_past, without = run("attention", QUERY, KEY, VALUE, **past), run("attention", QUERY, KEY, VALUE)
     np.testing.assert_array_equal(with_past["output"], without["output"])
-
-
-def test_an_output_bias_without_an_output_weight_is_refused_rather_than_dropped(run: Run) -> None:
     with pytest.raises(ValueError, match="output_bias needs output_weight"):
         run("multi_head_attention", **PROJECTED, output_bias=normal(13), heads=3)
 

@@ -22,7 +22,7 @@ from attncheck.execution.operations import run_operation
 Arrays = dict[str, NDArray[Any]]
 Judge = Callable[..., dict[str, str]]
 RNG = np.random.default_rng(2205)
-TORCH, TENSORFLOW, JAX = (BACKENDS[name] for name in ("torch", "tensorflow", "jax"))
+TORCH, TENSORFLOW = (BACKENDS[name] for name in ("torch", "tensorflow"))
 
 
 def normal(*shape: int) -> NDArray[Any]:
@@ -34,7 +34,6 @@ INPUTS = {"query": normal(2, 4, 3, 6), "key": normal(2, 2, 5, 6), "value": norma
 PAST = {"past_key": normal(2, 2, 4, 6), "past_value": normal(2, 2, 4, 6)}
 SQUARE = {**INPUTS, "query": normal(2, 4, 5, 6)}
 GRAD_OUTPUT = {"grad_output": normal(2, 4, 3, 6)}
-MASK = np.array([True, True, False, True, True, True, True, True, True, True]).reshape(2, 1, 1, 5)
 BIAS = normal(1, 4, 1, 5)
 # Three sequences, of which the second has no keys: Lq 3 + 1 + 2, Lk 4 + 0 + 3.
 PACKED = {

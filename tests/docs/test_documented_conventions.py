@@ -23,7 +23,6 @@ SOURCE = ROOT / "docs" / "documented_conventions.yaml"
 REFUSED = "refused"
 LOADED_BY = {"keras": "tensorflow"}
 """The framework by which a library of another name computes here."""
-MARKS = {"torch", "tensorflow", "jax", "onnxruntime", "onnx", "mlx", "openvino"}
 
 ENTRIES: dict[str, dict[str, Any]] = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from here import INSIDE, run_here
-from tables import CASES
 
 from attncheck.reading.case import Case
 from attncheck.reading.loader import load_case_file
@@ -84,10 +83,3 @@ def fuzzing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Callable
             return folder
 
         yield make, importlib.import_module("fuzz_targets").TARGETS
-
-
-@pytest.fixture
-def calls_in_a_row(tmp_path: Path) -> Path:
-    """Write nine cases with one to nine queries, and return the folder of row.yaml; their ids are row/1-queries etc."""
-    (tmp_path / "row.yaml").write_text(CASES["row cases"], encoding="utf-8")
-    return tmp_path

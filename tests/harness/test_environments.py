@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tables import tables_beside
@@ -142,7 +141,10 @@ def test_it_says_which_release_changed_which_verdict(bisected: Invoke, capfd: py
         ("1.1", 1, 1, 1, 0),
         ("2.0", 2, 0, 0, 1),
     ]
-    changes = [(step["before"], step["after"], _changed(step)) for step in found["steps"]]
+    changes = [
+        (step["before"], step["after"], [(row["change"], row["case"]) for row in step["verdicts"]])
+        for step in found["steps"]
+    ]
     assert changes == [("1.0", "1.1", [("worse", "small/causal")]), ("1.1", "2.0", [("better", "small/causal")])]
     read = Bisection("toy-attention")
     for version in ("1.0", "1.1"):
@@ -152,10 +154,6 @@ def test_it_says_which_release_changed_which_verdict(bisected: Invoke, capfd: py
     assert "toy-attention 1.1 changed, against 1.0:" in text
     assert "small/causal" in text
     assert "right" in text.splitlines()[0]
-
-
-def _changed(step: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(row["change"], row["case"]) for row in step["verdicts"]]
 
 
 @needs_pip

@@ -76,11 +76,13 @@ def test_the_contract_has_the_inputs_and_options_of_the_specification_and_no_oth
     assert set(FUNCTIONS) == public - others
 
 
-def test_a_gradient_has_the_axes_of_its_input() -> None:
+def test_a_gradient_has_the_axes_of_its_input_and_every_option_belongs_to_an_operation() -> None:
     inputs = OPERATIONS["gated_attention_gradients"].inputs
     axes = {f"grad_{name}": spec.axes for name, spec in inputs.items() if spec.differentiable}
     assert tuple(axes) == GRADIENTS
     assert {name: STAGE_SPECS[name].axes for name in axes} == axes
+    assert [field.name for field in fields(Options)] == list(OPTIONS)
+    assert {name for own in OPERATIONS.values() for name in own.options} == set(OPTIONS)
 
 
 def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
@@ -91,11 +93,6 @@ def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
         for name in asking:
             options = {name: EVERYTHING[name]} if name in EVERYTHING else {}
             assert stage in computed_stages(own.name, options, [*required, name])
-
-
-def test_every_option_belongs_to_an_operation() -> None:
-    assert [field.name for field in fields(Options)] == list(OPTIONS)
-    assert {name for own in OPERATIONS.values() for name in own.options} == set(OPTIONS)
 
 
 ROOT = Path(__file__).parents[2]

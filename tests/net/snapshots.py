@@ -22,7 +22,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from by_hand import write_after, write_before, write_crowd
 from here import run_here
+from html_pages import VOID, Element, parse
 
 from attncheck.cli import app
 from attncheck.cli.output import frames_of
@@ -130,44 +130,24 @@ def shortened(value: Any) -> Any:
     return [*map(shortened, value[:_LISTED]), *more]
 
 
-class _Page(HTMLParser):
-    """The text of a page with its elements, without styles, scripts, pictures and identifiers."""
+_LEFT_OUT = {"style", "script", "svg", "img", "meta", "link"}
 
-    _LEFT_OUT = frozenset({"style", "script", "svg", "img", "meta", "link"})
-    _WITHOUT_END = frozenset({"img", "meta", "link", "br", "input", "hr"})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self._depth = self._skipped = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Write the element, unless it is left out."""
-        if tag in self._LEFT_OUT:
-            self._skipped += tag not in self._WITHOUT_END
-            return
-        if not self._skipped:
-            shown = "".join(f" {name}={value!r}" for name, value in attrs if name in ("class", "href", "title", "open"))
-            self.lines.append(f"{' ' * self._depth}<{tag}{shown}>")
-        self._depth += tag not in self._WITHOUT_END
-
-    def handle_endtag(self, tag: str) -> None:
-        """Go back to the element around it."""
-        if tag in self._LEFT_OUT:
-            self._skipped -= tag not in self._WITHOUT_END
-        else:
-            self._depth -= tag not in self._WITHOUT_END
-
-    def handle_data(self, data: str) -> None:
-        """Write text."""
-        if not self._skipped and (text := " ".join(data.split())):
-            self.lines.append(f"{' ' * self._depth}{text}")
+def _lines_of(element: Element, depth: int = 0) -> Iterator[str]:
+    """Yield an element's text with its elements, without styles, scripts, pictures and identifiers."""
+    for child in element.children:
+        if isinstance(child, str):
+            if text := " ".join(child.split()):
+                yield f"{' ' * depth}{text}"
+        elif child.tag not in _LEFT_OUT:
+            shown = [(name, child.attributes[name]) for name in child.attributes if name in ("class", "href", "title")]
+            shown += [("open", None)] * ("open" in child.attributes)
+            yield f"{' ' * depth}<{child.tag}{''.join(f' {name}={value!r}' for name, value in shown)}>"
+            yield from _lines_of(child, depth + (child.tag not in VOID))
 
 
 def _of_page(path: Path) -> str:
-    page = _Page()
-    page.feed(path.read_text(encoding="utf-8"))
-    return "\n".join(page.lines) + "\n"
+    return "\n".join(_lines_of(parse(path.read_text(encoding="utf-8")))) + "\n"
 
 
 def _without_version(text: str) -> str:

@@ -128,12 +128,22 @@ def test_versions_processors_implementations_and_expected_failures_that_differ_a
     assert known == {("changed", "it always was", 2, 1), ("appeared", "something else", 0, 1)}
 
 
-def test_single_runs_are_matched_whatever_their_labels_and_folders_by_label(hand: Any) -> None:
+def test_single_runs_are_matched_whatever_their_labels_and_folders_by_label_and_what_only_one_has_is_counted(
+    hand: Any,
+) -> None:
     one, other = hand.run([{}], label="old"), hand.run([FAILS], label="new")
     assert list(compared(one, other).verdicts["environment"]) == ["old -> new"]
     difference = compared([one, hand.run([{}], label="new")], [other, one])
     assert [(row.environment, row.change) for row in difference.verdicts.itertuples()] == [("new", "worse")]
     assert difference.compared == 2
+    difference = compared(hand.run([{}, {"dtype": "float32"}]), hand.run([{}], summary=False))
+    assert (difference.compared, difference.only) == (1, (1, 0))
+    assert difference.verdicts.empty
+    assert sentences(difference) == [
+        "0 verdicts got worse, 0 got better, 0 changed otherwise; 1 evaluation compared.",
+        "1 evaluation only in A, 0 only in B.",
+        "B: this run was interrupted, or is still going on: its results are not complete.",
+    ]
 
 
 def test_results_that_have_nothing_in_common_are_refused_with_what_differs(
@@ -148,17 +158,6 @@ def test_results_that_have_nothing_in_common_are_refused_with_what_differs(
             pair({}, fields)
     with pytest.raises(UsageError, match="nothing can be compared: B has no results"):
         compared(hand.run([{}]), hand.run())
-
-
-def test_what_only_one_has_is_counted_and_an_interrupted_run_is_told(hand: Any) -> None:
-    difference = compared(hand.run([{}, {"dtype": "float32"}]), hand.run([{}], summary=False))
-    assert (difference.compared, difference.only) == (1, (1, 0))
-    assert difference.verdicts.empty
-    assert sentences(difference) == [
-        "0 verdicts got worse, 0 got better, 0 changed otherwise; 1 evaluation compared.",
-        "1 evaluation only in A, 0 only in B.",
-        "B: this run was interrupted, or is still going on: its results are not complete.",
-    ]
 
 
 HOSTILE = "<script>alert(1)</script> | `x` *y* \n=1+1"

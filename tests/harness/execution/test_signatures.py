@@ -140,12 +140,6 @@ TARGETS = {
 }
 
 
-def implementation_of(target: Any) -> Implementation:
-    entry = entry_of(Target("kernels", "attention"), declarations(target, "attention"), None)
-    assert isinstance(entry, UserImplementation)
-    return Implementation(entry)
-
-
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return Plan.of(bundled().cases, ("float32", "float16"))
@@ -154,7 +148,8 @@ def plan() -> Plan:
 @pytest.mark.parametrize("name", TARGETS)
 def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     target = TARGETS[name]
-    implementation, backend = implementation_of(target), own_backend(target, "attention", BACKENDS["numpy"])
+    entry = entry_of(Target("kernels", "attention"), declarations(target, "attention"), None)
+    implementation, backend = Implementation(entry), own_backend(target, "attention", BACKENDS["numpy"])
     known, left_to_the_call = 0, 0
     for unit in plan.units[:: 5 if name == "usual" else 23]:
         case = plan.case(unit)

@@ -81,23 +81,10 @@ def test_a_call_ends_when_its_time_is_up_or_somebody_ends_it(worker: WorkerProce
         WorkerProcess().call(time.sleep, 60, seconds=0.3)
 
 
-SCRIPT = """
-import os, time
-from pathlib import Path
-from attncheck.execution.call import WorkerProcess
-
-worker = WorkerProcess()
-child = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=600)
-Path("pids.new").write_text(f"{worker.pid} {child}")
-Path("pids.new").rename("pids")
-time.sleep(60)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are taken along as Linux has it")
 def test_what_a_killed_harness_left_is_ended_by_the_next(tmp_path: Path, worker: WorkerProcess) -> None:
     own = worker.call(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "600", seconds=PATIENCE)
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path) as harness:
+    with subprocess.Popen([sys.executable, Path(__file__).with_name("left_behind.py")], cwd=tmp_path) as harness:
         wait_until((tmp_path / "pids").is_file)
         theirs, child = map(int, (tmp_path / "pids").read_text().split())
         end_strays()

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -193,15 +194,11 @@ def outcome(seed: int) -> Computed:
     return Computed({"weights": stage}, padded="with nothing", seconds=0.5)
 
 
-def refuse(*_: object) -> NoReturn:
-    raise OSError(errno.ENOSPC, "no space left on device")
-
-
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("held", [0, 200, 2**20])
 def test_outcomes_come_back_wherever_they_waited(held: int, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if full:
-        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+        monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
     failure = Failure("unsupported", "no such keyword", ("mask",))
     with closing(WaitingOutcomes(lambda unit: SERVING[unit.dtype], held)) as waiting:
         assert list(waiting.add(Unit(9, 9, "float64"), "a", outcome(1)) or ()) == ["a"], "one alone serves it"

@@ -111,10 +111,6 @@ def changed(stages: Stages, stage: str, index: tuple[int, ...], value: float) ->
     return stages | {stage: placed(stages[stage], index, value)}
 
 
-def failing(judgements: list[StageJudgement]) -> dict[str, Verdict]:
-    return {found.stage: found.verdict for found in judgements if found.verdict is not AGREE}
-
-
 def stage_rows(judged: CaseJudgement, implementation: str) -> dict[str, Row]:
     rows = [row for row in judged.rows if row.comparison == "stage" and row.implementation == implementation]
     return {row.stage: row for row in rows}
@@ -188,7 +184,7 @@ def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, ca
     judgements = judge_stages(truth, {"mine": stages["output"], **stages}, case.stage_shapes, "native")
     *found, last = judgements
     assert [each.stage for each in found] == STAGES
-    assert verdicts.items() <= failing(found).items()
+    assert verdicts.items() <= {each.stage: each.verdict for each in found if each.verdict is not AGREE}.items()
     assert where_it_begins(judgements) == next(stage for stage in STAGES if stage in own)
     for each in found:
         assert each.goes_wrong_here == (each.stage in own) or each.verdict is NONFINITE

@@ -56,12 +56,14 @@ LOG_SUM_EXP_IN_FLOAT32 = {
 }
 
 
-def test_names_are_unique_and_can_be_written_in_an_identifier() -> None:
+def test_names_are_unique_and_can_be_written_in_an_identifier_and_diagnoses_are_those_of_readings() -> None:
     assert len(SUBJECTS) == len(MUTANTS) + len(CONTROLS) + len(EQUIVALENT)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]+", name) for name in SUBJECTS)
     assert variant_named("reference") == SUBJECTS["reference"].backend
     with pytest.raises(KeyError):
         variant_named("no_such_fault")
+    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
+    assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= names
 
 
 def test_every_variant_says_what_it_does_and_where_it_applies() -> None:
@@ -116,11 +118,6 @@ def test_what_is_told_of_a_fault_is_right_wrong_or_nothing() -> None:
     assert how_named(honest, ("scale-one",)) == WRONGLY
     fit = Fit("scale-one", "", "scores", "numeric", "1")
     assert names_of([Decision(fit), Decision(), Decision(fit)]) == ("scale-one",)
-
-
-def test_names_that_faults_may_get_are_those_of_readings() -> None:
-    names = {reading.name for readings in CATALOGUE.values() for reading in readings}
-    assert {name for mutant in MUTANTS for name in mutant.diagnosis} <= names
 
 
 def test_a_new_option_has_its_faults_by_its_row() -> None:
@@ -317,15 +314,12 @@ def test_a_tensor_core_cuts_sums_off_towards_zero(terms: int) -> None:
     assert (found < exact).mean() > 0.9
 
 
-def test_a_tensor_core_aligns_what_it_adds_to_the_largest() -> None:
+def test_a_tensor_core_aligns_what_it_adds_to_the_largest_and_small_integers_are_exact() -> None:
     """2^24 and 1 do not meet in 24 bits: each 1 is lost beside 2^24, though four of them would not be."""
     left, right = np.array([[2.0**24, 1, 1, 1]], np.float32), np.ones((4, 1), np.float32)
     assert block_product(4)(left, right).item() == 2.0**24
     assert block_product(4)(left[:, ::-1], right).item() == 2.0**24
     assert (left[:, 1:] @ right[1:]).item() == 3
-
-
-def test_small_integers_are_exact_in_a_tensor_core() -> None:
     rng = np.random.default_rng(3)
     left, right = rng.integers(-8, 9, (6, 33)).astype(np.float32), rng.integers(-8, 9, (33, 5)).astype(np.float32)
     for products in PRODUCTS.values():

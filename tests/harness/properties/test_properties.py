@@ -85,14 +85,11 @@ BROKEN = replace(ROW, verdict="broken")
 EXPECTED, CLAIMED = replace(BROKEN, xfail=True), replace(ROW, verdict="within bounds", claim="bitwise")
 
 
-def test_what_fails_follows_from_the_outcome_and_the_claim() -> None:
+def test_what_fails_follows_from_outcome_and_claim_and_the_worst_row_stands_for_several() -> None:
     for claim, outcomes in TABLES["fails"].items():
         rows = {outcome: replace(ROW, verdict=outcome, claim=claim) for outcome in outcomes}
         assert {outcome: row.fails for outcome, row in rows.items()} == outcomes
         assert not any(replace(row, xfail=True).fails_run for row in rows.values())
-
-
-def test_the_worst_row_stands_for_several_and_a_run_disagrees_or_did_not_run() -> None:
     failed, unsupported = (replace(ROW, verdict=verdict) for verdict in ("failed", "unsupported"))
     for rows, code, worst in (
         ([ROW], ExitCode.AGREE, ROW),

@@ -48,12 +48,7 @@ app.load()  # all commands, whichever another test has loaded
 
 PLAIN = "attention/every-dimension-is-different-and-none-is-forgotten"
 DRAWN = "softmax/drawn-scores-are-normalised-over-the-last-axis-and-no-other"
-ATTENTION = """
-inputs:
-  query: {draw: randn, shape: [1, 2, 3, 5]}
-  key: {draw: randn, shape: [1, 2, 4, 5]}
-  value: {draw: randn, shape: [1, 2, 4, 6]}
-"""
+ATTENTION = TABLES["attention"]
 
 
 @pytest.fixture
@@ -134,7 +129,10 @@ def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
         if said:
             ends_with(1, bench.reproduce(bench.case("attention", ATTENTION), path), said)
         if in_few_lines:
-            ends_with(1, bench.run(compact(bench, path, "float32") or ""), in_few_lines)
+            entry = entry_of(Target.of(f"{path}:attention"), {}, None)
+            kernel = Implementation(entry, next(iter(entry.all_modes)))
+            text = shortly(bench.case("attention", TABLES["fields"]), kernel, "float32")
+            ends_with(1, bench.run(text or ""), in_few_lines)
 
 
 def test_of_what_no_script_can_show_none_is_written_and_why_is_said(bench: Bench, tmp_path: Path) -> None:
@@ -257,16 +255,6 @@ def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(bench: 
         assert "AssertionError" not in done.stderr
 
 
-FIELDS = """
-dtypes: [{dtype}]
-inputs:
-  query: {{draw: randn, shape: [1, 1, 2, 3]}}
-  key: {{draw: randn, shape: [1, 1, 3, 3]}}
-  value: {{draw: randn, shape: [1, 1, 3, 2]}}
-options: {{is_causal: true}}
-"""
-
-
 def shortly(case: Case, kernel: Implementation, dtype: str) -> str | None:
     """Write the short form, or none where it takes more."""
     found = explain_case(case, kernel, dtype, Limits())
@@ -274,19 +262,7 @@ def shortly(case: Case, kernel: Implementation, dtype: str) -> str | None:
     return text if len(text.splitlines()) <= MAX_LINES else None
 
 
-def compact(bench: Bench, path: str, dtype: str, fields: str = FIELDS) -> str | None:
-    entry = entry_of(Target.of(f"{path}:attention"), {}, None)
-    kernel = Implementation(entry, next(iter(entry.all_modes)))
-    return shortly(bench.case("attention", fields.format(dtype=dtype)), kernel, dtype)
-
-
-CALLED = """
-dtypes: [float32]
-inputs:
-  query: {draw: randn, shape: [1, 4, 3, 4]}
-  key: {draw: randn, shape: [1, 2, 5, 4]}
-  value: {draw: randn, shape: [1, 2, 5, 2]}
-"""
+CALLED = TABLES["of groups"]
 
 
 def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,10 +420,6 @@ def class_of(dtype: str) -> str:
     return "native" if dtype in ("float64", "float32") else "eager"
 
 
-def truth_of(case: Case, dtype: str) -> Truth:
-    return truth_of_case(case, dtype, convert_inputs(case, make_exact_inputs(case), dtype))
-
-
 def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
     """Return a stage whose errors are about as large as the bounds, some of them NaN and infinite."""
     exact, max_error = truth.exact[stage].high, truth.bounds(class_of(truth.dtype))[stage].max_error
@@ -468,7 +440,7 @@ def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.
 def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields: str) -> None:
     for dtype in ("float32", "float16"):
         case = bench.case("attention", f"dtypes: [{dtype}]\n{BY_KIND[fields]}")
-        truth = truth_of(case, dtype)
+        truth = truth_of_case(case, dtype, convert_inputs(case, make_exact_inputs(case), dtype))
         random = np.random.default_rng(7)
         found = 0
         for stage in {"scores", "masked", "weights", "output"} & truth.exact.keys():

@@ -128,25 +128,14 @@ def drawn(options: dict[str, object] | None = None) -> ConcreteCase:
     return ConcreteCase("attention", options or {}, inputs, "float32", {"key": "strided"}, True)
 
 
-def _needs_seventeen_keys(problem: ConcreteCase) -> bool:
-    return problem.lengths["Lk"] >= 17
-
-
-def _needs_a_bias_with_a_negative_number(problem: ConcreteCase) -> bool:
-    return bool((problem.inputs.get("bias", np.zeros(1)) < 0).any())
-
-
-def _needs_a_window_and_grouped_heads(problem: ConcreteCase) -> bool:
-    return "window" in problem.options and problem.lengths["Hkv"] < problem.lengths["H"]
-
-
 @pytest.mark.parametrize(
     ("fails", "asked", "most"),
     [
-        (_needs_seventeen_keys, set(), {"key": 17, "query": 1}),
-        (_needs_a_bias_with_a_negative_number, {"bias"}, {"bias": 1, "key": 1}),
-        (_needs_a_window_and_grouped_heads, {"window"}, {"query": 2, "key": 1}),
+        (lambda it: it.lengths["Lk"] >= 17, set(), {"key": 17, "query": 1}),
+        (lambda it: (it.inputs.get("bias", np.zeros(1)) < 0).any(), {"bias"}, {"bias": 1, "key": 1}),
+        (lambda it: "window" in it.options and it.lengths["Hkv"] < it.lengths["H"], {"window"}, {"query": 2, "key": 1}),
     ],
+    ids=["seventeen keys", "a bias with a negative number", "a window and heads that share a key"],
 )
 def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_one_before(
     fails: Callable[[ConcreteCase], bool], asked: set[str], most: dict[str, int]
