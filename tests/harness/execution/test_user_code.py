@@ -57,7 +57,7 @@ def names(chosen: ImplementationSelection) -> list[str]:
     return [item.name for item in chosen.implementations]
 
 
-def test_a_backend_means_its_default_mode_wherever_no_mode_is_named() -> None:
+def test_a_backend_means_its_default_mode_and_what_is_not_installed_is_left_out_unless_it_is_asked_for() -> None:
     entry = BackendEntry("here", "some_module", ("numpy",), modes=MODES, default_mode="jit")
     table = {"here": entry}
     assert Implementation(entry) == Implementation(entry, "jit")
@@ -66,9 +66,6 @@ def test_a_backend_means_its_default_mode_wherever_no_mode_is_named() -> None:
     assert names(bundled_implementations(None, table, ["here.*"])) == ["here.eager", "here.jit", "here.own"]
     for entry in BACKENDS.values():
         assert entry.default_mode in entry.all_modes
-
-
-def test_what_is_not_installed_is_left_out_unless_it_is_asked_for() -> None:
     here = (Implementation(HERE),)
     for backends in (None, []):
         assert bundled_implementations(backends, TABLE) == ImplementationSelection(here, left_out=("gone",))

@@ -129,7 +129,7 @@ def test_without_bounds_of_its_shape_nothing_is_said_of_values_that_differ() -> 
         assert found == Comparison(UNVERIFIED, f"values not compared: {reason}", (1,), 1.0, 3.0, 2.0)
 
 
-def test_differences_and_quotients_are_exact_and_raise_no_warning() -> None:
+def test_differences_quotients_and_condition_numbers_are_exact_and_raise_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compare([1.7e308], [-1.7e308], 1.0).verdict is NUMERIC
@@ -139,6 +139,9 @@ def test_differences_and_quotients_are_exact_and_raise_no_warning() -> None:
     assert (found.verdict, found.index, found.ratio) == (AGREE, (1,), 0.5)
     small = np.array([2.0**-60], np.float32)
     assert absolute_difference(np.array([1], np.float32), small).item() == 1 - 2.0**-60
+    numbers = condition_numbers(np.array([2.0, -2.0, 0.0, 0.0]), np.array([0.5, 0.5, 0.0, 0.5]), 0.25)
+    np.testing.assert_array_equal(numbers, [1.0, 1.0, 0.0, INF])
+    assert Conditioning(1.0, 1.0, 0, 1, 0.25).of(4.0, -2.0) == 8.0
 
 
 SPECIAL = st.sampled_from([NAN, INF, -INF, 0.0, 1.0, -2.5])
@@ -235,15 +238,6 @@ def test_a_large_error_is_a_warning_from_256_elements() -> None:
     ):
         assert measured(one_of(elements, z / 8)).tier is tier
         assert measured(one_of(elements, z / 8), generic=False).tier is Tier.WITHIN
-
-
-# Condition numbers.
-
-
-def test_condition_numbers_are_the_bound_in_units_of_rounding_the_number() -> None:
-    numbers = condition_numbers(np.array([2.0, -2.0, 0.0, 0.0]), np.array([0.5, 0.5, 0.0, 0.5]), 0.25)
-    np.testing.assert_array_equal(numbers, [1.0, 1.0, 0.0, INF])
-    assert Conditioning(1.0, 1.0, 0, 1, 0.25).of(4.0, -2.0) == 8.0
 
 
 DTYPE = Verdict.DTYPE

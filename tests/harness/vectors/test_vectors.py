@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_the_file_of_arrays_is_one_of_safetensors(folder: Path) -> None:
+def test_the_file_of_arrays_is_one_of_safetensors_and_a_call_is_recognised_by_its_bits_alone(folder: Path) -> None:
     with (folder / "vectors.safetensors").open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -83,6 +83,15 @@ def test_the_file_of_arrays_is_one_of_safetensors(folder: Path) -> None:
     place = line["inputs"][0]["data"]
     assert place["offset"] == 8 + length + header[place["tensor"]]["data_offsets"][0]
     assert place["offset"] % 8 == 0
+    query = np.arange(6, dtype=np.float32).reshape(2, 3)
+    one = digest_of_call("attention", {"window": (2, None)}, {"query": query})
+    assert one == digest_of_call("attention", {"window": [2, None]}, {"query": np.asfortranarray(query)})
+    assert one != digest_of_call("attention", {"window": (2, None)}, {"query": query.astype(np.float64)})
+    assert one != digest_of_call("attention", {}, {"query": query})
+    recorded = RecordedOutputs.__new__(RecordedOutputs)
+    recorded._places = {}
+    with pytest.raises(NotImplementedError, match="the case has changed since they were written"):
+        recorded.of_call("0")
 
 
 def test_outputs_are_judged_and_what_is_not_there_is_unsupported(
@@ -108,18 +117,6 @@ def test_outputs_are_judged_and_what_is_not_there_is_unsupported(
     given = ["vectors", "verify", str(folder), "--outputs", str(file), "--rounding-model", "float32=fused"]
     with pytest.raises(UsageError, match="expected a dtype and one of its rounding models, as float16=fused"):
         cli.app(given, standalone_mode=False)
-
-
-def test_a_call_is_recognised_by_its_bits_alone_and_a_case_that_has_changed_is_not_judged() -> None:
-    query = np.arange(6, dtype=np.float32).reshape(2, 3)
-    one = digest_of_call("attention", {"window": (2, None)}, {"query": query})
-    assert one == digest_of_call("attention", {"window": [2, None]}, {"query": np.asfortranarray(query)})
-    assert one != digest_of_call("attention", {"window": (2, None)}, {"query": query.astype(np.float64)})
-    assert one != digest_of_call("attention", {}, {"query": query})
-    recorded = RecordedOutputs.__new__(RecordedOutputs)
-    recorded._places = {}
-    with pytest.raises(NotImplementedError, match="the case has changed since they were written"):
-        recorded.of_call("0")
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path, folder: Path) -> None:
