@@ -197,7 +197,7 @@ def gradients(
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = powers / powers.sum(axis=-1, keepdims=True)
     met = coded("grad_output", g)
-    centred = met @ v.swapaxes(-1, -2) - (g * (weights @ v)).sum(axis=-1, keepdims=True)
+    centred = met @ coded("backward_value", v).swapaxes(-1, -2) - (g * (weights @ v)).sum(axis=-1, keepdims=True)
     of_scores = coded("grad_scores", weights * centred)
     found = {
         "grad_query": factor * (of_scores @ coded("backward_key", k)),

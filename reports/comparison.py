@@ -301,19 +301,24 @@ class Drift(NamedTuple):
 def drift(frames: Frames, directory: Path) -> Drift:
     """Compare a run's verdicts with the published ones, by case, implementation and dtype.
 
-    What the run left out because other cases stand for it is no difference, nor is a case that is not published, or one
-    that is no longer there: what is published is of the corpus of its release.
+    What the run left out because other cases stand for it is no difference, nor is a case, or a dtype of one, that
+    is not published, or a case that is no longer there: what is published is of the corpus of its release.
     """
     left_out, published, found = _left_out(frames), read_verdicts(directory), verdicts_of(frames)
     there = {harmless(case) for case in frames.results["case"]}
     cases = {evaluation.case for evaluation in published}
     cases = cases & there or cases  # a run of nothing that is published agrees with none of it
+    units = {(evaluation.case, evaluation.dtype) for evaluation in published if evaluation.case in cases}
     expected = {
         evaluation: verdict.outcome
         for evaluation, verdict in published.items()
         if evaluation.case in cases and evaluation not in left_out
     }
-    now = {evaluation: verdict.outcome for evaluation, verdict in found.items() if evaluation.case in cases}
+    now = {
+        evaluation: verdict.outcome
+        for evaluation, verdict in found.items()
+        if (evaluation.case, evaluation.dtype) in units
+    }
     unpublished = {evaluation.case for evaluation in found} - cases
     return Drift(changes(expected, now), len(now), len(unpublished))
 

@@ -189,7 +189,8 @@ def _block(block: sections.Block) -> list[str]:
         case sections.Code():
             lines = ["```", *block.lines, "```"]
         case sections.Details():
-            start = f"<details{' open' * block.is_open}>", f"<summary>{html.escape(block.summary)}</summary>"
+            summary = html.escape(" ".join(block.summary.split()))  # in one line: a line of its own may be a heading
+            start = f"<details{' open' * block.is_open}>", f"<summary>{summary}</summary>"
             lines = [*start, "", *blocks_lines(block.blocks), "", "</details>"]
         case sections.Subsection():
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]

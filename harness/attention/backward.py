@@ -24,6 +24,7 @@ from attncheck.attention.errors import (
     added,
     error_of_codes,
     every_head,
+    finite,
     product_variance,
     stored_operand_of,
     sum_of_row,
@@ -175,30 +176,42 @@ def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> Grad
     grad_output = stored_operand_of("grad_output", grad_output, at.rounding)
     gradient, rounding, dp = grad_output.value, at.rounding, at.value
     values = every_head(value.value, gradient.shape[1])
+    of_codes = error_of_codes("backward_value", np.abs(finite(value.value)), rounding)
+    of_codes = of_codes if of_codes is NOTHING else every_head(of_codes, gradient.shape[1])
     square, squares = dp**2, gradient**2 @ transposed(values**2)
     variance = product_variance(rounding, values.shape[-1], square, squares)
     of_factors = rounding.product_spread**2 * squares
     if grad_output.variance is not None:
         of_factors = of_factors + grad_output.variance @ transposed(values**2)
+    if of_codes is not NOTHING:
+        of_factors = of_factors + gradient**2 @ transposed(of_codes**2)
     return GradWeights(
         value=dp,
         grad_output=grad_output,
         values=values,
-        max_error=_worst_of_grad_weights(grad_output, values, np.abs(dp), rounding),
+        max_error=_worst_of_grad_weights(grad_output, values, of_codes, np.abs(dp), rounding),
         variance=variance + rounding.weight_gradient_unit**2 * square,
         of_factors=of_factors,
-        shares_errors=bool(rounding.product_unit) or grad_output.variance is not None,
+        shares_errors=bool(rounding.product_unit) or grad_output.variance is not None or of_codes is not NOTHING,
     )
 
 
-def _worst_of_grad_weights(gradient: Operand, values: Real, size: Real, rounding: RoundingModel) -> Real:
-    """Return E_dp."""
+def _worst_of_grad_weights(
+    gradient: Operand, values: Real, of_codes: Real, size: Real, rounding: RoundingModel
+) -> Real:
+    """Return E_dp; ``of_codes`` is what values lose to theirs."""
     width, u_acc = values.shape[-1], rounding.accumulate_unit
+    met = transposed(added(np.abs(values), of_codes))
+    largest = gradient.magnitude
+    if gradient.max_error is not None and rounding.quantized:  # its errors are not small
+        largest = largest + gradient.max_error
     underflow = rounding.weight_underflow if rounding.weight_gradient_unit > u_acc else rounding.accumulate_underflow
     relative = width * u_acc + rounding.product_error
-    summed = relative * (gradient.magnitude @ transposed(np.abs(values)))
+    summed = relative * (largest @ met)
     if gradient.max_error is not None:
-        summed = summed + gradient.max_error @ transposed(np.abs(values))
+        summed = summed + gradient.max_error @ met
+    if of_codes is not NOTHING:
+        summed = summed + gradient.magnitude @ transposed(of_codes)
     error: Real = summed + rounding.weight_gradient_unit * (size + summed)
     error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
     if rounding.product_unit:  # a factor that is flushed to zero

@@ -609,6 +609,7 @@ PARTS: Mapping[str, Part] = {
             "key": "keys that meet the query",
             "value": "values that meet the weights",
             "grad_output": "output's gradient that meets values and weights",
+            "backward_value": "values that meet the output's gradient",
             "backward_weights": "weights that meet the output's gradient",
             "grad_scores": "scores' gradient that meets query and keys",
             "backward_query": "query that meets the scores' gradient",

@@ -107,7 +107,7 @@ def hostile_frames(hand: Any) -> Frames:
     rows.append(hand.row(**of, comparison="pair", stage="output", other=LONG, verdict="numeric", **pair))
     texts: dict[str, Any] = {"left_out": {LONG: LONG}, "missing": {LONG: LONG}, "faults": [LONG], "flags": {"A": LONG}}
     run = hand.run(rows, label=LONG, name="run", cases=[case], summary=False, command=LONG, platform=LONG, **texts)
-    broken = Row(SHORT, "softmax", "float32", SHORT, "property", "weights", "broken")
+    broken = Row(identity, "softmax", "float32", LONG, "property", "weights", "broken")
     write_property_rows(run, [replace(broken, property_name="repeated", variant=LONG, index="0,1", message=LONG)])
     made: Frames = hand.frames_of(run)
     return made
@@ -210,7 +210,7 @@ def test_terminal_html_and_csv_show_the_text_and_act_on_none_of_it(written: Path
         done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
         words = done.stdout.decode().split("\0")
         assert words[0] == "attncheck"
-        assert words[2:4] in ([f"{LONG}/case", LONG], [f"{LONG}/case", f"{LONG} 2"])
+        assert words[2:4] in ([f"{LONG}/case", LONG], [f"{LONG}/case", f"{LONG} 2"], [LONG, "--cases"])
     seen = ""
     for path in (written / "report").glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:

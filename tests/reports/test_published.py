@@ -92,7 +92,8 @@ def test_what_is_not_published_or_was_not_asked_for_is_no_drift_and_is_told(tmp_
     publish(hand.frames([{"case": f"file/{name}"} for name in "abc"]), folder)
     rest: list[dict[str, Any]] = [{"case": "file/b"}, {"case": "file/c"}]
     left_out = {"case": "file/a", "verdict": "unsupported", "stage": "", "lacks": ALL_CASES}
-    run = hand.run([left_out, *rest, {"case": "file/new", "verdict": "numeric"}])
+    new = [{"case": "file/new", "verdict": "numeric"}, {"case": "file/b", "dtype": "float32", "verdict": "numeric"}]
+    run = hand.run([left_out, *rest, *new])
     code, out, err = command("publish", run, "--check", "--published", folder)
     assert (code, err) == (0, "")
     assert out.splitlines() == [

@@ -152,7 +152,7 @@ def test_sums_of_8_bits_that_are_not_promoted_are_found_over_many_keys() -> None
 
 
 def test_operands_of_products_on_the_way_back_are_held_to_their_codes() -> None:
-    operands = ("grad_output", "backward_weights", "grad_scores", "backward_query", "backward_key")
+    operands = ("grad_output", "backward_value", "backward_weights", "grad_scores", "backward_query", "backward_key")
     offenders = []
     for turn, codes in enumerate(("int8 per 64 rows", "float8_e4m3fn per head", "int8 per head scaled in float16") * 3):
         random, keys = np.random.default_rng(turn), (5, 64, 130)[turn // 3]
