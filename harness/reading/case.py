@@ -264,32 +264,17 @@ _UNPICKLED = frozenset(
 )
 
 
-def load_kept_case_file(
-    path: Path, display_name: str, id_prefix: str, known_tags: Iterable[str], store: Store
-) -> list[Case]:
-    """Do as ``load_case_file`` does, unless the same file was read before. Raises ``CaseError``.
+def load_kept_case_file(path: Path, named: object, store: Store, load: Callable[[], list[Case]]) -> list[Case]:
+    """Return what ``load`` makes of a case file, which is ``named`` so, unless the same file was read before.
 
-    A file of cases whose arrays lie in files of their own is read every time: those may have changed.
+    Raises what ``load`` does. A file whose arrays lie in files of their own is read every time: those may have changed.
     """
-    tags = sorted(known_tags)
-
-    def load() -> list[Case]:
-        from attncheck.reading.loader import load_case_file
-
-        return load_case_file(path, display_name, id_prefix, tags)
-
-    cases = _kept(path, (display_name, id_prefix, tags), store, load, cases_to_bytes, cases_from_bytes)
+    cases = _kept(path, named, store, load, cases_to_bytes, cases_from_bytes)
     return load() if any(map(_has_stored_arrays, cases)) else cases
 
 
-def load_kept_tags(folder: Path, display_name: str, store: Store) -> dict[str, TagEntry]:
-    """Read a folder's tags.yaml, unless the same file was read before. Raises ``CaseError``."""
-
-    def load() -> dict[str, TagEntry]:
-        from attncheck.reading.loader import load_tags
-
-        return load_tags(folder, display_name)
-
+def load_kept_tags(folder: Path, store: Store, load: Callable[[], dict[str, TagEntry]]) -> dict[str, TagEntry]:
+    """Return what ``load`` makes of a folder's tags.yaml, unless the same file was read before; raise what it does."""
     return _kept(folder / TAG_FILE, TAG_FILE, store, load, _packed, lambda data: _unpacked(data, dict, TagEntry))
 
 

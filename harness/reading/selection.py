@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from glob import escape
 from importlib.resources import files
 from itertools import chain
@@ -307,8 +308,13 @@ def _path_beside_id(path: Path, base: Path) -> str:
 
 
 def _add_tags(folder: Path, name: str, reading: _Reading) -> None:
+    def load() -> dict[str, TagEntry]:
+        from attncheck.reading.loader import load_tags  # what is kept of files needs no more of it
+
+        return load_tags(folder, name)
+
     try:
-        reading.tags.update(load_kept_tags(folder, name, reading.store))
+        reading.tags.update(load_kept_tags(folder, reading.store, load))
     except CaseError as error:
         reading.faults.extend(error.faults)
 
@@ -316,13 +322,19 @@ def _add_tags(folder: Path, name: str, reading: _Reading) -> None:
 def _read(case_files: Iterable[_File], reading: _Reading) -> Iterator[_Found]:
     """Read one file after the other: of many, only what is kept of each is in memory."""
     for file in case_files:
-        path = file.path.resolve()
+        path, named = file.path.resolve(), (file.name, file.id_prefix, sorted(reading.tags))
         try:
-            cases = load_kept_case_file(file.path, file.name, file.id_prefix, reading.tags, reading.store)
+            cases = load_kept_case_file(file.path, named, reading.store, partial(_load, file.path, *named))
         except CaseError as error:
             reading.faults.extend(error.faults)
         else:
             yield from ((path, replace(case, path=file.beside_id) if file.beside_id else case) for case in cases)
+
+
+def _load(path: Path, name: str, id_prefix: str, tags: Sequence[str]) -> list[Case]:
+    from attncheck.reading.loader import load_case_file
+
+    return load_case_file(path, name, id_prefix, tags)
 
 
 def _of_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_Found]:

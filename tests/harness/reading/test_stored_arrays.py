@@ -24,6 +24,7 @@ from attncheck.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.loader import load_case_file
 from attncheck.reading.selection import Selection, select_cases
 from attncheck.store import Store, UnreadableEntry, digest_of
 
@@ -271,7 +272,8 @@ def load_expecting(folder: Path, printed: str, more: str = "", store: Store | No
     text = HEAD.replace("softmax", "attention").replace("scores: SCORES", "query: &x {identity: 2}, key: *x, value: *x")
     text += f"    expect: [{{stage: output, printed: {printed}}}]\n{more}"
     (folder / "cases.yaml").write_text(text, encoding="utf-8")
-    [case] = load_kept_case_file(folder / "cases.yaml", "cases.yaml", "cases", (), store or Store(folder / "store"))
+    path, named = folder / "cases.yaml", ("cases.yaml", "cases", ())
+    [case] = load_kept_case_file(path, named, store or Store(folder / "store"), lambda: load_case_file(path, *named))
     return case
 
 
