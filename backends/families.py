@@ -41,6 +41,7 @@ class Family:
         bias: The name of a bias that is given apart from a mask.
         bias_beside_mask: Whether a call may have both.
         sinks: The names of one logit for each head.
+        descales: The names of scales of codes of query, key and value, (B, Hkv) in float32.
         key_lengths: The name of how many keys of each batch entry are used.
         lengths_dtype: The dtype in which these are given.
         numbers_in_float32: Whether scale and softcap are held in float32, whatever the arrays' dtype.
@@ -77,6 +78,7 @@ class Family:
     bias: str = ""
     bias_beside_mask: bool = True
     sinks: tuple[str, ...] = ()
+    descales: tuple[str, ...] = ()
     key_lengths: str = ""
     lengths_dtype: str = "int64"
     numbers_in_float32: bool = False
@@ -94,6 +96,8 @@ class Family:
         return f"{self.causal}=True" if self.causal else f'{self.mask}="{self.causal_mask}"'
 
 
+_DESCALES = ("q_descale", "k_descale", "v_descale")
+"""https://github.com/Dao-AILab/flash-attention/blob/main/hopper/flash_attn_interface.py, and torch's own call of it."""
 _NO_DROPOUT: Mapping[str, Any] = {"dropout_p": 0.0, "p": 0.0, "dropout": 0.0, "deterministic": False}
 
 FUNCTIONS = ("attention", "attention_gradients")
@@ -108,6 +112,7 @@ FAMILIES: Mapping[str, Family] = {
             layout="BHLD",
             causal="is_causal",
             mask="attn_mask",
+            descales=_DESCALES,
             grouped="enable_gqa",
             neutral=_NO_DROPOUT,
         ),
@@ -124,6 +129,7 @@ FAMILIES: Mapping[str, Family] = {
             softcap=("softcap",),
             no_softcap=0.0,
             sinks=("learnable_sink", "s_aux", "sinks"),
+            descales=_DESCALES,
             log_sum_exp=("return_attn_probs", "return_softmax_lse", "return_lse"),
             neutral=_NO_DROPOUT,
         ),

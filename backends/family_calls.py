@@ -119,6 +119,7 @@ _ATTENTION = ("query", "key", "value")
 _INPUTS: Mapping[str, tuple[str, ...]] = {
     "attention": _ATTENTION,
     "attention_gradients": (*_ATTENTION, "grad_output"),
+    "quantized_attention": (*_ATTENTION, "key_scale", "value_scale"),
     "packed_attention": (*_ATTENTION, "cu_seqlens_q", "cu_seqlens_k"),
     "paged_attention": ("query", "key_pages", "value_pages", "block_table", "key_lengths"),
 }
@@ -151,15 +152,16 @@ def contract_functions(
     """Return a function of a family as those of the contract that it can be asked for, by name.
 
     A function that takes ``cu_seqlens_q`` is asked for packed sequences, one that takes ``block_table`` and
-    ``cache_seqlens`` for paged caches, and any other for attention. Raises ``UnfitFunctionError`` where it cannot be
-    called.
+    ``cache_seqlens`` for paged caches, and any other for attention, to codes too if it takes their scales. Raises
+    ``UnfitFunctionError`` where it cannot be called.
     """
     own = FamilyFunction.of(function, family, arrays, guard=guard)
     if own.names.issuperset(_PAGED):
         return {"paged_attention": own.as_contract("paged_attention", own.paged_attention)}
     if own.names.issuperset(_PACKED):
         return {"packed_attention": own.as_contract("packed_attention", own.packed_attention)}
-    return {"attention": own.as_contract("attention", own.attention)}
+    names = ["attention", "quantized_attention"] if own.takes_codes else ["attention"]
+    return {name: own.as_contract(name, getattr(own, name)) for name in names}
 
 
 def library_functions(
@@ -232,8 +234,24 @@ def _of_keys(allowed: Array, batch: int, keys: int) -> Array:
     return np.broadcast_to(first[:, 0, 0], (batch, keys))
 
 
+def _of_heads(scale: Array, batch: int, heads: int) -> Array:
+    """Return the scale of codes of each entry and head of keys, (B, Hkv), of one that broadcasts to (B, H, L).
+
+    Raises ``UnsupportedError`` where tokens, or query heads of the same keys, have their own, or float32 has not them.
+    """
+    scale = scale.reshape((1,) * (3 - scale.ndim) + scale.shape)
+    groups = scale.reshape(scale.shape[0], min(heads, scale.shape[1]), -1)
+    if not (groups == groups[..., :1]).all():
+        raise UnsupportedError("takes one scale of codes for each head of keys", ("scales of tokens",))
+    found = np.broadcast_to(groups[..., 0], (batch, heads))
+    if not (found == found.astype(np.float32)).all():
+        raise UnsupportedError("holds scales of codes in float32, and these are none", ("scales in float64",))
+    return found.astype(np.float32)
+
+
 def _words(family: Family) -> set[str]:
     several = (*family.scale, *family.window, *family.softcap, *family.sinks, *family.log_sum_exp, *family.neutral)
+    several += family.descales
     single = (family.causal, family.window_left, family.mask, family.bias, family.key_lengths, family.grouped)
     return {*filter(None, single), *several, *_PACKED, *_PAGED, *_LONGEST, "seqused_k"}
 
@@ -282,6 +300,11 @@ class FamilyFunction:
         """Return whether there is such a word, and the function has it."""
         return bool(name) and name in self.names
 
+    @property
+    def takes_codes(self) -> bool:
+        """Whether it takes the scales of codes."""
+        return bool(self.family.descales) and self.names.issuperset(self.family.descales)
+
     def as_contract(self, name: str, call: Callable[..., Stages]) -> Callable[..., Stages]:
         """Return a call as one of the contract's functions, whose signature says what it can be asked for."""
         inputs = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in _INPUTS[name]]
@@ -321,6 +344,9 @@ class FamilyFunction:
         yield from (each for each, names in words.items() if self.named(names))
         is_causal = self.has(family.causal) or (self.has(family.mask) and bool(family.causal_mask))
         has_window = bool(self.named(family.window)) or self.has(family.window_left)
+        if name == "quantized_attention":
+            yield from ("query_scale", "stored_as")
+            yield from ("mask", "key_lengths") if self.has(family.mask) else ()
         if name.startswith("attention"):
             is_masked = self.has(family.mask)
             yield from _FOLDED if is_masked or is_causal or has_window else ("past_key", "past_value")
@@ -374,6 +400,18 @@ class FamilyFunction:
             allowed = reach_of(given, inputs[0].shape[-2], inputs[1].shape[-2], 0).allowed(*more["bias"].shape[-2:])
             stages["grad_bias"] = _of_bias(stages["grad_bias"], allowed, given["bias"].shape)
         return {name: self.arrays.from_numpy(each) for name, each in stages.items()}
+
+    def quantized_attention(
+        self, query: Any, key: Any, value: Any, key_scale: Any, value_scale: Any, **asked: Any
+    ) -> Stages:
+        """Call it for the contract's attention to codes, which come with one scale for each entry and head of keys."""
+        asked.pop("stored_as", None)  # the arrays' dtype says it
+        scales, words = (asked.pop("query_scale", None), key_scale, value_scale), {}
+        for name, scale in zip(self.family.descales, scales, strict=True):
+            if scale is not None:
+                words[name] = self._tensor(_of_heads(self.arrays.to_numpy(scale), query.shape[0], key.shape[1]))
+        own = replace(self, function=partial(self.function, **words))
+        return own.attention(query, key, value, **asked)
 
     def _as_they_lie(self, inputs: Sequence[Any]) -> list[Any]:
         """Return inputs as arrays, or as they are where the function takes them so: on a device they keep strides."""

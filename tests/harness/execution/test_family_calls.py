@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from bundled import bundled
@@ -84,6 +85,28 @@ def flash_attn(  # type: ignore[no-untyped-def]
     allowed = (behind >= -left if left >= 0 else True) & (behind <= right if right >= 0 else np.True_)
     output, _, lse = attend(q, k, v, allowed=allowed, scale=softmax_scale, softcap=softcap)
     return (*heads_first(output), lse, None) if return_attn_probs else heads_first(output)[0]
+
+
+def flash_attn_3(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    softcap=0.0,
+    return_attn_probs=False,
+):
+    numbers = []
+    for codes, descale in ((q, q_descale), (k, k_descale), (v, v_descale)):
+        if descale is not None:
+            assert (descale.shape, descale.dtype) == ((k.shape[0], k.shape[2]), np.float32)
+            descale = np.repeat(descale, codes.shape[2] // k.shape[2], 1)[:, None, :, None]
+        numbers.append(codes if descale is None else codes.astype(np.float32) * descale)
+    return flash_attn(*numbers, 0.0, softmax_scale, causal, window_size, softcap, return_attn_probs)
 
 
 def xformers(query, key, value, attn_bias=None, p=0.0, scale=None):  # type: ignore[no-untyped-def]
@@ -220,6 +243,35 @@ def test_an_honest_function_is_right(name: str, answers: Mapping[str, tuple[Task
     found = outcomes_of(function, name, answers)
     assert [case for case, is_right in found.items() if not is_right] == []
     assert len(found) >= least
+
+
+@pytest.mark.parametrize(
+    ("scales", "lacks"),
+    [
+        ({"key_scale": (1, 1, 1), "value_scale": (2, 3, 1)}, ""),
+        ({"query_scale": (1, 1, 1), "key_scale": (2, 1, 1), "value_scale": (1, 3, 1)}, ""),
+        ({"query_scale": (1, 6, 1), "key_scale": (1, 1, 1), "value_scale": (1, 1, 1)}, "scales of tokens"),
+        ({"key_scale": (2, 3, 9), "value_scale": (1, 1, 1)}, "scales of tokens"),
+        ({"key_scale": (1, 1, 1), "value_scale": (1, 1, 1), "key_zero": (1, 1, 1)}, "key_zero"),
+    ],
+)
+def test_codes_are_handed_over_with_a_scale_of_each_head(scales: Mapping[str, Any], lacks: str) -> None:
+    random = np.random.default_rng(5)
+    shapes = {"query": (2, 6, 9, 8), "key": (2, 3, 9, 8), "value": (2, 3, 9, 4)}
+    inputs: dict[str, Array] = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for name in ("key", "value", *["query"] * ("query_scale" in scales)):
+        inputs[name] = inputs[name].astype(ml_dtypes.float8_e4m3fn)
+    inputs |= {name: random.uniform(0.5, 2, size=shape).astype(np.float32) for name, shape in scales.items()}
+    task = Task("quantized_attention", {"is_causal": True, "softcap": 2.0}, inputs)
+    outcome = evaluate_on(own_backend(flash_attn_3, "", BACKENDS["numpy"], signature="flash_attn"), task)
+    if lacks:
+        assert isinstance(outcome, Failure)
+        assert (outcome.verdict, outcome.lacks) == ("unsupported", (lacks,))
+        return
+    expected = evaluate_on(numpy_backend, task)
+    assert isinstance(outcome, Computed)
+    assert isinstance(expected, Computed)
+    assert all(_is_close(array, expected, stage) for stage, array in outcome.stages.items())
 
 
 def failures_of(result: attncheck.CheckResult) -> list[Any]:
