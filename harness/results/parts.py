@@ -177,9 +177,7 @@ def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[
     rows = sum(group.num_rows for group in read)
     if rows > _MAX_ROWS:
         raise _DamagedError(f"it has {rows} rows; expected at most {_MAX_ROWS}")
-    unpacked = sum(
-        group.column(column).total_uncompressed_size for group in read for column in range(group.num_columns)
-    )
+    unpacked = sum(group.total_byte_size for group in read)  # asking a damaged column for its size ends the process
     if unpacked <= most:
         table = file.read_row_groups(groups, columns=list(columns))
         unpacked = sum(map(_spread_bytes, table.itercolumns()))
