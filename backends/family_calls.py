@@ -302,7 +302,7 @@ class FamilyFunction:
 
     @property
     def takes_codes(self) -> bool:
-        """Whether it takes the scales of codes."""
+        """True if it takes the scales of codes."""
         return bool(self.family.descales) and self.names.issuperset(self.family.descales)
 
     def as_contract(self, name: str, call: Callable[..., Stages]) -> Callable[..., Stages]:

@@ -30,7 +30,7 @@ from attncheck.backends import EAGER, numpy_backend
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Problem
 from attncheck.reading.selection import select_cases
-from attncheck.spec.rounding import rounding_model_named
+from attncheck.spec.classes import rounding_model_named
 
 Arrays = dict[str, NDArray[Any]]
 Call = Callable[[], object]

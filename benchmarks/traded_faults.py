@@ -24,7 +24,8 @@ from traded_kernels import attention, codes_of, scales_of
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Problem
-from attncheck.spec.rounding import Grid, Quantization, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import Grid, Quantization
 
 Array = NDArray[Any]
 Coding = Callable[[Array, Quantization], Array]

@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Grid, Quantization, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Grid, Quantization
 
 Array = NDArray[Any]
 Product = Callable[[Array, Array], Array]

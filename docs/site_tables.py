@@ -35,7 +35,7 @@ from attncheck.reports.json_schema import DOCUMENTS, records, summary_of
 from attncheck.reports.survey import document_of, read_findings
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.spec import OPERATIONS, PROPERTIES, SCORE_INPUTS, STAGES, InputSpec
-from attncheck.spec.rounding import PARTS, PRESETS
+from attncheck.spec.classes import PARTS, PRESETS
 
 CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")
 FINDINGS = Path(__file__).parents[1] / "examples" / "findings"

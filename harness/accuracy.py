@@ -30,7 +30,7 @@ from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
-from attncheck.spec.rounding import PRESETS
+from attncheck.spec.classes import PRESETS
 from attncheck.wording import counted
 
 _MAX_ELEMENTS = 1 << 14

@@ -36,7 +36,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.properties import exit_code_of as properties_exit_code
 from attncheck.reports.properties import sentence_of
 from attncheck.spec import DECLARABLE, DTYPES
-from attncheck.spec.rounding import is_composed
+from attncheck.spec.classes import is_composed
 from attncheck.verdicts import Verdict
 from attncheck.wording import READ_AS, counted, listed
 

@@ -49,7 +49,8 @@ from attncheck.attention.softmax import (
 )
 from attncheck.attention.step import At, Step
 from attncheck.attention.weighted_mean import exact_grad_weights, output_bound, reach_of_grad_weights
-from attncheck.spec.rounding import RoundingModel, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import RoundingModel
 
 _DOUBLE = rounding_model_named("native", "float64")
 

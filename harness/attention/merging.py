@@ -27,7 +27,8 @@ from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Rows
 from attncheck.attention.step import Around, At, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import statistics_dtype
-from attncheck.spec.rounding import RoundingModel, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import RoundingModel
 
 
 def statistics_rounding(rounding: RoundingModel) -> RoundingModel:

@@ -66,8 +66,8 @@ from attncheck.spec import (
     ROUNDING_MODELS,
     result_stages,
 )
+from attncheck.spec.classes import PRESETS, class_name, is_composed
 from attncheck.spec.options import SIXTEEN_BITS
-from attncheck.spec.rounding import PRESETS, class_name, is_composed
 from attncheck.wording import expected, listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if not own.has_score_kinds}

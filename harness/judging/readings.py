@@ -63,7 +63,7 @@ from attncheck.spec import (
     OptionSpec,
     without_a_key,
 )
-from attncheck.spec.rounding import PRESETS, WITH
+from attncheck.spec.classes import PRESETS, WITH
 
 # Who may attend to whom.
 

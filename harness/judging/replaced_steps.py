@@ -39,7 +39,8 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.truth import Stages, Truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
-from attncheck.spec.rounding import RoundingModel, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import RoundingModel
 
 Estimates = dict[str, tuple[Real, Real]]
 """Stage -> values in float64, and per element the largest error that they may have."""

@@ -63,7 +63,8 @@ from attncheck.spec import (
     stage_dtype,
     wide_dtype,
 )
-from attncheck.spec.rounding import FORMATS, RoundingModel, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import FORMATS, RoundingModel
 from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]

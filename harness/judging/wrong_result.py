@@ -55,8 +55,9 @@ from attncheck.judging.residuals import (
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
+from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.options import SIXTEEN_BITS
-from attncheck.spec.rounding import FORMATS, WITH, rounding_model_named
+from attncheck.spec.rounding import FORMATS
 
 _NEARLY = 16.0
 """How many times its bounds a reading may be missed by, on average, until that refutes it."""

@@ -3,7 +3,7 @@
 Shapes, lists of stages, the axis that holds queries, the text of the expected signature, the JSON Schema, the tables of
 the documentation, the fuzzers' grammar and the readings in which something is ignored all follow from the tables here.
 The signatures of functions, and the letters of axes, stand in ``attncheck.backends.contract``; a test holds the two
-against each other. Everything public of the files of this folder but ``rounding`` is found here.
+against each other. Everything public of the files of this folder but ``rounding`` and ``classes`` is found here.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("fused", "fused_bwd", "fused_lse", "fused_fp8", "eager", "eager_pre", "eager_lse"), SIXTEEN_BITS),
     "eager_cut": ("bfloat16",),
 }
-"""The rounding models that an implementation may declare, and their dtypes; see ``spec.rounding``."""
+"""The rounding models that an implementation may declare, and their dtypes; see ``spec.classes``."""
 
 
 DEFAULT_FORMAT = next(iter(CODE_FORMATS))

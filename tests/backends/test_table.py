@@ -20,8 +20,8 @@ from attncheck.backends.contract import EmptyRows
 from attncheck.backends.devices import HIDDEN, VISIBLE, NoDeviceError, on_device
 from attncheck.reports.defects import address_of
 from attncheck.spec import DTYPES
+from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.options import DECLARABLE
-from attncheck.spec.rounding import rounding_model_named
 
 ROOT = Path(__file__).parents[2]
 MODES = {f"{entry.name}.{mode.name}": mode for entry in EVERYTHING.values() for mode in entry.all_modes.values()}

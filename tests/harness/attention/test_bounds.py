@@ -22,7 +22,8 @@ from attncheck.mutation.catalogue import CONTROLS, SUBJECTS
 from attncheck.mutation.judgement import REFERENCE_CLASSES
 from attncheck.reading.inputs import Inputs
 from attncheck.spec import computed_stages
-from attncheck.spec.rounding import FORMATS, rounding_model_named
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import FORMATS
 from attncheck.verdicts import Verdict
 
 U32 = 2.0**-24

@@ -33,7 +33,8 @@ from attncheck.attention.errors import Operand, stored_operand_of
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.reports.summary import headline
-from attncheck.spec.rounding import GRIDS, PRESETS, SCALE_FORMATS, Quantization, class_name, rounding_model_named
+from attncheck.spec.classes import PRESETS, class_name, rounding_model_named
+from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Quantization
 from attncheck.verdicts import Verdict
 
 PER = ("none", "tensor", "head", "row", "channel", "rows", "columns")

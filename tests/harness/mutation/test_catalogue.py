@@ -44,8 +44,8 @@ from attncheck.mutation.unit import count_scores, run_reference
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
+from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.inputs import optional
-from attncheck.spec.rounding import rounding_model_named
 
 ALL_DTYPES = {*WIDE, "bfloat16", "float16"}
 LOG_SUM_EXP_IN_FLOAT32 = {

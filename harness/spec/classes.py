@@ -1,0 +1,407 @@
+"""Classes of accuracy: rounding models by name, and composed of parts.
+
+    native      float64, float32: everything in the format itself
+    fused       16 bit; scores, exponentials and sums in float32, weights rounded to 16 bit before they meet the values
+    fused_bwd   as fused; its backward pass stores the weights' gradient and adds up tiles in 16 bit
+    fused_fp8   as fused; exponentials are rounded to float8_e4m3fn before they meet the values, on the way forward
+    eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
+    eager_pre   as eager; the query or key, already scaled, is stored too
+    eager_cut   as eager; what a product of matrices gives is cut off where it is stored, and not rounded to nearest
+
+    tf32_products, bf16_products, bf16x3_products    float32 as native; but what meets in a product of matrices has been
+                rounded, or cut off, to TensorFloat-32, to bfloat16, or to a sum of two bfloat16 numbers, and partial
+                sums may be cut off too, as tensor cores do
+    native_lse, fused_lse, eager_lse    as native, fused, eager; weights may be e^(s - L), L a log_sum_exp that was
+                stored before, in the format of the computation: they need not add up to 1
+
+The constants are allowances for what libraries do (docs/numerics.md, section 3). What gives up more for speed says so,
+part by part: "fused with tanh 2^-11 and sums float16" is a class as well (``PARTS``), and so is what stands in
+``PRESETS``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
+
+from attncheck.spec import ROUNDING_MODELS
+from attncheck.spec.rounding import FORMATS, GRIDS, SCALE_FORMATS, Format, Grid, Quantization, RoundingModel, Sums
+
+_EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4
+
+
+@cache
+def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
+    """Return a rounding model in a dtype. Raises ``ValueError`` where there is none."""
+    if dtype not in FORMATS:
+        raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
+    text = PRESETS[rounding_model].parts if rounding_model in PRESETS else rounding_model
+    if WITH in text:
+        return replace(_composed(text, dtype), rounding_model=rounding_model)
+    if rounding_model not in ROUNDING_MODELS:
+        raise ValueError(f"rounding model: one of {', '.join((*ROUNDING_MODELS, *PRESETS))}, not {rounding_model}")
+    stored = FORMATS[dtype]
+    if dtype not in ROUNDING_MODELS[rounding_model]:
+        raise ValueError(f"there is no rounding model {rounding_model} in {dtype}")
+    if rounding_model in _REDUCED:
+        return _REDUCED[rounding_model].rounding(rounding_model)
+    if rounding_model.endswith(_FROM_LOG_SUM_EXP):
+        rounding = rounding_model_named(rounding_model.removesuffix(_FROM_LOG_SUM_EXP), dtype)
+        return replace(rounding, rounding_model=rounding_model, from_log_sum_exp=True)
+    return _plain(rounding_model, stored)
+
+
+def _plain(rounding_model: str, stored: Format) -> RoundingModel:
+    match rounding_model:
+        case "native":
+            found = _native(stored)
+        case "fused":
+            found = _fused("fused", stored, stored_gradient=False)
+        case "fused_bwd":
+            found = _fused("fused_bwd", stored, stored_gradient=True)
+        case "fused_fp8":
+            found = _fused("fused", stored, stored_gradient=False)
+            found = _weights_in(found, "float8_e4m3fn")
+        case "eager_pre":
+            found = _stored("eager_pre", stored, FORMATS["float32"], stored)
+        case _:
+            found = _stored("eager", stored, FORMATS["float32"], FORMATS["float32"])
+    if rounding_model == "eager_cut":
+        # A cut is off by less than twice the unit. What is stored without a product before it errs by half of that.
+        cut = 2 * stored.unit_roundoff
+        found = replace(found, score_unit=cut, output_unit=cut, weight_gradient_unit=cut, cut_mean=cut / 2)
+    return replace(found, rounding_model=rounding_model)
+
+
+_FROM_LOG_SUM_EXP = "_lse"
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """The way products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits."""
+
+    precision: int
+    unit: float
+    terms: int = 1
+
+    def rounding(self, name: str) -> RoundingModel:
+        """Return float32's native model with such products."""
+        single = FORMATS["float32"]
+        return replace(
+            _native(single),
+            rounding_model=name,
+            accumulate_unit=(1 if self.terms == 1 else 2) * _cut_at(single.precision),
+            cuts_sums=True,
+            product_precision=self.precision,
+            product_unit=self.unit,
+            product_underflow=single.underflow,
+        )
+
+
+def _cut_at(bits: int) -> float:
+    """Return u_acc of a unit that adds up two products or more and a running sum at once, and cuts them off.
+
+    It aligns them to the largest, cuts off what is below so many bits of it, and cuts the sum to float32's bits or
+    fewer: n products in blocks of b are off by (n + ceil(n/b) - 1) 2^(1 - bits), and by ceil(n/b) units of the sum.
+    """
+    return math.ldexp(1.0, 1 - min(bits, FORMATS["float32"].precision)) + math.ldexp(1.0, 1 - bits)
+
+
+_REDUCED: Mapping[str, _Reduced] = {
+    "tf32_products": _Reduced(11, 2.0**-10),
+    "bf16_products": _Reduced(8, 2.0**-7),
+    # x = high + low + rest: the rests, and the product of both lows, are at most 2^-14 of a product each.
+    "bf16x3_products": _Reduced(8, 1.5 * 2.0**-14, terms=3),
+}
+
+
+def _native(stored: Format) -> RoundingModel:
+    return _stored("native", stored, stored, stored)
+
+
+def _stored(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
+    """Store every intermediate, with sums and functions in a format that may be wider: their results are then rounded.
+
+    ``prescaled`` is the format of the query or key once it is scaled.
+    """
+    unit, underflow = stored.unit_roundoff, stored.underflow
+    once_more = 0.0 if wide is stored else unit
+    return RoundingModel(
+        rounding_model=name,
+        dtype=stored.name,
+        accumulate_unit=wide.unit_roundoff,
+        sum_unit=wide.unit_roundoff,
+        compute_unit=unit,
+        score_unit=unit,
+        prescale_unit=prescaled.unit_roundoff,
+        weight_unit=unit,
+        output_unit=unit,
+        output_count=2,
+        exp_error=once_more + _EXP_UNITS * wide.unit_roundoff,
+        tanh_error=once_more + _TANH_UNITS * wide.unit_roundoff,
+        log_error=once_more + _LOG_UNITS * wide.unit_roundoff,
+        accumulate_underflow=wide.underflow,
+        score_underflow=underflow,
+        prescale_underflow=prescaled.underflow,
+        weight_underflow=underflow,
+        output_underflow=underflow,
+        weight_gradient_unit=unit,
+        recomputes=wide is stored,
+        gradient_tile=None,
+    )
+
+
+def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradient: bool) -> RoundingModel:
+    """Keep float32 between 16-bit ends: weights and output, and in one of them the gradient of the weights."""
+    single = _native(FORMATS["float32"])
+    return replace(
+        single,
+        rounding_model=name,
+        dtype=stored.name,
+        weight_unit=stored.unit_roundoff,
+        output_unit=stored.unit_roundoff,
+        output_count=1,
+        weight_underflow=stored.underflow,
+        output_underflow=stored.underflow,
+        weight_gradient_unit=stored.unit_roundoff if stored_gradient else single.weight_gradient_unit,
+        gradient_tile=32 if stored_gradient else None,
+        # Fused kernels are where exponentials in base 2 are at home.
+        folding="base",
+    )
+
+
+WITH, _AND = " with ", " and "
+_POWER = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
+_BLOCKS = re.compile(r"([0-9]+) (rows|columns)")
+_PER = ("none", "tensor", "head", "row", "channel")
+_CUT = re.compile(r"cut at ([1-9][0-9]) bits")
+_PRODUCTS = re.compile(r"(.*) per ([1-9][0-9]*) products")
+_SUMS = ("float32", "bfloat16", "float16")
+
+
+class Preset(NamedTuple):
+    """A class of a published kernel: its parts, and where they are stated."""
+
+    parts: str
+    source: str
+
+
+PRESETS: Mapping[str, Preset] = {
+    "tanh_approx": Preset(
+        "fused with tanh 2^-11",
+        "a softcap by tanh.approx.f32, as FlashAttention has: PTX ISA, 9.7.3, maximum relative error 2^-11",
+    ),
+    "flash4": Preset(
+        "fused with exp 8.8e-5",
+        "exponentials by a cubic, 8.8e-5 of 2^x: FlashAttention 4 for Blackwell, flash_attn/cute/softmax.py",
+    ),
+    "flash3_fp8": Preset(
+        "fused with query float8_e4m3fn per head and key float8_e4m3fn per head and value float8_e4m3fn per head "
+        "and weights float8_e4m3fn and sums cut at 14 bits",
+        "Shah et al. 2024, arXiv 2407.08608, section 3.3: e4m3 with a scale for each head, in Hopper's sums of FP8",
+    ),
+    "sage1": Preset(
+        "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16 and score_sums int32",
+        "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, outputs summed in float16",
+    ),
+    "sage2": Preset(
+        "fused with query int4 per 128 rows and key int4 per 64 rows less mean and value float8_e4m3fn per channel "
+        "and weights float8_e4m3fn and sums cut at 14 bits per 64 products and score_sums int32",
+        "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and "
+        "values, whose sums of 64 keys are added up in float32",
+    ),
+    "llama_q8_0": Preset(
+        "fused with query int8 per 32 columns scaled in float16 and key int8 per 32 columns scaled in float16 "
+        "and value int8 per 32 columns scaled in float16",
+        "llama.cpp's caches in Q8_0: blocks of 32 with a scale in float16, which the query meets in the same form",
+    ),
+}
+"""Classes by a name of their own."""
+
+
+def _relative(field: str, model: RoundingModel, given: str) -> RoundingModel:
+    """Let a function err by a relative error, (1 + d) with |d| <= it."""
+    power = _POWER.fullmatch(given)
+    try:
+        error = 2.0 ** float(power[1]) if power else float(given)
+    except (ValueError, OverflowError):
+        error = math.nan
+    if not 0 < error < 1:
+        raise ValueError(f"{given!r} is no relative error; expected a number between 0 and 1, as 2^-11 or 8.8e-5")
+    permitted = getattr(model, field)
+    if error < permitted:
+        raise ValueError(
+            f"{given} is less than the {permitted:.2g} that {model.rounding_model} permits already; leave it out"
+        )
+    # An exponential off by the factor 1 - d is one of an argument that is off by -log(1 - d).
+    changes: dict[str, Any] = {field: -math.log1p(-error) if field == "exp_error" else error}
+    return replace(model, **changes)
+
+
+def _kept_in(unit: str, underflow: str, model: RoundingModel, given: str) -> RoundingModel:
+    """Let something be stored in a format, so that its unit and what underflows are those of the format."""
+    found = FORMATS.get(given)
+    if found is None:
+        raise ValueError(f"{given!r} is no format of sums or stages; expected one of {', '.join(_SUMS)}")
+    if found.unit_roundoff < getattr(model, unit):
+        raise ValueError(f"{given} is finer than what {model.rounding_model} permits already; leave it out")
+    changes: dict[str, Any] = {unit: found.unit_roundoff, **({underflow: found.underflow} if underflow else {})}
+    return replace(model, **changes)
+
+
+def _sums(given: str) -> Sums:
+    """Return a way to add products up: in a format, within its range, exactly, or by a unit that cuts off."""
+    single, promoted = FORMATS["float32"], _PRODUCTS.fullmatch(given)
+    if promoted:
+        unit, within = single.unit_roundoff, _sums(promoted[1])
+        return within._replace(
+            accumulate_unit=within.accumulate_unit + unit, sum_length=float(promoted[2]), promoted_unit=unit
+        )
+    if given in FORMATS:
+        kept = FORMATS[given]
+        return Sums(kept.unit_roundoff, kept.underflow, kept.largest if given == "float16" else math.inf)
+    if given == "int32":  # and rounded once
+        return Sums(single.unit_roundoff, single.underflow, sum_length=1)
+    if cut := _CUT.fullmatch(given):
+        return Sums(_cut_at(int(cut[1])), single.underflow, cuts_sums=True)
+    expected = f"{', '.join(_SUMS)}, cut at 14 bits, or cut at 14 bits per 128 products"
+    raise ValueError(f"{given!r} is no way to add products up; expected one of {expected}")
+
+
+def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
+    """Let all products be added up in one way."""
+    found = _sums(given)
+    if given == "int32":
+        raise ValueError("int32 adds up products of codes alone, those of query and key; say score_sums int32")
+    if found.accumulate_unit < model.accumulate_unit:
+        raise ValueError(f"{given} is finer than what {model.rounding_model} permits already; leave it out")
+    return replace(model, **found._asdict())
+
+
+def _are_whole(model: RoundingModel) -> bool:
+    """Tell if the products of query and key are whole numbers, times scales that none of their sum has for itself."""
+    stored = (model.quantization_of("query"), model.quantization_of("key"))
+    return all(each and not each.grid.precision and each.per not in ("channel", "columns") for each in stored)
+
+
+def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
+    """Let exponentials, at most 1, be stored in a narrow format before they meet the values."""
+    if given in FORMATS:
+        return _kept_in("weight_unit", "weight_underflow", model, given)
+    grid = _grid(given)
+    if not grid.precision:  # multiplied by the largest code, which is that of 1
+        return replace(model, weight_step=0.5 / grid.largest)
+    return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_step=grid.step / 2)
+
+
+def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
+    """Let an operand be stored in codes with scales: ``int8 per 64 rows scaled in float16 less mean``."""
+    text, _, mean = given.partition(" less ")
+    text, _, scale_in = text.partition(" scaled in ")
+    grid, _, per = text.partition(" per ")
+    if mean not in ("", "mean") or given.endswith(" less "):
+        raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows")
+    if mean and name not in ("query", "key"):
+        raise ValueError("less mean is for query and key, whose scores differ by what a row of them has in common")
+    block = _BLOCKS.fullmatch(per)
+    if (int(block[1]) < 1) if block else (per and per not in _PER[1:]):
+        raise ValueError(f"per {per}: expected per {', '.join(_PER[1:])}, or a number of rows or columns, as 64 rows")
+    if not per and not _grid(grid).precision:
+        raise ValueError(f"{grid} needs a scale; say what shares it, as {grid} per 64 rows")
+    if scale_in and (not per or scale_in not in SCALE_FORMATS):
+        raise ValueError(f"scaled in {scale_in}: expected what shares a scale, and one of {', '.join(SCALE_FORMATS)}")
+    shared, count = (block[2], int(block[1])) if block else (per or "none", 1)
+    found = Quantization(_grid(grid), shared, count, bool(mean), scale_in or "float32")
+    return replace(model, quantized=(*model.quantized, (name, found)))
+
+
+def _grid(name: str) -> Grid:
+    if name not in GRIDS:
+        raise ValueError(f"{name!r} is no narrow format; expected one of {', '.join(GRIDS)}")
+    return GRIDS[name]
+
+
+class Part(NamedTuple):
+    """One thing that a class may give up: what, and what it makes of a model."""
+
+    meaning: str
+    applied: Callable[[RoundingModel, str], RoundingModel]
+
+
+PARTS: Mapping[str, Part] = {
+    "exp": Part("relative error of an exponential", partial(_relative, "exp_error")),
+    "log": Part("relative error of a logarithm", partial(_relative, "log_error")),
+    "tanh": Part("relative error of a hyperbolic tangent", partial(_relative, "tanh_error")),
+    "sums": Part("format in which products of matrices are added up, or bits at which they are cut", _sums_in),
+    "score_sums": Part(
+        "the same of query and key alone, where it is finer",
+        lambda model, given: replace(model, score_sums=_sums(given)),
+    ),
+    "scores": Part("format in which scores are stored", partial(_kept_in, "score_unit", "score_underflow")),
+    "weights": Part("format of the exponentials that meet the values, on the way forward", _weights_in),
+    "weight_gradients": Part(
+        "format in which gradients of weights are stored", partial(_kept_in, "weight_gradient_unit", "")
+    ),
+    **{
+        name: Part(f"codes and scales of the {words}", partial(_operand_in, name))
+        for name, words in {
+            "query": "query that meets the keys",
+            "key": "keys that meet the query",
+            "value": "values that meet the weights",
+            "grad_output": "output's gradient that meets values and weights",
+            "backward_value": "values that meet the output's gradient",
+            "backward_weights": "weights that meet the output's gradient",
+            "grad_scores": "scores' gradient that meets query and keys",
+            "backward_query": "query that meets the scores' gradient",
+            "backward_key": "keys that meet the scores' gradient",
+        }.items()
+    },
+}
+"""What a class may give up beside the one that it is like (docs/numerics.md, section 3.1)."""
+
+
+def is_composed(name: str | None) -> bool:
+    """Tell if a class permits more than the ones that frameworks are held to: it has parts, or is a preset."""
+    return name is not None and (WITH in name or name in PRESETS)
+
+
+def class_name(declared: object, dtype: str) -> str:
+    """Return the name of a class that was declared: by a name, or by what it is like and its parts.
+
+    ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.
+    """
+    if isinstance(declared, Mapping):
+        parts = {str(name): " ".join(str(given).split()) for name, given in declared.items()}
+        like = parts.pop("like", "")
+        if not like or not parts:
+            raise ValueError('expected the class that it is like and its parts, as {"like": "fused", "tanh": "2^-11"}')
+        declared = like + WITH + _AND.join(f"{name} {given}" for name, given in parts.items())
+    if not isinstance(declared, str):
+        raise ValueError(f"expected the name of a class or its parts, not {declared!r}")
+    rounding_model_named(declared, dtype)
+    return declared
+
+
+def _composed(text: str, dtype: str) -> RoundingModel:
+    like, _, parts = text.partition(WITH)
+    model = rounding_model_named(like, dtype)
+    seen: set[str] = set()
+    for part in parts.split(_AND):
+        name, _, given = part.strip().partition(" ")
+        if name not in PARTS or name in seen:
+            problem = "stands twice" if name in seen else "is no part of a class"
+            raise ValueError(f"{name!r} {problem}; expected {', '.join(PARTS)}, each once")
+        seen.add(name)
+        try:
+            model = PARTS[name].applied(model, given)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    if model.score_sums == _sums("int32") and not _are_whole(model):
+        raise ValueError("score_sums: int32 needs query and key in int8 or int4, with a scale per tensor, head or rows")
+    if model.of_scores.accumulate_unit > model.accumulate_unit:
+        raise ValueError("score_sums: coarser than the sums of all products; say it of sums")
+    return model
