@@ -228,6 +228,8 @@ def _decision(
         left = [fit for fit in left if not any(units_of[fit] < units_of[other] for other in left)]
     if not left:
         return NAMELESS
+    if all(fit.name.startswith(ACCURACY) for fit in left):  # one is within the next; they come the tightest first
+        left = left[:1]
     if len({fit.answer for fit in left}) == 1 or _is_one_of_few(left, everywhere, count):
         found = left[0] if len(left) == 1 else _with_all_names(left)
         texts = {shared[_reading(fit.name, evidence)] for fit in left}

@@ -46,6 +46,7 @@ FITS = {
     "fitted": FITTED,
     "elsewhere": replace(FITTED, stage="scores"),
     "accuracy-of-float32": replace(FITTED, name="accuracy-of-float32", stage=""),
+    "accuracy-of-16-bits": replace(FITTED, name="accuracy-of-16-bits", answer="16 bits", stage=""),
     f"a{OR}b": replace(A, name=f"a{OR}b", description=f"it is a{OR}it is b"),
 }
 
