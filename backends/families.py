@@ -41,7 +41,8 @@ class Family:
         bias: The name of a bias that is given apart from a mask.
         bias_beside_mask: Whether a call may have both.
         sinks: The names of one logit for each head.
-        descales: The names of scales of codes of query, key and value, (B, Hkv) in float32.
+        descales: The names of scales of codes of query, key and value, in float32: one for each batch entry and head of
+            keys, or, of the query, of queries, ``query_heads_scaled``.
         key_lengths: The name of how many keys of each batch entry are used.
         lengths_dtype: The dtype in which these are given.
         numbers_in_float32: Whether scale and softcap are held in float32, whatever the arrays' dtype.
@@ -79,6 +80,7 @@ class Family:
     bias_beside_mask: bool = True
     sinks: tuple[str, ...] = ()
     descales: tuple[str, ...] = ()
+    query_heads_scaled: bool = False
     key_lengths: str = ""
     lengths_dtype: str = "int64"
     numbers_in_float32: bool = False
@@ -157,6 +159,8 @@ FAMILIES: Mapping[str, Family] = {
             mask="custom_mask",
             mask_kinds=frozenset({"boolean"}),
             full_mask=True,
+            descales=("scale_q", "scale_k", "scale_v"),
+            query_heads_scaled=True,
             log_sum_exp=("return_lse",),
             lse_base="2",
             lse_heads_last=True,

@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, update_wrapper, wraps
 from importlib import import_module
 from types import SimpleNamespace
@@ -123,6 +123,7 @@ _INPUTS: Mapping[str, tuple[str, ...]] = {
     "packed_attention": (*_ATTENTION, "cu_seqlens_q", "cu_seqlens_k"),
     "paged_attention": ("query", "key_pages", "value_pages", "block_table", "key_lengths"),
 }
+_SCALES = ("query_scale", "key_scale", "value_scale")
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k")
 _PAGED = ("block_table", "cache_seqlens")
 _LONGEST = ("max_seqlen_q", "max_seqlen_k")
@@ -235,18 +236,23 @@ def _of_keys(allowed: Array, batch: int, keys: int) -> Array:
 
 
 def _of_heads(scale: Array, batch: int, heads: int) -> Array:
-    """Return the scale of codes of each entry and head of keys, (B, Hkv), of one that broadcasts to (B, H, L).
+    """Return the scale of codes of each entry and head, (B, heads), of one that broadcasts to (B, H, L).
 
     Raises ``UnsupportedError`` where tokens, or query heads of the same keys, have their own, or float32 has not them.
     """
     scale = scale.reshape((1,) * (3 - scale.ndim) + scale.shape)
     groups = scale.reshape(scale.shape[0], min(heads, scale.shape[1]), -1)
     if not (groups == groups[..., :1]).all():
-        raise UnsupportedError("takes one scale of codes for each head of keys", ("scales of tokens",))
+        raise UnsupportedError("takes one scale of codes for each head", ("scales of tokens",))
     found = np.broadcast_to(groups[..., 0], (batch, heads))
     if not (found == found.astype(np.float32)).all():
         raise UnsupportedError("holds scales of codes in float32, and these are none", ("scales in float64",))
     return found.astype(np.float32)
+
+
+def _of_slots(scale: Array) -> Array:
+    """Return scales of pages, which broadcast to (Np, Lp, Hkv), as those of the keys of one entry, (1, Hkv, n)."""
+    return scale.reshape(-1, scale.shape[-1]).T[np.newaxis]
 
 
 def _words(family: Family) -> set[str]:
@@ -261,7 +267,7 @@ class FamilyFunction:
     """A function of a family, and the names of its parameters.
 
     ``copies`` is false where arrays are handed over with the strides that they have; ``differentiated`` is the function
-    that gradients go through, where that is not the same.
+    that gradients go through, where that is not the same; ``scales`` are those of codes, (B, heads), by their names.
     """
 
     function: Callable[..., Any]
@@ -272,6 +278,7 @@ class FamilyFunction:
     guard: Guard = lambda *_: nullcontext()
     copies: bool = True
     differentiated: Callable[..., Any] | None = None
+    scales: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function: Callable[..., Any], family: Family, arrays: Arrays, **more: Any) -> FamilyFunction:
@@ -344,8 +351,9 @@ class FamilyFunction:
         yield from (each for each, names in words.items() if self.named(names))
         is_causal = self.has(family.causal) or (self.has(family.mask) and bool(family.causal_mask))
         has_window = bool(self.named(family.window)) or self.has(family.window_left)
+        if name == "quantized_attention" or (name == "paged_attention" and self.takes_codes):
+            yield from ("stored_as", *(each for each in _SCALES if each not in _INPUTS[name]))
         if name == "quantized_attention":
-            yield from ("query_scale", "stored_as")
             yield from ("mask", "key_lengths") if self.has(family.mask) else ()
         if name.startswith("attention"):
             is_masked = self.has(family.mask)
@@ -404,14 +412,23 @@ class FamilyFunction:
     def quantized_attention(
         self, query: Any, key: Any, value: Any, key_scale: Any, value_scale: Any, **asked: Any
     ) -> Stages:
-        """Call it for the contract's attention to codes, which come with one scale for each entry and head of keys."""
-        asked.pop("stored_as", None)  # the arrays' dtype says it
-        scales, words = (asked.pop("query_scale", None), key_scale, value_scale), {}
-        for name, scale in zip(self.family.descales, scales, strict=True):
-            if scale is not None:
-                words[name] = self._tensor(_of_heads(self.arrays.to_numpy(scale), query.shape[0], key.shape[1]))
-        own = replace(self, function=partial(self.function, **words))
+        """Call it for the contract's attention to codes, which come with one scale for each entry and head."""
+        own = self._with_scales({"key_scale": key_scale, "value_scale": value_scale}, asked, query, key.shape[1])
         return own.attention(query, key, value, **asked)
+
+    def _with_scales(
+        self, scales: Mapping[str, Any], asked: dict[str, Any], query: Any, key_heads: int
+    ) -> FamilyFunction:
+        """Return the function with scales of codes, (B, H, L), those of the query out of what is asked for."""
+        asked.pop("stored_as", None)  # the arrays' dtype says it
+        given = {"query_scale": asked.pop("query_scale", None), **scales}
+        words = {}
+        for (name, scale), word in zip(given.items(), self.family.descales, strict=True):
+            is_of_queries = name == "query_scale" and self.family.query_heads_scaled
+            heads = query.shape[1] if is_of_queries else key_heads
+            if scale is not None:
+                words[word] = _of_heads(self.arrays.to_numpy(scale), query.shape[0], heads)
+        return replace(self, scales=words)
 
     def _as_they_lie(self, inputs: Sequence[Any]) -> list[Any]:
         """Return inputs as arrays, or as they are where the function takes them so: on a device they keep strides."""
@@ -446,6 +463,7 @@ class FamilyFunction:
             if one.shape[0] > 1 and not (one == one[:1]).all():
                 raise UnsupportedError("takes no mask of each head", ("mask",))
             words = {**words, self.family.mask: one[0]}
+        words = {**words, **{name: scale[entry] for name, scale in self.scales.items()}}
         stages = self._stages(self._called(own, words))
         return {name: self.arrays.to_numpy(each) for name, each in stages.items()}
 
@@ -467,13 +485,18 @@ class FamilyFunction:
         self, query: Any, key_pages: Any, value_pages: Any, table: Any, lengths: Any, **asked: Any
     ) -> Stages:
         """Call it for the contract's paged caches."""
+        pages = [self.arrays.to_numpy(each) for each in (key_pages, value_pages)]
+        if "key_scale" in asked:
+            scales = {name: _of_slots(self.arrays.to_numpy(asked.pop(name))) for name in _SCALES[1:]}
+            return self._with_scales(scales, asked, query, pages[0].shape[2]).paged_attention(
+                query, key_pages, value_pages, table, lengths, **asked
+            )
         given = self._numbers(asked)
         own = self.arrays.to_numpy(query)
         words = self._options(own, own, given)
         words |= self._edges_from_the_end(given)
         words["block_table"] = self.arrays.to_numpy(table).astype(np.int32)
         words["cache_seqlens"] = self.arrays.to_numpy(lengths).astype(np.int32)
-        pages = [self.arrays.to_numpy(each) for each in (key_pages, value_pages)]
         return self._stages(self._made([_laid_out(own, self.family.layout), *pages], words))
 
     def _numbers(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -488,6 +511,7 @@ class FamilyFunction:
         family = self.family
         words: dict[str, Any] = dict.fromkeys(self.required) | dict.fromkeys({family.causal} & self.required, False)
         words |= {name: value for name, value in family.neutral.items() if name in self.names}
+        words |= self.scales
         words |= {name: (family.no_edge, family.no_edge) for name in family.window if name in self.required}
         gives_scale = family.gives_scale or self.named(family.scale) in self.required
         scale = given.get("scale", _usual_scale(query) if gives_scale else None)
