@@ -165,10 +165,8 @@ def attention(
     if softcap is not None:
         cap = np.float32(softcap)
         scores, moved = cap * tanh((scores + moved * factor) / cap), np.zeros((), np.float32)
-    allowed = np.ones(scores.shape[-2:], np.bool_) if mask is None else mask
-    allowed = allowed & np.tri(*scores.shape[-2:], dtype=np.bool_) if is_causal else allowed
-    scores = np.where(allowed, scores, -np.float32(np.inf))
-    maximum = np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
+    scores = _masked(scores, mask, is_causal=is_causal)
+    maximum = _largest(scores)
     powers = exponential(scores - maximum)
     total = powers.sum(axis=-1, keepdims=True)
     rounded = powers.astype(query.dtype).astype(np.float32) if not weights_in else _codes_of_weights(powers, weights_in)
@@ -178,12 +176,26 @@ def attention(
     return output.astype(query.dtype), log_sum_exp[..., 0]
 
 
+def _masked(scores: Array, mask: Array | None, *, is_causal: bool) -> Array:
+    allowed = np.ones(scores.shape[-2:], np.bool_) if mask is None else mask
+    allowed = allowed & np.tri(*scores.shape[-2:], dtype=np.bool_) if is_causal else allowed
+    return np.where(allowed, scores, -np.float32(np.inf))
+
+
+def _largest(scores: Array) -> Array:
+    """Return the largest score of each row, the lowest number where there is none: (..., 1)."""
+    return np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float32).min)
+
+
 def gradients(
     query: Array,
     key: Array,
     value: Array,
     grad_output: Array,
     *,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
     stored: Mapping[str, Quantization],
     coding: Callable[[Array, Quantization], Array] = codes_with_scales,
 ) -> dict[str, Array]:
@@ -193,10 +205,12 @@ def gradients(
         return coding(array, stored[name]) if name in stored else array
 
     q, k, v, g = (array.astype(np.float32) for array in (query, key, value, grad_output))
-    factor = np.float32(query.shape[-1] ** -0.5)
-    scores = q @ k.swapaxes(-1, -2) * factor
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights = powers / powers.sum(axis=-1, keepdims=True)
+    group = query.shape[1] // key.shape[1]
+    k, v = (np.repeat(each, group, axis=1) for each in (k, v))
+    factor = np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = _masked(q @ k.swapaxes(-1, -2) * factor, mask, is_causal=is_causal)
+    powers = np.exp(scores - _largest(scores))
+    weights = powers / np.maximum(powers.sum(axis=-1, keepdims=True), np.finfo(np.float32).tiny)
     met = coded("grad_output", g)
     centred = met @ coded("backward_value", v).swapaxes(-1, -2) - (g * (weights @ v)).sum(axis=-1, keepdims=True)
     of_scores = coded("grad_scores", weights * centred)
@@ -205,7 +219,27 @@ def gradients(
         "grad_key": factor * (of_scores.swapaxes(-1, -2) @ coded("backward_query", q)),
         "grad_value": coded("backward_weights", weights).swapaxes(-1, -2) @ met,
     }
+    for name in ("grad_key", "grad_value"):
+        batch, _, rows, columns = found[name].shape
+        found[name] = found[name].reshape(batch, -1, group, rows, columns).sum(axis=2)
     return {name: array.astype(query.dtype) for name, array in found.items()}
+
+
+_ON_THE_WAY_BACK = (
+    "fused with grad_output int8 per 64 rows and backward_value float8_e4m3fn per head "
+    "and backward_weights int8 per head scaled in float16 and grad_scores int8 per 64 rows "
+    "and backward_query float8_e4m3fn per head and backward_key int8 per 16 columns scaled in float8_e4m3fn"
+)
+
+
+def attention_gradients(query: Array, key: Array, value: Array, grad_output: Array, *, mask: Array | None = None,
+                        is_causal: bool = False, scale: float | None = None) -> dict[str, Array]:  # fmt: skip
+    """Return the gradients of attention with every operand of the way back in codes."""
+    stored = dict(rounding_model_named(_ON_THE_WAY_BACK, "float16").quantized)
+    return gradients(query, key, value, grad_output, mask=mask, is_causal=is_causal, scale=scale, stored=stored)
+
+
+attention_gradients.classes = dict.fromkeys(("float16", "bfloat16"), _ON_THE_WAY_BACK)  # type: ignore[attr-defined]
 
 
 def _codes_of_weights(powers: Array, name: str) -> Array:
