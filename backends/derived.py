@@ -83,6 +83,12 @@ def make_gradients(
     return differentiated
 
 
+def with_gradients(backend: Any, **functions: Operation) -> SimpleNamespace:
+    """Return a backend that has these functions, and the gradients of each, as its framework takes them."""
+    gradients = {f"{name}_gradients": make_gradients(each, backend.gradients) for name, each in functions.items()}
+    return with_functions(backend, functions | gradients)
+
+
 def absorbed(
     attention: Operation,
     concatenate: Callable[..., Tensor],

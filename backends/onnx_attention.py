@@ -199,6 +199,18 @@ def gathered(key_pages: Array, value_pages: Array, block_table: Array) -> Iterat
         yield pages.reshape(len(table), -1, *pages.shape[3:]).transpose(0, 2, 1, 3)
 
 
+def side_by_side(heads: Array) -> Array:
+    """Lay heads side by side, as a projection returns them: (B, H, L, D) -> (B, L, H D)."""
+    batch, number, length, width = heads.shape
+    return heads.transpose(0, 2, 1, 3).reshape(batch, length, number * width)
+
+
+def by_head(rows: Array, heads: int) -> Array:
+    """Give every head its own rows again: (B, L, H D) -> (B, H, L, D)."""
+    batch, length, width = rows.shape
+    return rows.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
 def _merge(mask: Array | None, bias: Array | None) -> Array | None:
     """Make the one attn_mask that the operator takes: boolean, True = may attend, or added to the scores."""
     if mask is None or bias is None:

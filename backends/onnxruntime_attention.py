@@ -27,7 +27,7 @@ import onnxruntime
 
 from attncheck.backends.contract import CallOptions, Stages, takes_only
 from attncheck.backends.derived import with_functions
-from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, gathered, model_of
+from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, by_head, gathered, model_of, side_by_side
 
 _threads = {"number": 1}
 
@@ -82,18 +82,6 @@ def run(
     return found[0]
 
 
-def packed(heads: Array) -> Array:
-    """Lay the heads side by side, as a projection returns them: (B, H, L, D) -> (B, L, H D)."""
-    batch, number, length, width = heads.shape
-    return heads.transpose(0, 2, 1, 3).reshape(batch, length, number * width)
-
-
-def heads_of(output: Array, number: int) -> Array:
-    """Take the heads apart again: (B, L, H D) -> (B, H, L, D)."""
-    batch, length, width = output.shape
-    return output.reshape(batch, length, number, width // number).transpose(0, 2, 1, 3)
-
-
 def bias_of(mask: Array | None, bias: Array | None, dtype: np.dtype[Any], lengths: tuple[int, int]) -> Array | None:
     """Make the attention_bias: what is added to the scores, minus infinity where nobody may attend."""
     if mask is not None:
@@ -128,9 +116,9 @@ def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) ->
     per_head = mask if mask is not None and mask.shape[1] != 1 else None
     padding = _padding_mask(mask if per_head is None else None, key_lengths, len(query), lengths)
     inputs = {
-        "query": packed(query),
-        "key": packed(key),
-        "value": packed(value),
+        "query": side_by_side(query),
+        "key": side_by_side(key),
+        "value": side_by_side(value),
         "bias": None,  # that of the projections
         "key_padding_mask": padding,
         "attention_bias": bias_of(per_head, bias, query.dtype, lengths),
@@ -143,7 +131,7 @@ def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) ->
     if options.is_causal or window is not None:
         attributes["unidirectional"] = 1
     outputs = ("output",) if past_key is None else ("output", "present_key", "present_value")
-    return {"output": heads_of(run("MultiHeadAttention", inputs, attributes, outputs), heads)}
+    return {"output": by_head(run("MultiHeadAttention", inputs, attributes, outputs), heads)}
 
 
 def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, lengths: tuple[int, int]) -> Array | None:
@@ -279,9 +267,9 @@ def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _S
         lengths = starts + queries
         chunk = np.full(len(query), queries, dtype=np.int32) if step.is_causal else None
     inputs = {
-        "query": packed(query),
-        "key": packed(new[0]),
-        "value": packed(new[1]),
+        "query": side_by_side(query),
+        "key": side_by_side(new[0]),
+        "value": side_by_side(new[1]),
         "past_key": None if starts is None else key,
         "past_value": None if starts is None else value,
         "seqlens_k": (lengths - 1).astype(np.int32),
@@ -295,7 +283,7 @@ def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _S
     if chunk is not None:
         unused: dict[str, Array | None] = dict.fromkeys(("k_scale", "v_scale", "q_norm_weight", "k_norm_weight"))
         inputs |= unused | {"query_seqlens": chunk}
-    return heads_of(run("GroupQueryAttention", inputs, step.attributes), query.shape[1])
+    return by_head(run("GroupQueryAttention", inputs, step.attributes), query.shape[1])
 
 
 MHA = with_functions(KERNEL, {"attention": _multi_head})

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from attncheck.backends import tensorflow_backend
 from attncheck.backends.contract import CallOptions, Stages, Tensor, Window, takes_only
-from attncheck.backends.derived import make_gradients, with_functions
+from attncheck.backends.derived import with_functions, with_gradients
 from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
 
 LIBRARY = KerasArrays(FrameworkArrays(tensorflow_backend), "tensorflow")
@@ -99,9 +99,6 @@ def _project(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dense.build((batch * heads, length, width))
     dense.set_weights([weight] if bias is None else [weight, bias])
     return dense(tf.reshape(inputs, (batch * heads, length, width)))
-
-
-_LAYER = "keras.layers.MultiHeadAttention"
 
 
 def _layer_call(*, return_attention_scores: bool) -> Callable[..., Stages]:
@@ -217,13 +214,7 @@ def _set_weights(layer: Any, weights: dict[str, Tensor], biases: dict[str, Tenso
             dense.bias.assign(tf.zeros_like(dense.bias) if bias is None else tf.reshape(bias, dense.bias.shape))
 
 
-ATTENTION = with_functions(
-    LIBRARY,
-    {
-        "attention": _layer_attention,
-        "attention_gradients": make_gradients(_layer_attention, tensorflow_backend.gradients),
-    },
-)
+ATTENTION = with_gradients(LIBRARY, attention=_layer_attention)
 ADDITIVE = with_functions(LIBRARY, {"additive_scores": additive_scores})
 MHA = with_functions(LIBRARY, {"multi_head_attention": _layer_call(return_attention_scores=False)})
 MHA_WITH_WEIGHTS = with_functions(LIBRARY, {"multi_head_attention": _layer_call(return_attention_scores=True)})

@@ -27,7 +27,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
-from attncheck.backends.derived import make_gradients, with_functions
+from attncheck.backends.derived import with_gradients
 from attncheck.backends.library_arrays import FrameworkArrays, KerasArrays
 from attncheck.backends.torch_backend import sequences_of
 
@@ -140,19 +140,8 @@ def _lower_right_packed(
     return {"output": torch.cat([_attend_from_the_end(*own, scale) for own in parts], dim=2)}
 
 
-UPPER_LEFT = with_functions(
-    torch_backend,
-    {"attention": _upper_left, "attention_gradients": make_gradients(_upper_left, torch_backend.gradients)},
-)
-LOWER_RIGHT = with_functions(
-    torch_backend,
-    {
-        "attention": _lower_right,
-        "attention_gradients": make_gradients(_lower_right, torch_backend.gradients),
-        "packed_attention": _lower_right_packed,
-        "packed_attention_gradients": make_gradients(_lower_right_packed, torch_backend.gradients),
-    },
-)
+UPPER_LEFT = with_gradients(torch_backend, attention=_upper_left)
+LOWER_RIGHT = with_gradients(torch_backend, attention=_lower_right, packed_attention=_lower_right_packed)
 
 
 def _nested(
@@ -178,7 +167,4 @@ def _nest(packed: Tensor, cu_seqlens: Tensor) -> Any:
     return torch.nested.nested_tensor_from_jagged(values, cu_seqlens.long()).transpose(1, 2)
 
 
-NESTED = with_functions(
-    torch_backend,
-    {"packed_attention": _nested, "packed_attention_gradients": make_gradients(_nested, torch_backend.gradients)},
-)
+NESTED = with_gradients(torch_backend, packed_attention=_nested)

@@ -36,7 +36,7 @@ from transformers.models.t5.modeling_t5 import eager_attention_forward as t5_eag
 
 from attncheck.backends import torch_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
-from attncheck.backends.derived import make_gradients, with_functions
+from attncheck.backends.derived import with_gradients
 
 _LAYERS = {"sliding": "sliding_attention", "chunked": "chunked_attention"}
 _LONGEST = 64  # keys of a mask in which chunks are looked for
@@ -206,6 +206,7 @@ class Interface:
     prepare = staticmethod(torch_backend.prepare)
     from_numpy = staticmethod(torch_backend.from_numpy)
     to_numpy = staticmethod(torch_backend.to_numpy)
+    gradients = staticmethod(torch_backend.gradients)
 
     def describe(self) -> dict[str, str]:
         """Return the versions and what may change the numbers."""
@@ -307,12 +308,7 @@ class Interface:
 def _differentiable(implementation: str) -> SimpleNamespace:
     """Return an implementation that has a backward pass on a CPU, with gradients by autograd."""
     interface = Interface(implementation)
-    functions: dict[str, Callable[..., Stages]] = {
-        "attention": interface.attention,
-        "packed_attention": interface.packed_attention,
-    }
-    gradients = {f"{name}_gradients": make_gradients(each, torch_backend.gradients) for name, each in functions.items()}
-    return with_functions(interface, {**functions, **gradients})
+    return with_gradients(interface, attention=interface.attention, packed_attention=interface.packed_attention)
 
 
 EAGER = _differentiable("eager")

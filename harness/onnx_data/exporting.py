@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.exact_array import Enclosure
-from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS
+from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS, side_by_side
 from attncheck.dtypes import numpy_dtype, rounded_once
 from attncheck.judging.truth import truth_of_case
 from attncheck.onnx_data.files import (
@@ -29,7 +29,6 @@ from attncheck.onnx_data.files import (
     counted_names,
     padded,
     shape_in_file,
-    side_by_side,
     softmax_test,
     write_test,
 )

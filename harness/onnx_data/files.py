@@ -297,12 +297,6 @@ def begin(test: BackendTest, operation: str, numbers: tuple[str, ...], known: fr
     return Entry(operation, dtypes.pop())
 
 
-def side_by_side(heads: Array) -> Array:
-    """Lay heads side by side: (B, H, L, D) -> (B, L, H D)."""
-    batch, number, length, width = heads.shape
-    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(batch, length, number * width)
-
-
 def counted_names(names: Sequence[str]) -> str:
     """Return how many there are, and the first of them."""
     listed = ", ".join(names[:_MAX_NAMED])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from attncheck.backends.onnx_attention import STAGE_OF_MODE
+from attncheck.backends.onnx_attention import STAGE_OF_MODE, by_head, side_by_side
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import CaseError, OutputError
 from attncheck.onnx_data.files import (
@@ -27,7 +27,6 @@ from attncheck.onnx_data.files import (
     counted_names,
     folders_of,
     read_tests,
-    side_by_side,
     softmax_entry,
 )
 from attncheck.reading.loader import case_of_data
@@ -107,10 +106,9 @@ def _sizes(test: BackendTest) -> _Sizes:
 
 def _by_head(array: Array, heads: int) -> Array:
     """Give every head its own rows: (B, L, H D) -> (B, H, L, D)."""
-    batch, length, width = array.shape
-    if width % heads:
+    if array.shape[-1] % heads:
         raise NotACase("a width that its heads do not share evenly")
-    return np.ascontiguousarray(array.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3))
+    return np.ascontiguousarray(by_head(array, heads))
 
 
 def _take_options(entry: Entry, test: BackendTest) -> None:

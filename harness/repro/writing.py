@@ -18,7 +18,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -125,38 +125,28 @@ def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
     return tasks
 
 
-_IMPORTS: Mapping[str, str] = {
-    "numpy": "",
-    "torch": "import torch",
-    "tensorflow": "import tensorflow as tf",
-    "jax": "import jax",
-    "mlx": "import mlx.core as mx",
-    "paddle": "import paddle",
-    "tinygrad": "from tinygrad import Tensor",
-}
-_TO: Mapping[str, str] = {
-    "numpy": "{array}",
-    "torch": "torch.tensor({array})",
-    "tensorflow": "tf.constant({array})",
-    "jax": "jax.numpy.asarray({array})",
-    "mlx": "mx.array({array}, {of_framework})",
-    "paddle": "paddle.to_tensor({array})",
-    "tinygrad": "Tensor({array})",
-}
-_TO_BFLOAT16: Mapping[str, str] = {
-    "torch": "torch.tensor({array}.astype(np.float32)).bfloat16()",
-    "mlx": "mx.array({array}.astype(np.float32)).astype(mx.bfloat16)",
-    "paddle": 'paddle.to_tensor({array}.astype(np.float32)).astype("bfloat16")',
-}
-_FROM: Mapping[str, str] = {
-    "numpy": "np.asarray({array})",
-    "torch": "{array}.detach().cpu().double().numpy()",
-    "tensorflow": "tf.cast({array}, tf.float64).numpy()",
-    "jax": "np.asarray({array})",
-    "mlx": "np.array({array}, np.float64)",
-    "paddle": '{array}.astype("float64").numpy()',
-    "tinygrad": "{array}.double().numpy()",
-}
+class _Written(NamedTuple):
+    """How a framework's arrays are written: its import, NumPy's turned into them, in bfloat16 too, and back."""
+
+    imports: str
+    to: str
+    back: str
+    to_bfloat16: str = ""
+
+
+_WRITTEN: Mapping[str, _Written] = {
+    "numpy": _Written("", "{array}", "np.asarray({array})"),
+    "torch": _Written("import torch", "torch.tensor({array})", "{array}.detach().cpu().double().numpy()",
+                      "torch.tensor({array}.astype(np.float32)).bfloat16()"),
+    "tensorflow": _Written("import tensorflow as tf", "tf.constant({array})", "tf.cast({array}, tf.float64).numpy()"),
+    "jax": _Written("import jax", "jax.numpy.asarray({array})", "np.asarray({array})"),
+    "mlx": _Written("import mlx.core as mx", "mx.array({array}, {of_framework})", "np.array({array}, np.float64)",
+                    "mx.array({array}.astype(np.float32)).astype(mx.bfloat16)"),
+    "paddle": _Written("import paddle", "paddle.to_tensor({array})", '{array}.astype("float64").numpy()',
+                       'paddle.to_tensor({array}.astype(np.float32)).astype("bfloat16")'),
+    "tinygrad": _Written("from tinygrad import Tensor", "Tensor({array})", "{array}.double().numpy()"),
+}  # fmt: skip
+"""The frameworks that a short script is written for."""
 ARRAYS: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.torch_sdpa", "LIBRARY"): "torch",
     ("attncheck.backends.torch_sdpa", "KERAS"): "torch",
@@ -231,7 +221,7 @@ class ShortScript(Script):
     def framework(self) -> str:
         """The framework of the arrays; empty for one that no short script is written for."""
         if isinstance(self.entry, UserImplementation):
-            return self.entry.framework if self.entry.framework in _TO else ""
+            return self.entry.framework if self.entry.framework in _WRITTEN else ""
         return ARRAYS.get((self.mode.module, self.mode.attribute or ""), "")
 
     @property
@@ -253,7 +243,7 @@ class ShortScript(Script):
         return next((each for each in known if each.index is not None), known[0])
 
     def _imports(self) -> Iterator[str]:
-        yield from filter(None, [_IMPORTS[self.framework]])
+        yield from filter(None, [_WRITTEN[self.framework].imports])
         if self.framework == "jax" and self.dtype == "float64":
             yield 'jax.config.update("jax_enable_x64", True)'
 
@@ -284,7 +274,7 @@ class ShortScript(Script):
         exact, allowed, rest = self.expected[stage].number(index)
         place, shape = self._place(stage, index)
         label = f"{stage}[{', '.join(map(str, index))}]"
-        yield f"computed = {_FROM[self.framework].format(array='returned')}.astype(np.float64)"
+        yield f"computed = {_WRITTEN[self.framework].back.format(array='returned')}.astype(np.float64)"
         yield f"if computed.shape != {shape}:"
         yield f'    print("{stage} is WRONG: it has shape", computed.shape, "and not", {shape})'
         yield "    sys.exit(1)"
@@ -301,8 +291,8 @@ class ShortScript(Script):
         return "kernel"
 
     def _tensor(self, name: str, array: Array) -> str:
-        form = _TO[self.framework]
-        form = _TO_BFLOAT16.get(self.framework, form) if array.dtype.name == "bfloat16" else form
+        written = _WRITTEN[self.framework]
+        form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to
         return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
 
     def call_of(self, task: Task) -> UserCall:
