@@ -30,7 +30,7 @@ from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry
 from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
-from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, annotations_of
+from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, fields_of
 from attncheck.reports.json_schema import DOCUMENTS, records, summary_of
 from attncheck.reports.survey import document_of, read_findings
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
@@ -107,8 +107,8 @@ def json_fields() -> str:
 
 
 def _fields_of(title: str, kind: type[Record]) -> str:
-    known = annotations_of(Document) if kind is not Document and issubclass(kind, Document) else {}
-    own = {name: get_args(each)[:2] for name, each in annotations_of(kind).items() if name not in known}
+    known = fields_of(Document) if kind is not Document and issubclass(kind, Document) else {}
+    own = {name: each[:2] for name, each in fields_of(kind).items() if name not in known}
     rows = ((f"`{name}`", _type_text(of), meaning) for name, (of, meaning) in own.items())
     return f"### {title}\n\n{summary_of(kind)}\n\n{table(('field', 'is', 'meaning'), *rows)}"
 

@@ -39,6 +39,11 @@ def listed(names: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
+def at_most(most: int, texts: Sequence[str], more: str = "and {:,} more") -> list[str]:
+    """Return the first of some texts, and behind them how many more there are."""
+    return [*texts[:most], *([more.format(len(texts) - most)] if len(texts) > most else [])]
+
+
 def listed_or(names: Iterable[str]) -> str:
     """Write one, or one or two, or one, two or three; nothing for no name."""
     return listed(names, "or")

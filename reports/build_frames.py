@@ -26,7 +26,7 @@ from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, columns_of
 from attncheck.results.reader import Run
 from attncheck.spec import DTYPES
-from attncheck.wording import index_from
+from attncheck.wording import at_most, index_from
 
 COLUMNS: Mapping[str, str] = {
     "environment": "label of the run",
@@ -150,8 +150,7 @@ def _environments(merged: Merged) -> pd.DataFrame:
 def _warnings(merged: Merged) -> list[str]:
     """Say what in the cases is probably not meant, each thing once."""
     found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    lines = [f"warning: {line}" for line in found[:_MAX_WARNINGS]]
-    return [*lines, f"and {len(found) - len(lines)} more warnings"] if len(found) > len(lines) else lines
+    return at_most(_MAX_WARNINGS, [f"warning: {line}" for line in found], "and {} more warnings")
 
 
 def _notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:

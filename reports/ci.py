@@ -39,6 +39,7 @@ from attncheck.reports.outcome import failures_of
 from attncheck.reports.sections import cut, implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.verdicts import Verdict
+from attncheck.wording import at_most
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""
@@ -56,14 +57,13 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
     answer = make_summary(frames)
     bad = wrong(frames, _MAX_LISTED, most_letters=_MAX_LETTERS)
     counts = [implementations(frames)] if frames.columns else []
-    listed = [escape(cut(line, _MAX_LETTERS)) for line in (*answer.sentences, *frames.notes[:_MAX_LISTED])]
-    unsaid = len(frames.notes) - _MAX_LISTED
+    notes = at_most(_MAX_LISTED, frames.notes, "and {} more that could not be run")
+    listed = [escape(cut(line, _MAX_LETTERS)) for line in (*answer.sentences, *notes)]
     return "\n".join(
         [
             f"### attncheck: {escape(cut(answer.first_line, _MAX_LETTERS))}",
             "",
             *(f"- {line}" for line in listed),
-            *([f"- and {unsaid} more that could not be run"] if unsaid > 0 else []),
             "",
             *blocks_lines([*counts, *([] if bad is None else bad.blocks)]),
             "",

@@ -160,12 +160,11 @@ def summary_of(kinds: Iterable[str]) -> str:
 MAX_LISTED = 20
 
 
-def listed_changes(name: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Give a line for each of the first changes of a table, and count the others."""
+def listed_changes(name: str, rows: Sequence[Row]) -> list[str]:
+    """Return a line for each of the first changes of a table, and count the others."""
     rows = with_dtypes_together(rows)
-    yield from change_lines(name, rows[:MAX_LISTED])
-    if len(rows) > MAX_LISTED:
-        yield f"and {len(rows) - MAX_LISTED:,} more"
+    more = [f"and {len(rows) - MAX_LISTED:,} more"] if len(rows) > MAX_LISTED else []
+    return [*change_lines(name, rows[:MAX_LISTED]), *more]
 
 
 def with_dtypes_together(rows: Sequence[Row]) -> list[Row]:

@@ -38,9 +38,9 @@ from attncheck.reports.frames import (
 from attncheck.results.coverage import is_not_offered, lacks_function, shortfalls
 from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.verdicts import ALL_CASES, Verdict
-from attncheck.wording import counted, listed, told_apart
+from attncheck.wording import at_most, counted, listed, told_apart
 
-MAX_REASONS = 4
+_MAX_PICKS = 4
 """What was picked, as far as one sentence spells it out."""
 _MAX_LACKS = 8
 """Lacks that are spelt out in one sentence."""
@@ -80,9 +80,8 @@ class Lacks:
         return cls(len(rest), tuple(singly), len(functions) + dtypes, len(set(functions)), dtypes, stood_for)
 
     def __str__(self) -> str:
-        shown = self.singly[:_MAX_LACKS] if len(self.singly) > _MAX_LACKS + 1 else self.singly
-        more = len(self.singly) - len(shown)
-        return ", ".join([f"{what} {count:,}" for what, count in shown] + ([f"and {more} more"] if more else []))
+        texts = [f"{what} {count:,}" for what, count in self.singly]
+        return ", ".join(texts if len(texts) == _MAX_LACKS + 1 else at_most(_MAX_LACKS, texts))
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,7 @@ def picked(frames: Frames) -> Iterable[str]:
 
 
 def _picks(what: str, picks: tuple[str, ...]) -> str:
-    shown = listed(picks if len(picks) <= MAX_REASONS else [*picks[:MAX_REASONS], f"{len(picks) - MAX_REASONS} more"])
+    shown = listed(at_most(_MAX_PICKS, picks, "{} more"))
     return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
 
 

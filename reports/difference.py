@@ -41,7 +41,7 @@ from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.compare import Tier, noise_limit
 from attncheck.merge import merge_runs
 from attncheck.reports import comparison
-from attncheck.reports.build_frames import COLUMNS, make_frames
+from attncheck.reports.build_frames import make_frames
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.frames import Frames, environment_facts, failing, records
@@ -63,7 +63,11 @@ _KEYS = list(comparison.Evaluation._fields)
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Two results, and every change between them as tidy frames; ``DIFF_COLUMNS`` documents their columns."""
+    """Two results, and every change between them as tidy frames.
+
+    Their columns are those of results, of before and after: ``before_z`` is the ``largest_z`` of the first, ``before``
+    a verdict, a version or a value, ``before_cases`` in how many cases an expected failure happened.
+    """
 
     before: str
     after: str
@@ -255,29 +259,6 @@ def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
     limits = {shape: noise_limit(prod(of)) for shape, of in lengths.items()}
     return shapes.map(limits).astype("float64")
 
-
-DIFF_COLUMNS: Mapping[str, str] = {
-    "environment": "label of the run, of both where they have different ones",
-    **{name: COLUMNS[name] for name in ("implementation", "case", "dtype", "stage", "verdict", "reason", "thread")},
-    "change": "of verdicts worse, better or other; of errors grew or shrank; else added, removed, changed",
-    "before": "verdict, version or value in the first results; empty where there is none",
-    "after": "the same in the second",
-    "before_stage": "where it began to go wrong in the first results; empty where nothing failed",
-    "after_stage": "the same in the second",
-    "case_changed": "whether the two results mean different cases by this id, so that errors were not compared",
-    "message": "what is wrong now, in words, or what was wrong before",
-    "measure": "accumulated: against the exact answer; introduced: by the step from the implementation's own stage",
-    "before_z": "largest error in units of its statistical scale, in the first results",
-    "after_z": "the same in the second",
-    "before_ratio": "largest error over its bound, in the first results; 1 is the limit",
-    "after_ratio": "the same in the second",
-    "before_tier": "within, warning (noisy), statistical or proven (wrong), in the first results",
-    "after_tier": "the same in the second",
-    "before_cases": "in how many cases the expected failure happened in the first results",
-    "after_cases": "the same in the second",
-    "failing": "evaluations of the case that fail: of a removed case in the first results, else in the second",
-    "what": "what of it differs",
-}
 
 VERDICT_CHANGES = ("change", *_KEYS, "before", "before_stage", "after", "after_stage", "case_changed", "message")
 ERROR_MEASURES = ("before_z", "after_z", "before_ratio", "after_ratio")

@@ -31,7 +31,7 @@ from attncheck.reports.outcome import failure_of, first_of_each, verdict_of
 from attncheck.reports.sections import Table
 from attncheck.reports.terminal import Line, print_lines
 from attncheck.verdicts import Verdict
-from attncheck.wording import written_element, written_ratio
+from attncheck.wording import at_most, written_element, written_ratio
 
 if TYPE_CHECKING:
     from attncheck.searching.concrete import ConcreteCase
@@ -109,10 +109,8 @@ def _repetition(repeated: Repetition) -> Iterator[str]:
             f"That happens again after {_how_many(repeated)} that the check's process had been asked before: something "
             f"is kept from one call to the next.{since}"
         )
-    for case, dtype in (repeated.needed or ())[:_MAX_CALLS]:
-        yield f"  after {case.id} in {dtype}"
-    if len(repeated.needed or ()) > _MAX_CALLS:
-        yield f"  and {len(repeated.needed or ()) - _MAX_CALLS} more"
+    after = [f"  after {case.id} in {dtype}" for case, dtype in repeated.needed or ()]
+    yield from at_most(_MAX_CALLS, after, "  and {} more")
 
 
 def _how_many(repeated: Repetition) -> str:

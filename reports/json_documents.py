@@ -42,21 +42,21 @@ class Record:
 
         What is ``given``, and what has a default, is not read off. Records inside are made of what stands there alike.
         """
-        kinds = annotations_of(cls)
+        stated = fields_of(cls)
         wanted = [each.name for each in fields(cls) if each.default is MISSING and each.name not in given]
-        read = {name: _at(source, (*get_args(kinds[name]), name)[2]) for name in wanted}
-        return cls(**{name: _derived(get_args(kinds[name])[0], value) for name, value in {**read, **given}.items()})
+        read = {name: _at(source, (*stated[name], name)[2]) for name in wanted}
+        return cls(**{name: _derived(stated[name][0], value) for name, value in {**read, **given}.items()})
 
 
-_ANNOTATIONS: dict[type[Record], Mapping[str, Any]] = {}
+_FIELDS: dict[type[Record], Mapping[str, tuple[Any, ...]]] = {}
 
 
-def annotations_of(kind: type[Record]) -> Mapping[str, Any]:
-    """Return the annotation of each field of a record: its type, its meaning, and its path where that is another."""
-    if kind not in _ANNOTATIONS:
-        annotations = get_type_hints(kind, include_extras=True)
-        _ANNOTATIONS[kind] = {each.name: annotations[each.name] for each in fields(kind)}
-    return _ANNOTATIONS[kind]
+def fields_of(kind: type[Record]) -> Mapping[str, tuple[Any, ...]]:
+    """Return what is stated of each field of a record: its type, its meaning, and its path where that is another."""
+    if kind not in _FIELDS:
+        hints = get_type_hints(kind, include_extras=True)
+        _FIELDS[kind] = {each.name: get_args(hints[each.name]) for each in fields(kind)}
+    return _FIELDS[kind]
 
 
 def _at(source: Any, path: str) -> Any:
@@ -87,18 +87,14 @@ class Header(Record):
     """What printed a document."""
 
     version: Annotated[str, "The version of attncheck."]
-    schema: Annotated[
-        int, "The version of this schema. It changes when a field is removed, renamed or means something else."
-    ]
+    schema: Annotated[int, "The version of this schema: it changes when a field goes or means something else."]
     command: Annotated[str, "The command, such as check or vectors verify."]
 
 
 class Failure(Record):
     """One case that fails on one implementation in one dtype. It has the same fields in every document."""
 
-    implementation: Annotated[
-        str, "The implementation; empty where a document prints wrong numbers, whoever computes them."
-    ]
+    implementation: Annotated[str, "The implementation; empty where a document prints wrong numbers."]
     environment: Annotated[str, "The label of the run; empty outside of runs."]
     case: Annotated[str, "The case's id, or the path of its file."]
     file: Annotated[str, "The file of the case, as reports write it."]
@@ -106,16 +102,10 @@ class Failure(Record):
     dtype: Annotated[str, "The dtype of its inputs; empty where every dtype shows it."]
     verdict: Annotated[str, "One word of docs/reference/verdicts.md."]
     stage: Annotated[str, "The first stage that is wrong; empty where nothing came back."]
-    element_stage: Annotated[
-        str | None,
-        "The stage of the element: the first wrong one, or the first after it that the implementation returns.",
-    ]
+    element_stage: Annotated[str | None, "The stage of the element: the first wrong one that came back."]
     element: Annotated[Sequence[int] | None, "The index of the element that is worst; null where none is named."]
     computed: Annotated[float | None, "What the implementation gave there."]
-    exact: Annotated[
-        float | None,
-        "What is right there: the exact answer, or the exact step from the implementation's own previous stage.",
-    ]
+    exact: Annotated[float | None, "What is right there: the exact answer, or the exact step from its previous stage."]
     error: Annotated[float | None, "The absolute difference of the two."]
     bound: Annotated[float | None, "The largest error that the implementation's roundings can make there."]
     ratio: Annotated[float | None, "The largest error of the stage over its bound; more than 1 proves an error."]
@@ -125,18 +115,14 @@ class Failure(Record):
     shape: Annotated[str, "The lengths of the case's axes, such as B=1 H=4 Lq=3 Lk=5 D=8."]
     tags: Annotated[Sequence[str], "What the case probes: names of `attncheck list tags`."]
     rows: Annotated[int, "How many comparisons of this case fail."]
-    next: Annotated[
-        Sequence[str], "Commands for a shell that say more of this failure; run them in the folder of the check."
-    ]
+    next: Annotated[Sequence[str], "Shell commands that say more of this failure; run them in the folder of the check."]
 
 
 class Document(Record):
     """What every document has."""
 
     attncheck: Annotated[Header, "What printed this."]
-    exit_code: Annotated[
-        int, "The exit code of the command: 0 agrees, 1 disagrees, 2 wrong input, 3 not run or too little judged."
-    ]
+    exit_code: Annotated[int, "The exit code: 0 agrees, 1 disagrees, 2 wrong input, 3 not run or too little judged."]
     answer: Annotated[str, "The outcome in one line."]
     failures: Annotated[Sequence[Failure], "What fails, the simplest case first; expected failures are none."] = ()
     next: Annotated[Sequence[str], "The commands to run next; empty where nothing is left to do."] = ()
@@ -173,9 +159,7 @@ class CoverageRecord(Record):
     asked: Annotated[int, "How many cases were asked."]
     judged: Annotated[int, "In how many it was judged."]
     unsupported: Annotated[int, "How many are unsupported, of operations that it offers.", "lacks.cases"]
-    lacks: Annotated[
-        Mapping[str, int], "What these need, each lack with how many cases have it; a case may have several."
-    ]
+    lacks: Annotated[Mapping[str, int], "What these need, each with how many cases need it; a case may need several."]
     not_offered: Annotated[int, "How many are of operations, or in dtypes alone, that it lacks.", "lacks.not_offered"]
     covered: Annotated[int, "How many were not asked, because the standard cases cover them.", "stood_for"]
     unverified: Annotated[int, "How many have no exact answer."]
@@ -201,13 +185,9 @@ class DefectRecord(Record):
     """One thing that is wrong, in however many cases and dtypes it shows."""
 
     environment: Annotated[str, "The label of the run; empty where a document prints wrong numbers.", "row.environment"]
-    implementation: Annotated[
-        str, "The implementation; empty where a document prints wrong numbers.", "row.implementation"
-    ]
+    implementation: Annotated[str, "The implementation; empty where a document is wrong.", "row.implementation"]
     verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case.", "row.verdict"]
-    stage: Annotated[
-        str, "The first stage that is wrong in the simplest case; empty where nothing came back.", "row.stage"
-    ]
+    stage: Annotated[str, "The first wrong stage of the simplest case; empty where nothing came back.", "row.stage"]
     diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
     text: Annotated[str, "What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."]
     cases: Annotated[Sequence[str], "The ids of the cases that show it, the simplest first."]
@@ -252,10 +232,7 @@ class Outcome(Document):
     """What cases came to: check, report and vectors verify."""
 
     judged: Annotated[str, "How much was judged of what was asked."]
-    coverage: Annotated[
-        Mapping[str, CoverageRecord],
-        "By implementation, with its version and the label of its run: how much was judged.",
-    ]
+    coverage: Annotated[Mapping[str, CoverageRecord], "By implementation, version and run: how much was judged."]
     too_few_judged: Annotated[Sequence[str], "Where less was judged than was required."]
     numbers: Annotated[Mapping[str, int], "How many printed numbers there are of each kind."]
     defects: Annotated[Sequence[DefectRecord], "What is wrong, once each; failures has every case and dtype of it."]
@@ -263,10 +240,7 @@ class Outcome(Document):
     stopped: Annotated[Mapping[str, Stopped], "By label: runs that were ended early."]
     in_common: Annotated[Sequence[InCommon], "What failing cases have in common."]
     verdicts: Annotated[Mapping[str, Mapping[str, str]], "By case and implementation: the worst verdict, in words."]
-    properties: Annotated[
-        Mapping[str, Mapping[str, str]],
-        "By property and implementation: what it comes to; empty where properties were not asked.",
-    ]
+    properties: Annotated[Mapping[str, Mapping[str, str]], "By property and implementation: the outcome."]
     broken_properties: Annotated[Sequence[PropertyRecord], "Properties that do not hold."]
     report: Annotated[str | None, "The report as Markdown; null where none was written."]
     html: Annotated[str | None, "The report's first page."]
@@ -323,20 +297,13 @@ def plain(value: Any) -> Any:
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, float):
-        return plain_number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return NOT_FINITE[0 if math.isnan(value) else 1 if value > 0 else 2]
     if isinstance(value, str | PurePath):
         return str(value)
     if isinstance(value, Sequence):
         return [plain(each) for each in value]
     return value
-
-
-def plain_number(value: float) -> float | str:
-    """Return a number, as a text where it is not finite."""
-    if math.isfinite(value):
-        return value
-    return NOT_FINITE[0] if math.isnan(value) else NOT_FINITE[1 if value > 0 else 2]
 
 
 def error_document(command: str, error: AttncheckError) -> ErrorDocument:

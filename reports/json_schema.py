@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from attncheck.reports.json_documents import (
     NOT_FINITE,
@@ -16,7 +16,7 @@ from attncheck.reports.json_documents import (
     PropertiesDocument,
     Record,
     Row,
-    annotations_of,
+    fields_of,
 )
 
 
@@ -142,9 +142,7 @@ class CaseDocument(Document):
     remarks: Annotated[Sequence[str], "What the case and its source say besides."]
     dtype: Annotated[str, "The dtype of the inputs."]
     inputs: Annotated[Sequence[ArrayRecord], "Its inputs, as stored in that dtype."]
-    stages: Annotated[
-        Sequence[ArrayRecord], "Its exact stages, rounded to float64; NaN in query rows that were not evaluated."
-    ]
+    stages: Annotated[Sequence[ArrayRecord], "Its exact stages, rounded to float64; NaN in rows not evaluated."]
     numbers: Annotated[Sequence[NumberRecord], "Its printed numbers."]
     outside: Annotated[str, "Why there is no exact answer, of all or of some elements."]
     sampled: Annotated[str, "How many query rows stand for all."]
@@ -158,9 +156,7 @@ class ScriptDocument(Document):
     case: Annotated[CaseRecord, "The case, or what it was reduced to."]
     dtype: Annotated[str, "The dtype of the inputs."]
     script: Annotated[str, "The script."]
-    command: Annotated[
-        str, "The command that runs it: it ends with 1 where it finds an error, with 0 where it finds none."
-    ]
+    command: Annotated[str, "The command that runs it: it ends with 1 where it finds an error, else with 0."]
     tries: Annotated[int, "In how many tries the case was reduced; 0 where it was not."]
 
 
@@ -397,40 +393,35 @@ def results_schema() -> str:
     """Return the JSON Schema of all documents."""
     from pydantic import TypeAdapter
 
-    definitions: dict[str, Any] = {}
-    for kind in (*dict.fromkeys(DOCUMENTS.values()), ErrorDocument):
-        schema = TypeAdapter(kind).json_schema()
-        definitions |= schema.pop("$defs", {})
-        definitions[kind.__name__] = schema
-    described = {name: _described(name, each) for name, each in sorted(definitions.items())}
+    kinds = (*DOCUMENTS.values(), ErrorDocument)
+    _, found = TypeAdapter.json_schemas([(kind, "serialization", TypeAdapter(kind)) for kind in kinds])
+    commands = [
+        {"title": command, "properties": {"attncheck": {"properties": {"command": {"const": command}}}}, **_to(kind)}
+        for command, kind in DOCUMENTS.items()
+    ]
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"What attncheck prints with --json, version {SCHEMA}",
-        "oneOf": [
-            *(_of_command(*each) for each in DOCUMENTS.items()),
-            {"$ref": f"{_REFERENCE}{ErrorDocument.__name__}"},
-        ],
-        "$defs": {**described, "Number": _NUMBER},
+        "oneOf": [*commands, _to(ErrorDocument)],
+        "$defs": {**{name: _described(name, each) for name, each in sorted(found["$defs"].items())}, "Number": _NUMBER},
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _of_command(command: str, kind: type[Document]) -> dict[str, Any]:
-    header = {"properties": {"command": {"const": command}}}
-    return {"title": command, "properties": {"attncheck": header}, "$ref": f"{_REFERENCE}{kind.__name__}"}
+def _to(kind: type[Document]) -> dict[str, str]:
+    return {"$ref": f"{_REFERENCE}{kind.__name__}"}
 
 
 def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Give every field its description; all of them are there, and numbers may be texts."""
-    descriptions = descriptions_of(records()[name])
-    properties = {
-        field: {"description": descriptions[field], **_without_titles(each)}
-        for field, each in schema["properties"].items()
+    """Give every field its description; numbers may be texts."""
+    fields = {
+        field: {"description": meaning, **_without_titles(schema["properties"][field])}
+        for field, (_, meaning, *_) in fields_of(records()[name]).items()
     }
     if name == "Header":
-        properties["schema"] = {"description": descriptions["schema"], "const": SCHEMA}
-    found = {"description": summary_of(records()[name]), "properties": properties, "required": list(properties)}
-    return {**schema, **found}
+        fields["schema"]["const"] = SCHEMA
+    said = {"description": summary_of(records()[name]), "properties": fields, "required": list(fields)}
+    return {**schema, **said}
 
 
 def _without_titles(schema: Any) -> Any:
@@ -452,11 +443,6 @@ def _below(kind: type[Record]) -> Iterator[type[Record]]:
     yield kind
     for each in kind.__subclasses__():
         yield from _below(each)
-
-
-def descriptions_of(kind: type[Record]) -> Mapping[str, str]:
-    """Return what each field of a record means."""
-    return {name: get_args(each)[1] for name, each in annotations_of(kind).items()}
 
 
 def summary_of(kind: type[Record]) -> str:

@@ -38,7 +38,7 @@ from attncheck.reports.properties import sentence_of
 from attncheck.spec import DECLARABLE, DTYPES
 from attncheck.spec.classes import is_composed
 from attncheck.verdicts import Verdict
-from attncheck.wording import READ_AS, counted, listed
+from attncheck.wording import READ_AS, at_most, counted, listed
 
 _MAX_IN_PART = 12
 """Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""
@@ -84,10 +84,8 @@ def _in_part(frames: Frames) -> list[str]:
     part = [each for each in coverage.coverage(frames) if not each.is_whole]
     if len(part) <= MAX_SPELT_OUT or frames.results.empty:
         return []
-    names = [frames.title(each.column, with_version=False) for each in part[:_MAX_IN_PART]]
-    sentences = [f"{name}: {each.words}." for name, each in zip(names, part, strict=False)]
-    more = len(part) - len(sentences)
-    return [*sentences, *([f"And {more} more implementations were judged in part."] if more else [])]
+    sentences = [f"{frames.title(each.column, with_version=False)}: {each.words}." for each in part]
+    return at_most(_MAX_IN_PART, sentences, "And {} more implementations were judged in part.")
 
 
 def exit_code_of(frames: Frames) -> ExitCode:
@@ -452,14 +450,12 @@ def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tupl
     blamed = [each for each in judged if each.column.key in wrong]
     blamed.sort(key=lambda each: -len(wrong[each.column.key]))
     clauses = []
-    for each in blamed[:MAX_NAMED]:
+    for each in blamed:
         cases = len(wrong[each.column.key])
         many = "all" if cases == each.judged else f"{cases:,} of the"
         part = f"{many} {each.judged:,} cases that it" if each.judged > 1 else "the only case that it"
         clauses.append(f"{_name(frames, each.column)} is wrong in {part} was judged in{_read_as(frames, [each])}")
-    if len(blamed) > MAX_NAMED:
-        clauses.append(f"{len(blamed) - MAX_NAMED} more implementations are wrong")
-    return clauses
+    return at_most(MAX_NAMED, clauses, "{} more implementations are wrong")
 
 
 def _read_as(frames: Frames, found: Sequence[coverage.Coverage]) -> str:

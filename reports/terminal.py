@@ -22,7 +22,7 @@ from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import counted, written_element
+from attncheck.wording import at_most, counted, written_element
 
 _MAX_LISTED = 3
 """Defects that are shown, each in its simplest case."""
@@ -146,11 +146,8 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
     """Say what could not be asked, each reason once."""
     open_ = (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)
     left = [row for row in rows if row.verdict in open_]
-    lines = list(
-        dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in left)
-    )
-    more = [f"and {len(lines) - _MAX_PROPERTIES} more"] if len(lines) > _MAX_PROPERTIES else []
-    return [*lines[:_MAX_PROPERTIES], *more]
+    lines = dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in left)
+    return at_most(_MAX_PROPERTIES, list(lines))
 
 
 def terminal_table(table: TableBlock) -> Table:

@@ -30,7 +30,7 @@ from attncheck.reports.sections import Details, Figure, Text
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.wording import at_most, counted
 
 if TYPE_CHECKING:
     from attncheck.reports.html.evidence import Evidence
@@ -283,8 +283,7 @@ class CaseDetails(NamedTuple):
             for cell in cells.values()
             if cell.state in urgent
         ]
-        shown = list(dict.fromkeys(notes))
-        return "; ".join(shown[:2]) + (f"; and {len(shown) - 2} more" if len(shown) > 2 else "")
+        return "; ".join(at_most(2, list(dict.fromkeys(notes))))
 
     @property
     def state(self) -> str:
