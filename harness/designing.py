@@ -132,11 +132,9 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
     """
     text = design_text(request)
     path = path or Path(f"design_{slug(request.implementation.name).replace('-', '_')}.yaml")
-    try:
+    with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError.of(path, error) from None
     [case] = read_yaml(path).data["cases"]
     return path, len(load_case_file(path, path.name, path.stem, ())), len(case[DESIGN][FACTORS])
 

@@ -129,12 +129,7 @@ def _of_keys(problem: Computation, query: Operand, square: Real) -> Real:
     return variance
 
 
-BACKWARD_WEIGHTS = Step(
-    exact=lambda _, weights, *__: weights,
-    value=lambda _, weights, *__: weights,
-    error=_error_of_weights,
-    reach=handed_on,
-)
+BACKWARD_WEIGHTS = Step(lambda _, weights, *__: weights, _error_of_weights, reach=handed_on)
 
 
 def _at_most(own: Rows) -> Real:
@@ -167,10 +162,6 @@ class GradWeights:
     variance: Real  # V_dp
     of_factors: Real  # of what rounding g, or v, does to dp: for all keys, or for all queries, at once
     shares_errors: bool  # whether it does anything
-
-
-def _value_of_grad_weights(_: Computation, grad_output: Real, value: Real) -> Real:
-    return grad_output @ transposed(every_head(value, grad_output.shape[1]))
 
 
 def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> GradWeights:
@@ -221,7 +212,7 @@ def _worst_of_grad_weights(
     return error
 
 
-GRAD_WEIGHTS = Step(exact_grad_weights, _value_of_grad_weights, _error_of_grad_weights, reach=reach_of_grad_weights)
+GRAD_WEIGHTS = Step(exact_grad_weights, _error_of_grad_weights, reach=reach_of_grad_weights)
 
 
 _SUBTRACTION_COUNT = 3
@@ -272,13 +263,8 @@ def _error_of_grad_logits(at: At, weights: BackwardWeights, gradient: GradWeight
     return GradLogits(centred, value, max_error, variance, of_delta, rounded)
 
 
-def _value_of_grad_logits(problem: Computation, weights: Real, gradient: Real, _: Real) -> Real:
-    return through_mask(problem, weights * (gradient - sum_of_row(weights * gradient)))
-
-
 GRAD_LOGITS = Step(
     exact_grad_logits,
-    _value_of_grad_logits,
     _error_of_grad_logits,
     reach=lambda _, weights, gradient, __: weights | gradient,
 )
@@ -488,11 +474,6 @@ class GradScores:
         return STORAGE_COUNT * (unit**2 * self.value**2 + self.logits.weights.attended * lost)
 
 
-def _value_of_slope(problem: Computation, scores: Real) -> Real:
-    cap = cap_of(problem)
-    return np.ones((1, 1)) if cap is None else slope_of_tanh(scores / cap)
-
-
 def _error_of_slope(at: At, scores: Logits) -> Slope:
     problem, cap, rounding = at.problem, cap_of(at.problem), at.rounding
     if cap is None:
@@ -547,5 +528,5 @@ def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) 
 
 
 # A slope is that of a score, which the weights of its row follow from: it reaches nothing more.
-SLOPE = Step(exact_slope, _value_of_slope, _error_of_slope, reach=handed_on, magnitude=abs)
-GRAD_SCORES = Step(exact_grad_scores, lambda _, logits, slope: logits * slope, _error_of_grad_scores, reach=handed_on)
+SLOPE = Step(exact_slope, _error_of_slope, reach=handed_on, magnitude=abs)
+GRAD_SCORES = Step(exact_grad_scores, _error_of_grad_scores, reach=handed_on)

@@ -59,7 +59,6 @@ from attncheck.attention.scores import (
     reach_of_grad_key,
     roundings_of_scale,
     scale_of,
-    scaled_value,
 )
 from attncheck.attention.softmax import is_linear
 from attncheck.attention.step import At, Node, Step
@@ -393,18 +392,6 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
     return bound_of_stored(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
-def _value_of_query(_: Computation, products: Real, key: Real) -> Real:
-    return products @ every_head(key, products.shape[1])
-
-
-def _value_of_key(_: Computation, products: Real, query: Real, key: Real) -> Real:
-    return _sum_of_group(transposed(products) @ query, key.shape[1])
-
-
-def _value_of_value(_: Computation, weights: Real, grad_output: Real, value: Real) -> Real:
-    return _sum_of_group(transposed(weights) @ grad_output, value.shape[1])
-
-
 def _value_of_bias(problem: Computation, logits: Real) -> Real:
     own = slice(None, logits.shape[-1] - problem.added_keys)
     return value_of_summed_logits(logits, problem.array("bias").shape, own)
@@ -417,16 +404,10 @@ def value_of_summed_logits(logits: Real, shape: Shape, columns: slice) -> Real:
     return summed.reshape(shape)
 
 
-def _sum_of_group(per_head: Real, kv_heads: int) -> Real:
-    batch, heads, *rest = per_head.shape
-    summed: Real = per_head.reshape(batch, kv_heads, heads // kv_heads, *rest).sum(axis=2)
-    return summed
-
-
-GRAD_QUERY = Step(exact_grad_query, _value_of_query, _error_of_query, reach=handed_on)
-GRAD_KEY = Step(exact_grad_key, _value_of_key, _error_of_key, reach=reach_of_grad_key)
-GRAD_VALUE = Step(exact_grad_value, _value_of_value, _error_of_value, reach=reach_of_grad_value)
-GRAD_BIAS = Step(exact_grad_bias, _value_of_bias, _error_of_bias, reach=reach_of_grad_bias)
+GRAD_QUERY = Step(exact_grad_query, _error_of_query, reach=handed_on)
+GRAD_KEY = Step(exact_grad_key, _error_of_key, reach=reach_of_grad_key)
+GRAD_VALUE = Step(exact_grad_value, _error_of_value, reach=reach_of_grad_value)
+GRAD_BIAS = Step(exact_grad_bias, _error_of_bias, reach=reach_of_grad_bias, value=_value_of_bias)
 
 
 GRADIENTS: Mapping[str, Node] = {
@@ -436,9 +417,7 @@ GRADIENTS: Mapping[str, Node] = {
     "slope": Node(SLOPE, ("scores",)),
     "grad_scores": Node(GRAD_SCORES, ("grad_logits", "slope")),
     # What the scale rounds counts with the sums: it may be in front of them, behind them, or in what is added up.
-    "grad_products": Node(
-        Step(exact_scaled, scaled_value, lambda _, scores: scores, reach=handed_on), ("grad_scores",)
-    ),
+    "grad_products": Node(Step(exact_scaled, lambda _, scores: scores, reach=handed_on), ("grad_scores",)),
     "grad_query": Node(GRAD_QUERY, ("grad_products", "key")),
     "grad_key": Node(GRAD_KEY, ("grad_products", "query", "key")),
     "grad_value": Node(GRAD_VALUE, ("backward_weights", "grad_output", "value")),

@@ -3,7 +3,7 @@
 Balls run at the precision that is current in FLINT (``flint.ctx``), which is state of the whole process: the caller
 sets it with ``flint.ctx.workprec``, and two threads may not share the oracle. Scales are float64 numbers beside which a
 radius is small or not: sums of absolute terms. No term is negative, so that no sum cancels: they are right to some 40
-bits, and only their size matters.
+bits, and only their size matters. Values are what error bounds are the bounds of: plain float64.
 """
 
 from __future__ import annotations
@@ -86,6 +86,18 @@ class Scales(OneArray):
 
     def _maximum(self, other: Self) -> Self:
         return self._made(np.maximum(self.numbers, other.numbers))
+
+
+@dataclass(frozen=True, eq=False)
+class Values(Scales):
+    """The numbers are those of float64, NaN and infinities among them: what is not attended is -inf as it stands."""
+
+    @classmethod
+    def of(cls, stored: NDArray[Any]) -> Self:
+        return cls((stored,))
+
+    def restricted_to(self, allowed: Flags | None) -> Self:
+        return self if allowed is None else self._made(np.where(allowed, self.numbers, -np.inf))
 
 
 @dataclass(frozen=True, eq=False)

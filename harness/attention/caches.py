@@ -37,9 +37,6 @@ def joined_of(name: str) -> Step:
     def exact(problem: Computation, new: ExactArray) -> ExactArray:
         return joined([problem.exact(problem.array(cached)), new], axis=-2)
 
-    def value(problem: Computation, new: Real) -> Real:
-        return _joined(problem.array(cached), new)
-
     def error(at: At, new: Operand) -> Operand:
         none = np.zeros(at.problem.array(cached).shape)
         own = (new.max_error, new.variance)
@@ -57,7 +54,7 @@ def joined_of(name: str) -> Step:
         parts = zip((past, new), lengths, strict=True)
         return _joined(*(np.broadcast_to(each, (*leading, length, width)) for each, length in parts))
 
-    return Step(exact, value, error, radius, reach=reach)
+    return Step(exact, error, radius, reach=reach)
 
 
 def _joined(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
@@ -71,10 +68,6 @@ def dequantization_of(name: str) -> Step:
     def exact(problem: Computation, codes: ExactArray) -> ExactArray:
         shifted = codes - problem.exact(problem.array(shift)) if shift in problem.inputs else codes
         return shifted * problem.exact(problem.array(factor))
-
-    def value(problem: Computation, codes: Real) -> Real:
-        multiplied: Real = (codes - problem.array(shift) if shift in problem.inputs else codes) * problem.array(factor)
-        return multiplied
 
     def error(at: At, codes: Operand) -> Operand:
         size, count = np.abs(at.value), 2
@@ -94,7 +87,7 @@ def dequantization_of(name: str) -> Step:
             flags = flags | known.flags[other]
         return flags
 
-    return Step(exact, value, error, reach=reach)
+    return Step(exact, error, reach=reach)
 
 
 def made_of_latents(name: str) -> Step:
@@ -102,9 +95,6 @@ def made_of_latents(name: str) -> Step:
 
     def exact(problem: Computation, latents: ExactArray) -> ExactArray:
         return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
-
-    def value(problem: Computation, latents: Real) -> Real:
-        return latents @ _with_identity(_projection(problem, name), latents.shape[-1])
 
     def error(at: At, latents: Operand) -> Operand:
         weight = _projection(at.problem, name)
@@ -126,7 +116,7 @@ def made_of_latents(name: str) -> Step:
         rest = flags[..., width:]
         return np.concatenate([made, np.broadcast_to(rest, (*made.shape[:-1], rest.shape[-1]))], axis=-1)
 
-    return Step(exact, value, error, radius, reach=reach)
+    return Step(exact, error, radius, reach=reach)
 
 
 def size_of_made(latents: Real, weight: Real) -> Real:

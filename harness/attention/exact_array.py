@@ -186,11 +186,6 @@ class ExactArray(ABC):
             self.reshaped((*batch, heads, own // heads, length, width)).sum(-3).reshaped((*batch, heads, length, width))
         )
 
-    def with_heads_merged(self) -> Self:
-        """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D)."""
-        batch, heads, length, width = self.shape
-        return self.rearranged(lambda part: part.swapaxes(1, 2).reshape(batch, length, heads * width))
-
     def where(self, flags: Flags, other: Self | float) -> Self:
         """Keep what is flagged and take the rest from another array; what is attended stays."""
         pairs = zip(self.parts, self._taken(other).parts, strict=True)

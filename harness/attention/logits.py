@@ -27,10 +27,6 @@ def _bias_exact(problem: Computation, before: ExactArray) -> ExactArray:
     return before + problem.exact(problem.on_scores(problem.inputs["bias"], before.shape))
 
 
-def _bias_value(problem: Computation, before: Real) -> Real:
-    return before + problem.on_scores(problem.inputs["bias"], before.shape) if "bias" in problem.inputs else before
-
-
 def _bias_radius(around: Around, value: Real, before: Ball) -> Real:
     if "bias" not in around.problem.inputs:
         return before.radius
@@ -91,7 +87,7 @@ def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
     return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_keys]
 
 
-BIAS = Step(_bias_exact, _bias_value, _bias_error, _bias_radius, stored_behind_bias, _bias_reach)
+BIAS = Step(_bias_exact, _bias_error, _bias_radius, stored_behind_bias, _bias_reach)
 
 
 def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
@@ -100,11 +96,6 @@ def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
         return before.restricted_to(kept)
     filled = before.where(kept, problem.number(problem.fill))
     return filled.with_attended(None if before.attended is None else before.attended | ~kept)
-
-
-def _mask_value(problem: Computation, before: Real) -> Real:
-    kept = problem.kept(before.shape)
-    return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)
 
 
 def _mask_radius(around: Around, _: Real, before: Ball) -> Real:
@@ -163,7 +154,7 @@ def _mask_reach(known: Reach, before: Flags) -> Flags:
     return before if replaced is None else before & ~replaced
 
 
-MASK = Step(_mask_exact, _mask_value, _mask_error, _mask_radius, _stored, _mask_reach)
+MASK = Step(_mask_exact, _mask_error, _mask_radius, _stored, _mask_reach)
 
 
 def cap_of(problem: Computation) -> float | None:
@@ -180,11 +171,6 @@ def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
     if capped.attended is None:
         return capped
     return capped.where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
-
-
-def _softcap_value(problem: Computation, scores: Real) -> Real:
-    cap = cap_of(problem)
-    return scores if cap is None else np.asarray(cap * np.tanh(scores / cap))
 
 
 def _softcap_radius(around: Around, _: Real, scores: Ball) -> Real:
@@ -242,4 +228,4 @@ def exact_grad_scores(problem: Computation, grad_logits: ExactArray, slope: Exac
     return grad_logits * slope
 
 
-SOFTCAP = Step(_softcap_exact, _softcap_value, _softcap_error, _softcap_radius, stored_logits, handed_on)
+SOFTCAP = Step(_softcap_exact, _softcap_error, _softcap_radius, stored_logits, handed_on)

@@ -72,10 +72,6 @@ def _exact_logits(problem: Computation, scores: ExactArray) -> ExactArray:
     return scores if _is_natural(problem) else scores * problem.exact(_TWO).log()
 
 
-def _logits(problem: Computation, scores: Real) -> Real:
-    return scores if _is_natural(problem) else scores * math.log(2)
-
-
 def _logits_radius(around: Around, _: Real, scores: Ball) -> Real:
     return scores.radius if _is_natural(around.problem) else scores.radius * math.log(2)
 
@@ -109,7 +105,7 @@ def _stored_on_the_way(largest: Real, spread: Real, rounding: RoundingModel) -> 
     return unit * (largest + 2 * spread) + rounding.log_error + rounding.exp_error + 4 * unit
 
 
-PART_LOGITS = Step(_exact_logits, _logits, _logits_error, _logits_radius, reach=lambda _, scores: scores)
+PART_LOGITS = Step(_exact_logits, _logits_error, _logits_radius, reach=lambda _, scores: scores)
 
 
 # The softmax over the parts, in the format of the statistics.
@@ -179,11 +175,6 @@ def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -
     return mean.reshaped((*leading, queries, values.shape[-1]))
 
 
-def _mean(problem: Computation, weights: Real, values: Real) -> Real:
-    mean: Real = WEIGHTED_MEAN.value(problem, _apart(weights), values)[..., 0, :]
-    return mean
-
-
 def _mean_radius(around: Around, value: Real, weights: Ball, values: Ball) -> Real:
     moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_apart), values)[..., 0, :]
     return moved
@@ -221,4 +212,4 @@ def _mean_reach(_: Reach, weights: Flags, values: Flags) -> Flags:
     return any_of(weights, -1) | any_of(values, -2)[..., 0, :]
 
 
-MERGED_MEAN = Step(_exact_mean, _mean, _mean_error, _mean_radius, reach=_mean_reach)
+MERGED_MEAN = Step(_exact_mean, _mean_error, _mean_radius, reach=_mean_reach)

@@ -130,7 +130,7 @@ def normalization_of(name: str) -> Step:
         weight = known.flags.get(f"{name}_norm")
         return reached if weight is None or not weight.any() else reached | weight[:, np.newaxis, :]
 
-    return Step(exact, value, error, radius, reach=reach)
+    return Step(exact, error, radius, reach=reach, value=value)
 
 
 def is_left_out(problem: Computation, name: str) -> bool:

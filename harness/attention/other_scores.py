@@ -29,11 +29,6 @@ def _exact_of_general(problem: Computation, query: ExactArray, key: ExactArray) 
     return product if "score_bias" not in problem.inputs else product + problem.exact(_bias(problem), product.shape)
 
 
-def _value_of_general(problem: Computation, query: Real, key: Real) -> Real:
-    scores: Real = query @ problem.array("weight") @ transposed(key)
-    return scores if "score_bias" not in problem.inputs else scores + _bias(problem)
-
-
 def _bias(problem: Computation) -> Real:
     """Return the bias of each head at the rank of scores, (H, 1, 1), or 0 without one."""
     return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
@@ -70,9 +65,7 @@ def _reach(known: Reach, query: Flags, key: Flags) -> Flags:
     return reached | per_head(known.flags["score_bias"]) if "score_bias" in known.flags else reached
 
 
-GENERAL_SCORES = Step(
-    _exact_of_general, _value_of_general, _error_of_general, _radius_of_general, stored_logits, _reach
-)
+GENERAL_SCORES = Step(_exact_of_general, _error_of_general, _radius_of_general, stored_logits, _reach)
 
 
 def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:
@@ -160,11 +153,11 @@ def _error_of_additive(at: At, query: Operand, key: Operand) -> Logits:
 _OF_ALL = ("query_weight", "key_weight", "score_vector", "score_bias")
 ADDITIVE_SCORES = Step(
     _exact_of_additive,
-    _value_of_additive,
     _error_of_additive,
     _radius_of_additive,
     stored_logits,
     reach_of_scores(*_OF_ALL),
+    _value_of_additive,
 )
 
 
@@ -251,7 +244,7 @@ def _error_of_cosine(at: At, query: Operand, key: Operand) -> Logits:
 
 
 COSINE_SCORES = Step(
-    _exact_of_cosine, _value_of_cosine, _error_of_cosine, _radius_of_cosine, stored_logits, reach_of_scores()
+    _exact_of_cosine, _error_of_cosine, _radius_of_cosine, stored_logits, reach_of_scores(), _value_of_cosine
 )
 
 

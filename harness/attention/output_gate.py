@@ -127,15 +127,13 @@ def _reach_of_product(_: Reach, *flags: Flags) -> Flags:
 
 SIGMOID = Step(
     _exact_sigmoid,
-    lambda _, gate: _sigmoid(gate),
     _error_of_sigmoid,
     lambda _, __, gate: np.minimum(gate.radius / 4, 1),  # its slope is at most 1/4
     reach=handed_on,
     magnitude=abs,
 )
-SIGMOID_SLOPE = Step(_exact_slope, _value_of_slope, _error_of_slope, reach=handed_on, magnitude=abs)
+SIGMOID_SLOPE = Step(_exact_slope, _error_of_slope, reach=handed_on, value=_value_of_slope, magnitude=abs)
 GATED_OUTPUT = Step(
-    lambda _, context, sigmoid: context * sigmoid,
     lambda _, context, sigmoid: context * sigmoid,
     _error_of_output,
     _radius_of_output,
@@ -143,12 +141,10 @@ GATED_OUTPUT = Step(
 )
 GRAD_CONTEXT = Step(
     lambda _, grad_output, sigmoid: grad_output * sigmoid,
-    lambda _, grad_output, sigmoid: grad_output * sigmoid,
     _error_of_gradient,
     reach=_reach_of_product,
 )
 GRAD_GATE = Step(
-    lambda _, grad_output, context, slope: grad_output * context * slope,
     lambda _, grad_output, context, slope: grad_output * context * slope,
     _error_of_grad_gate,
     reach=_reach_of_product,

@@ -62,22 +62,17 @@ def projection_of(name: str) -> Step:
         flags = split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
         return known.problem.with_added(name, flags)
 
-    return Step(exact, value, error, radius, reach=reach)
+    return Step(exact, error, radius, reach=reach, value=value)
 
 
 def _exact_output(problem: Computation, context: ExactArray) -> ExactArray:
-    merged = context.with_heads_merged()
+    merged = context.rearranged(merge_heads)
     if "output_weight" not in problem.inputs:
         return merged
     output = merged @ problem.exact(problem.array("output_weight"))
     if "output_bias" not in problem.inputs:
         return output
     return output + problem.exact(problem.array("output_bias"), output.shape)
-
-
-def _value_of_output(problem: Computation, context: Real) -> Real:
-    merged = merge_heads(context)
-    return _linear_value(problem, merged, "output") if "output_weight" in problem.inputs else merged
 
 
 def _radius_of_output(around: Around, _: Real, context: Ball) -> Real:
@@ -106,7 +101,7 @@ def _reach_of_output(known: Reach, context: Flags) -> Flags:
     return _linear_reach(known, merged, "output") if "output_weight" in known.flags else merged
 
 
-OUTPUT_PROJECTION = Step(_exact_output, _value_of_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
+OUTPUT_PROJECTION = Step(_exact_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
 
 
 def _linear_value(problem: Computation, inputs: Real, name: str) -> Real:

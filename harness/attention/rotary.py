@@ -37,10 +37,6 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         turned = array.with_part((..., first), x * cos + y * sin * signs[0])
         return turned.with_part((..., second), y * cos + x * sin * signs[1])
 
-    def value(problem: Computation, array: Real) -> Real:
-        cos, sin = tables_of(problem, name)
-        return rotated(array, cos, sign * sin, pairs_of(problem, name))
-
     def error(at: At, operand: Operand) -> Operand:
         problem = at.problem
         max_error, variance = operand.errors
@@ -74,7 +70,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
             return flags | any_of(tables[0] | tables[1], -1) if tables else flags
         return _reach(flags, tables, pairs)
 
-    return Step(exact, value, error if sign > 0 else error_of_gradient, radius, reach=reach)
+    return Step(exact, error if sign > 0 else error_of_gradient, radius, reach=reach)
 
 
 def pairs_of(problem: Computation, name: str) -> Pairs:
@@ -88,14 +84,6 @@ def pairs_of(problem: Computation, name: str) -> Pairs:
 def tables_of(problem: Computation, name: str) -> tuple[Real, Real]:
     """Return cos and sin of each row, (L, R) or (B, 1, L, R), as they are stored."""
     return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
-
-
-def rotated(array: Real, cos: Real, sin: Real, pairs: Pairs) -> Real:
-    """Rotate in float64: (..., L, D)."""
-    first, second = (array[..., each] for each in pairs)
-    turned = array.copy()
-    turned[..., pairs[0]], turned[..., pairs[1]] = first * cos - second * sin, second * cos + first * sin
-    return turned
 
 
 def _sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:

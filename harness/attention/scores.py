@@ -29,7 +29,6 @@ from attncheck.attention.errors import (
     Operand,
     Real,
     added,
-    for_query_heads,
     heads_of,
     stored_operand_of,
     sum_error,
@@ -54,10 +53,6 @@ def _exact(_: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     return query @ key.for_heads_of(query).transposed()
 
 
-def _value(_: Computation, query: Real, key: Real) -> Real:
-    return query @ transposed(for_query_heads(key, heads_of(query)))
-
-
 def _error(at: At, query: Operand, key: Operand) -> Products:
     query, key = (stored_operand_of(name, each, at.rounding) for name, each in (("query", query), ("key", key)))
     return products_of(query, key.for_query_heads(heads_of(query.value)), at.rounding.of_scores)
@@ -68,7 +63,7 @@ def _radius(_: Around, __: Real, query: Ball, key: Ball) -> Real:
     return query.radius_of_product(transposed(shared.value), transposed(shared.radius))
 
 
-PRODUCT = Step(_exact, _value, _error, _radius, reach=reach_of_scores())
+PRODUCT = Step(_exact, _error, _radius, reach=reach_of_scores())
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,12 +213,6 @@ def _inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> 
         return DoubleWords((1 / Balls.of_numbers(number).sqrt()).split())
 
 
-def scaled_value(problem: Computation, product: Real) -> Real:
-    """Multiply by the scale in float64."""
-    scaled: Real = scale_of(problem) * product
-    return scaled
-
-
 def _handed_on(_: object, node: ExactArray) -> ExactArray:
     return node
 
@@ -329,12 +318,5 @@ def _is_power_of_four(number: Factor) -> PerHead:
     return is_power_of_two(number) & (np.frexp(np.abs(number))[1] % 2 == 1)
 
 
-RAW_SCORES = Step(_handed_on, _handed_on, _error_of_raw, _radius_of_raw, stored_logits, handed_on)
-SCORES = Step(
-    exact_scaled,
-    lambda problem, product: scale_of(problem) * product,
-    _error_of_scaled,
-    _radius_of_scaled,
-    stored_logits,
-    _reach_of_scaled,
-)
+RAW_SCORES = Step(_handed_on, _error_of_raw, _radius_of_raw, stored_logits, handed_on)
+SCORES = Step(exact_scaled, _error_of_scaled, _radius_of_scaled, stored_logits, _reach_of_scaled)

@@ -32,10 +32,6 @@ def _exact(problem: Computation, before: ExactArray) -> ExactArray:
     return before.with_part((..., _ADDED), problem.exact(column, (*before.shape[:-1], 1)))
 
 
-def _value(problem: Computation, before: Real) -> Real:
-    return _with_column(before, per_head(problem.array("sinks")))
-
-
 def _radius(around: Around, value: Real, before: Ball) -> Real:
     column = np.where(np.isinf(value[..., _ADDED]), 0, per_head(around.radii["sinks"]))
     return _with_column(before.radius + np.zeros_like(value), column)
@@ -61,7 +57,7 @@ def _reach(known: Reach, before: Flags) -> Flags:
     return _with_column(whole, per_head(known.flags["sinks"]) if "sinks" in known.flags else np.zeros((1, 1), np.bool_))
 
 
-SINKS = Step(_exact, _value, _error, _radius, reach=_reach)
+SINKS = Step(_exact, _error, _radius, reach=_reach)
 
 
 def _exact_gradient(problem: Computation, grad_logits: ExactArray) -> ExactArray:
@@ -81,7 +77,7 @@ def _reach_of_gradient(_: Reach, grad_logits: Flags) -> Flags:
     return any_of(grad_logits[..., _ADDED], (0, 2))[0, :, 0, 0]
 
 
-GRAD_SINKS = Step(_exact_gradient, _value_of_gradient, _error_of_gradient, reach=_reach_of_gradient)
+GRAD_SINKS = Step(_exact_gradient, _error_of_gradient, reach=_reach_of_gradient, value=_value_of_gradient)
 
 
 def _with_column(array: NDArray[Scalar], column: NDArray[Scalar]) -> NDArray[Scalar]:

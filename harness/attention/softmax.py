@@ -396,22 +396,22 @@ def _reach(known: Reach, logits: Flags) -> Flags:
     return any_of(logits if known.attended is None else logits & known.attended, -1)
 
 
-EXPONENTIALS = Step(_exact, _value, _error, _radius, reach=_reach)
+EXPONENTIALS = Step(_exact, _error, _radius, reach=_reach, value=_value)
 WEIGHTS = Step(
     lambda _, powers: normalised(powers),
-    lambda _, both: both.weights,
     lambda at, rows: Weights(at.value, rows),
     lambda _, __, both: both.radius.weights,
     _stored_weights,
     handed_on,
+    lambda _, both: both.weights,
     magnitude=abs,
 )
 LOG_SUM_EXP = Step(
     lambda _, powers: log_sum(powers),
-    lambda _, both: both.log_sum_exp,
     lambda at, rows: Finished(at.value, log_sum_exp_bound(rows, at.value, at.rounding.of_statistics)),
     lambda _, __, both: both.radius.log_sum_exp,
     reach=lambda _, row: row[..., 0],
+    value=lambda _, both: both.log_sum_exp,
     magnitude=lambda entry: 1 + abs(entry),
 )
 

@@ -3,7 +3,7 @@
 Each rule gets what the steps before gave by the same rule, in the order of the graph:
 
     exact(problem, *arrays)        the proven value, an array of exact numbers
-    value(problem, *arrays)        the value in float64
+    value(problem, *arrays)        the value in float64, where that is not the exact rule in this arithmetic
     error(at, *states)             the largest error and its statistical scale, from those of the operands
     stored(at, array)              the same of a returned stage: it may have been stored after it was used
     radius(around, value, *balls)  how far the value moves when every input moves by its radius
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from attncheck.attention.balls import Values
 from attncheck.attention.errors import NOTHING, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
@@ -114,12 +115,18 @@ class Step:
     """The rules of one step."""
 
     exact: Callable[..., Any]
-    value: Callable[..., Any] = _not_stated
     error: Callable[..., Any] = _not_stated
     radius: Callable[..., Any] = _not_stated
     stored: Callable[[At, Real], Any] = stored_operand
     reach: Callable[..., Flags] = _not_stated
+    value: Callable[..., Any] | None = None
     magnitude: Callable[[ExactArray], ExactArray] | None = None
+
+    def value_of(self, problem: Computation, *arrays: Any) -> Any:
+        """Evaluate in float64 a problem of ``Values``."""
+        if self.value is not None:
+            return self.value(problem, *arrays)
+        return self.exact(problem, *(Values((array,)) for array in arrays)).numbers
 
 
 @dataclass(frozen=True)

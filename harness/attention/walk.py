@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.balls import Scales
+from attncheck.attention.balls import Scales, Values
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.exact_array import ExactArray
@@ -78,10 +78,11 @@ def magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
 
 def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in float64; ``problem`` is ``in_float64``."""
+    plain = replace(problem, arithmetic=Values)
     return Walk(
         graph_of(problem),
         problem.array,
-        lambda _, node, operands: node.step.value(problem, *operands),
+        lambda _, node, operands: node.step.value_of(plain, *operands),
         dict(known or {}),
     )
 

@@ -20,7 +20,6 @@ from attncheck.attention.errors import (
     added,
     bound_of,
     finite,
-    for_query_heads,
     heads_of,
     product_factors,
     stored_operand_of,
@@ -74,10 +73,6 @@ def _exact(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray
     return weights @ value.for_heads_of(weights)
 
 
-def _value(_: Computation, weights: Real, value: Real) -> Real:
-    return weights @ for_query_heads(value, heads_of(weights))
-
-
 def _radius(_: Around, __: Real, weights: Ball, value: Ball) -> Real:
     shared = value.for_query_heads(heads_of(weights.value))
     return weights.radius_of_product(shared.value, shared.radius)
@@ -104,7 +99,7 @@ def _reach(known: Reach, weights: Flags, value: Flags) -> Flags:
     return weights | reach_of_mean(flags_per_head(value, weights), known.attended)
 
 
-WEIGHTED_MEAN = Step(_exact, _value, _error, _radius, reach=_reach)
+WEIGHTED_MEAN = Step(_exact, _error, _radius, reach=_reach)
 
 
 def exact_grad_weights(_: Computation, grad_output: ExactArray, value: ExactArray) -> ExactArray:

@@ -183,17 +183,15 @@ def _parsed(path: Path, kind: Any, largest: int) -> Any:
 def write_test(folder: Path, test: BackendTest) -> None:
     """Write a test as ONNX's own are written. Raises ``OutputError``, also where the folder is there already."""
     data = folder / f"{DATA_SET}0"
-    try:
+    if data.exists():
+        raise OutputError(f"{data} is already there; remove it, or name another folder")
+    with OutputError.where(folder):
         data.mkdir(parents=True)
         (folder / MODEL).write_bytes(_model_of(test).SerializeToString())
         for kind, arrays in (("input", test.inputs), ("output", test.outputs)):
             for number, (name, array) in enumerate(arrays.items()):
                 tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
                 (data / f"{kind}_{number}.pb").write_bytes(tensor.SerializeToString())
-    except FileExistsError:
-        raise OutputError(f"{data} is already there; remove it, or name another folder") from None
-    except OSError as error:
-        raise OutputError.of(folder, error) from None
 
 
 def _model_of(test: BackendTest) -> Any:

@@ -167,10 +167,10 @@ class FurtherCall:
 class PropertyVariant:
     """One way in which a property is asked: calls, and what becomes of their results.
 
-    What is combined times ``factor``, a power of two, is compared with what the ``first`` call gave (by default the
-    case's own), where ``compared`` says so. Where it ``is_merged``, every call is of a part of the keys, and the
-    outputs are merged by their log-sum-exps. Where ``nan_may_spread``, NaN from the further calls is a convention. The
-    calls are made ``where`` it says, with so many ``threads``.
+    What is combined times ``factor``, a power of two, is compared with what the first call gave, where ``compared``
+    says so. Where it ``is_merged``, every call is of a part of the keys, and the outputs are merged by their log-sum-
+    exps. Where ``nan_may_spread``, NaN from the further calls is a convention. The calls are made ``where`` it says,
+    with so many ``threads``.
     """
 
     what: str
@@ -183,7 +183,6 @@ class PropertyVariant:
     nan_may_spread: bool = False
     where: Literal["here", "fresh process", "threads"] = "here"
     threads: int = 1
-    first: StoredProblem | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +202,7 @@ class Pair:
 class SessionVariant:
     """Calls one after the other in one process, and which of their results are to be the same.
 
-    ``watched`` are steps whose inputs, and whose kept results, may not change.
+    Of a ``problem``, the first step is its call, whose inputs, and whose kept result, may not change.
     """
 
     what: str

@@ -428,9 +428,7 @@ def _one_of_each_first(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def _write(path: Path, text: str) -> str:
-    try:
+    with OutputError.where(path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise OutputError.of(path, error) from None
     return path.name

@@ -148,10 +148,8 @@ def change_rows(directory: Path, changed: Mapping[Identity, Row]) -> None:
     """Write in the parts on disk what has changed of failing rows; a part is renamed into place when it is whole."""
     changed = {identity: row for identity, row in changed.items() if identity_of(row) != identity}
     for path in sorted((directory / "rows").glob("part-*.parquet")) if changed else ():
-        try:
+        with OutputError.where(path):
             _change_part(path, changed)
-        except OSError as error:
-            raise OutputError.of(path, error) from None
 
 
 def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:

@@ -112,10 +112,8 @@ def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
     Raises ``OutputError``.
     """
     path = directory / PROPERTY_PART
-    try:
+    with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError.of(path, error) from None
     write_table(path, _table(rows))
 
 
@@ -165,7 +163,7 @@ def _claim(directory: Path) -> None:
 
 def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
     """Create the directory, or empty one that holds an earlier run except for what is kept; all else is left alone."""
-    try:
+    with OutputError.where(directory):
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
         if directory.is_dir() and not is_unbegun(directory) and not _holds_results(directory):
@@ -186,8 +184,6 @@ def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
                 shutil.rmtree(directory / part)
         for part in _FOLDERS:
             (directory / part).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError.of(directory, error) from None
 
 
 def is_unbegun(directory: Path) -> bool:

@@ -275,11 +275,6 @@ class Seen:
         """Return what a file keeps."""
         return {"counts": dict(self.counts), "refused": dict(self.refused), "answered": sorted(self.answered)}
 
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> Seen:
-        """Read what a file kept."""
-        return cls(Counter(record["counts"]), Counter(record["refused"]), set(record["answered"]))
-
 
 def _refusable(problem: ConcreteCase) -> set[str]:
     """Return what an implementation may not have: the operation, the dtype, an option, an input, shared heads."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from attncheck.config import expected_failures_of
 from attncheck.dtypes import largest_number, rounded_once
@@ -241,8 +242,9 @@ class SearchFolder:
             return cls(path, implementation)
         try:
             record = json.loads(state.read_text(encoding="utf-8"))
-            found = cls(path, record["implementation"], record["next"], record["asked"], Seen.of(record["seen"]))
-            found.findings = [_finding(each) for each in record["findings"]]
+            seen = TypeAdapter(Seen).validate_python(record["seen"])
+            findings = TypeAdapter(list[Finding]).validate_python(record["findings"])
+            found = cls(path, record["implementation"], record["next"], record["asked"], seen, findings)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{state}: cannot be read ({error}); name another --output, or remove it") from None
         if found.implementation != implementation:
@@ -261,21 +263,10 @@ class SearchFolder:
         }
         path = self.path / STATE
         partial = path.with_suffix(".partial")
-        try:
+        with OutputError.where(path):
             self.path.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
             partial.replace(path)
-        except OSError as error:
-            raise OutputError.of(path, error) from None
-
-
-def _finding(record: dict[str, Any]) -> Finding:
-    own = {
-        "symptom": Symptom(**record["symptom"]),
-        "asked": tuple(record["asked"]),
-        "shapes": {name: tuple(shape) for name, shape in record["shapes"].items()},
-    }
-    return Finding(**{**record, **own})
 
 
 MAX_IN_FILE = 2048
@@ -287,15 +278,13 @@ def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> C
 
     Raises ``OutputError`` where it cannot be written.
     """
-    try:
+    with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if problem.elements <= MAX_IN_FILE:
             inputs = {each: _in_file(problem, each) for each in problem.inputs}
         else:
             inputs = _beside(problem, path.with_suffix(".npz"))
         path.write_text(case_text(case_data(problem, inputs, name, found_by)), encoding="utf-8")
-    except OSError as error:
-        raise OutputError.of(path, error) from None
     [case] = load_case_file(path, path.name, path.stem, ())
     return case
 
