@@ -177,6 +177,18 @@ def only(applies: Callable[[Problem], object], change: Change) -> Change:
     return lambda problem: change(problem) if applies(problem) else None
 
 
+def shown_at(stage: Callable[[Problem], str], change: Change) -> Change:
+    """Let a change show first at a stage that follows from the problem."""
+
+    def changed(problem: Problem) -> Form | None:
+        found = change(problem)
+        form = Form(found) if isinstance(found, Problem) else found
+        assert form is None or isinstance(form, Form), "a change in one form"
+        return form and replace(form, stage=stage(problem))
+
+    return changed
+
+
 def toggled(option: str, words: Mapping[Any, str]) -> Change:
     """Take the other one of two values of an option, of which the first is the default, each in ``words``."""
 
@@ -186,18 +198,6 @@ def toggled(option: str, words: Mapping[Any, str]) -> Change:
         return Form(problem.with_options(**{option: other}), {"taken": words[other], "meant": words[own]})
 
     return change
-
-
-def of_first(name: str, axis: int) -> Changed:
-    """Take for all entries of an axis of an input what belongs to the first, as a stride of zero does."""
-    return with_input(
-        name,
-        lambda array: (
-            np.broadcast_to(array.take([0], axis), array.shape)
-            if array.ndim >= -axis and array.shape[axis] > 1
-            else None
-        ),
-    )
 
 
 def exchanged(one: str, other: str) -> Changed:
@@ -246,6 +246,53 @@ def delivered(problem: Problem) -> Problem:
     """Return a problem as the call has it, with what it says of heads and of rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
     return problem.called().with_options(**kept)
+
+
+# What belongs to another entry.
+
+
+Order = Callable[[int], Any]
+"""Of so many entries, the number of the one that is taken for each."""
+FIRST: Order = lambda count: np.zeros(count, int)  # noqa: E731
+NEXT: Order = lambda count: np.roll(np.arange(count), -1)  # noqa: E731
+
+_ORDERS: Mapping[str, tuple[str, Order]] = {
+    "of-first": ("of the first {} is taken for all", FIRST),
+    "of-next": ("of the next {} is taken", NEXT),
+    "in-reverse-of": (
+        "of each {} is that of the last one before: they are taken in reverse",
+        lambda count: np.arange(count)[::-1],
+    ),
+}
+
+
+def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
+    """Take of some inputs, for each entry of an axis, what belongs to another one.
+
+    There have to be more than the ``fewest`` entries, or it would be another reading.
+    """
+    return with_each(
+        names,
+        lambda array: (
+            array.take(order(array.shape[axis]), axis) if array.ndim >= -axis and array.shape[axis] > fewest else array
+        ),
+    )
+
+
+def entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
+            when: Callable[[Problem], bool] = lambda problem: True) -> Iterator[Reading]:  # fmt: skip
+    """Yield the readings of an input, or of several together, by each axis and order."""
+    for word, axis in axes.items():
+        for order in orders or ("of-first", "of-next"):
+            says, taken_for_each = _ORDERS[order]
+            change = taken(names, axis, taken_for_each, 2 if order == "in-reverse-of" else 1)
+            yield Reading(
+                f"{slug}-{order}-{word.replace(' ', '-')}",
+                f"{called} {says.format(word)}",
+                only(when, change),
+                names[0],
+                stage,
+            )
 
 
 # What a problem has.

@@ -189,8 +189,7 @@ class Measured:
     """The errors of one tensor against its bounds.
 
     ``ratio`` is the largest error over its bound B, ``index`` where that is, and ``error`` the one there;
-    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged,
-    ``causes`` the rows with something judged in them, or the columns where they are fewer.
+    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged.
     """
 
     tier: Tier
@@ -199,7 +198,6 @@ class Measured:
     largest_z: float
     mean_z: float
     elements: int
-    causes: int = 0
     error: float | None = None
 
 
@@ -235,12 +233,12 @@ def measure(
     place = int(ratio.argmax())
     index = tuple(map(int, np.unravel_index(place, ratio.shape)))
     largest_z = float(z.max())
-    tier, causes = Tier.WITHIN, _causes(judged, count)
+    tier = Tier.WITHIN
     if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
         tier = Tier.PROVEN
     elif supports_statistics:
-        tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
-    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, causes, float(error[index]))
+        tier = _statistical(largest_z, mean_z if _causes(judged, count) >= MIN_CAUSES else 0.0, count)
+    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]))
 
 
 def _causes(judged: NDArray[np.bool_], count: int) -> int:

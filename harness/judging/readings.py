@@ -25,19 +25,19 @@ from attncheck.attention.problem import Computation
 from attncheck.judging.alternatives import (
     Alternative,
     Change,
-    Changed,
     Form,
     Reading,
     allowed_keys,
     convention,
     delivered,
+    entries,
     folded,
     has_scale,
-    of_first,
     only,
     queries_and_keys,
     scale_of,
     set_to,
+    shown_at,
     with_allowed,
     with_each,
     with_input,
@@ -45,7 +45,7 @@ from attncheck.judging.alternatives import (
     without,
 )
 from attncheck.judging.diagnosis import ACCURACY
-from attncheck.judging.readings_of_entries import ENTRY_READINGS, taken, within_window
+from attncheck.judging.readings_of_entries import ENTRY_READINGS, within_window
 from attncheck.judging.readings_of_gradients import GRADIENT_READINGS
 from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.judging.replaced_steps import REPLACED_STEPS
@@ -179,18 +179,9 @@ def _fill_inverted(problem: Problem) -> Form | None:
     return Form(problem.with_options(mask_fill=1 / fill), {"fill": f"{1 / fill:.6g}"})
 
 
-def _offsets_changed(change: Changed) -> Change:
-    """Change where queries of each batch entry stand, which a rotation shows first."""
-
-    def changed(problem: Problem) -> Form | None:
-        other = change(problem)
-        return (
-            None
-            if other is None
-            else Form(other, stage="rotated_query" if "rotary_cos" in problem.inputs else "masked")
-        )
-
-    return changed
+def _first_by_offsets(problem: Problem) -> str:
+    """Name the stage that shows first where queries of a batch entry stand: a rotation, if there is one."""
+    return "rotated_query" if "rotary_cos" in problem.inputs else "masked"
 
 
 def _filled(number: Callable[[Problem], float]) -> Change:
@@ -314,19 +305,17 @@ _ATTENDING = (
         lambda problem: len(set(queries_and_keys(problem))) == 1,
         with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
     *(
-        Reading(f"query-offsets-{slug}", says, _offsets_changed(change), "query_offsets")
-        for slug, says, change in (
-            ("ignored", "the query offsets are ignored", without("query_offsets")),
-            ("of-first-batch-entry", "the query offset of the first batch entry is taken for all",
-             of_first("query_offsets", -1)),
-            ("of-next-batch-entry", "the query offset of the next batch entry is taken",
-             taken(["query_offsets"], -1, lambda count: np.roll(np.arange(count), -1))),
-            ("of-longest", "the largest query offset is taken for all",
-             with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0)))),
-            ("one-too-far", "query offsets are one too far", lambda problem: (
-                None if "rotary_cos" in problem.inputs else  # where a table of positions ends
-                problem.with_inputs(query_offsets=problem.inputs["query_offsets"] + 1)
-            )),
+        replace(reading, change=shown_at(_first_by_offsets, reading.change))
+        for reading in (
+            Reading("query-offsets-ignored", "the query offsets are ignored", without("query_offsets"),
+                    "query_offsets"),
+            *entries("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
+            Reading("query-offsets-of-longest", "the largest query offset is taken for all",
+                    with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0))),
+                    "query_offsets"),
+            Reading("query-offsets-one-too-far", "query offsets are one too far",
+                    only(lambda problem: "rotary_cos" not in problem.inputs,  # where a table of positions ends
+                         with_input("query_offsets", lambda offsets: offsets + 1)), "query_offsets"),
         )
     ),
 )  # fmt: skip
@@ -440,8 +429,7 @@ _SEQUENCES = tuple(
         Reading("limits-one-too-early", "sequences of keys end one too early", _limits_moved(-1), "cu_seqlens_k"),
         Reading("limits-of-queries", "the limits of queries are taken for keys", _limits_as(_of_queries),
                 "cu_seqlens_k"),
-        Reading("block-table-of-first-batch-entry", "the block table of the first batch entry is taken for all",
-                of_first("block_table", -2), "block_table"),
+        *entries("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _pages_in_order,
                 "block_table"),
         Reading("block-table-transposed", "the block table is read with the strides of its transpose",

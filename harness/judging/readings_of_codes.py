@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.judging.alternatives import Change, Form, Reading, only, with_input
+from attncheck.judging.alternatives import FIRST, NEXT, Change, Changed, Form, Order, Reading, only, taken, with_input
 from attncheck.reading.lowering import Problem, block_scales_in_memory
 from attncheck.spec import DEFAULT_FORMAT, LOGITS, MEANS, STEMS
 
@@ -27,24 +27,14 @@ def _format(problem: Problem) -> str:
     return str(problem.options.get("stored_as") or DEFAULT_FORMAT)
 
 
-def _along(name: str, axis: str, change: Callable[[Any, int], Any]) -> Change:
-    """Change an input along heads or keys, where there are several: scales have no width, those of blocks have."""
+def _along(name: str, axis: str, order: Order) -> Changed:
+    """Take what belongs to another head or key: scales have no width, those of blocks have."""
 
     def changed(problem: Problem) -> Problem | None:
         is_second = (axis == "heads") is _in_pages(problem)
-        at = (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero"))
-        array = problem.inputs[name]
-        return problem.with_inputs(**{name: change(array, at)}) if array.shape[at] > 1 else None
+        return taken([name], (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero")), order)(problem)
 
     return changed
-
-
-def _of_first(array: Any, axis: int) -> Any:
-    return np.broadcast_to(array.take([0], axis), array.shape)
-
-
-def _of_next(array: Any, axis: int) -> Any:
-    return np.roll(array, -1, axis)
 
 
 def _inverse(scale: Any) -> Any:
@@ -133,17 +123,17 @@ _OF_KEYS_AND_VALUES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
     ("scale", "scale-twice", "the scale of the {name}s is multiplied twice", lambda of: with_input(of, np.square)),
     ("scale", "scale-divided", "the {name}s are divided by their scale", lambda of: with_input(of, _inverse)),
     ("scale", "scale-of-first-head", "the {name} scale of the first head is taken for all",
-     lambda of: _along(of, "heads", _of_first)),
+     lambda of: _along(of, "heads", FIRST)),
     ("scale", "scale-of-next-head", "the {name} scale of the next head is taken",
-     lambda of: _along(of, "heads", _of_next)),
+     lambda of: _along(of, "heads", NEXT)),
     ("block_scale", "blocks-unscaled", "the scales of {name} blocks are left out",
      lambda of: with_input(of, np.ones_like)),
     ("block_scale", "block-scale-of-next-block", "the scale of the neighbouring block of the {name}s is taken",
-     lambda of: with_input(of, lambda scales: np.roll(scales, -1, -1))),
+     lambda of: taken([of], -1, NEXT)),
     ("block_scale", "block-scale-of-next-key", "{name}s are scaled by blocks of the next key",
-     lambda of: _along(of, "keys", _of_next)),
+     lambda of: _along(of, "keys", NEXT)),
     ("block_scale", "block-scale-of-first-head", "the block scales of the first head are taken for all {name}s",
-     lambda of: _along(of, "heads", _of_first)),
+     lambda of: _along(of, "heads", FIRST)),
     ("block_scale", "block-scales-transposed", "rows and groups of the {name}s' block scales are exchanged",
      lambda of: with_input(of, _with_rows_and_groups_exchanged)),
     ("block_scale", "block-scales-in-other-format",
@@ -170,7 +160,7 @@ CODE_READINGS: Sequence[Reading] = tuple(
     replace(reading, before_lowering=True)
     for reading in (
         *_OF_EACH,
-        Reading("key-scale-of-next-key", "the scale of the next key is taken", _along("key_scale", "keys", _of_next),
+        Reading("key-scale-of-next-key", "the scale of the next key is taken", _along("key_scale", "keys", NEXT),
                 "key_scale", LOGITS[0]),
         Reading("scales-swapped", "the scales of keys and values are swapped", _scales_swapped, "key_scale", LOGITS[0]),
         Reading("query-scale-ignored", "the scale of the queries is left out", with_input("query_scale", np.ones_like),

@@ -7,7 +7,8 @@ of heads share, is joined and shared in as many ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from attncheck.judging.alternatives import (
     Changed,
     Form,
     Reading,
+    entries,
     exchanged,
     only,
     queries_and_keys,
@@ -26,49 +28,9 @@ from attncheck.judging.alternatives import (
     with_mask,
 )
 from attncheck.judging.replaced_steps import joined
+from attncheck.reading import lowering
 from attncheck.reading.lowering import Array, Problem, query_offset
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIONS, PER_HEAD
-
-Order = Callable[[int], Any]
-"""Of so many entries, the number of the one that is taken for each."""
-
-_ORDERS: Mapping[str, tuple[str, Order]] = {
-    "of-first": ("of the first {} is taken for all", lambda count: np.zeros(count, int)),
-    "of-next": ("of the next {} is taken", lambda count: np.roll(np.arange(count), -1)),
-    "in-reverse-of": (
-        "of each {} is that of the last one before: they are taken in reverse",
-        lambda count: np.arange(count)[::-1],
-    ),
-}
-
-
-def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
-    """Take of some inputs, for each entry of an axis, what belongs to another one.
-
-    There have to be more than the ``fewest`` entries, or it would be another reading.
-    """
-    return with_each(
-        names,
-        lambda array: (
-            array.take(order(array.shape[axis]), axis) if array.ndim >= -axis and array.shape[axis] > fewest else array
-        ),
-    )
-
-
-def _entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
-             when: Callable[[Problem], bool] = lambda problem: True) -> Iterator[Reading]:  # fmt: skip
-    """Yield the readings of an input, or of several together, by each axis and order."""
-    for word, axis in axes.items():
-        for order in orders or ("of-first", "of-next"):
-            says, entries = _ORDERS[order]
-            change = taken(names, axis, entries, 2 if order == "in-reverse-of" else 1)
-            yield Reading(
-                f"{slug}-{order}-{word.replace(' ', '-')}",
-                f"{called} {says.format(word)}",
-                only(when, change),
-                names[0],
-                stage,
-            )
 
 
 def has_heads(problem: Problem) -> bool:
@@ -78,26 +40,26 @@ def has_heads(problem: Problem) -> bool:
 
 _BATCH, _HEAD = {"batch entry": -4}, {"head": -3}
 _ENTRIES = (
-    *_entries("mask", "the mask", ["mask"], _BATCH | _HEAD, "masked"),
-    *_entries("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
-    *_entries("bias", "the bias", ["bias"], _BATCH | _HEAD, "biased"),
-    *_entries("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
-    *_entries("bias", "the bias", ["bias"], _HEAD, "biased", "in-reverse-of"),
-    *_entries("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
+    *entries("mask", "the mask", ["mask"], _BATCH | _HEAD, "masked"),
+    *entries("mask", "the mask", ["mask"], {"query": -2}, "masked", "of-first"),
+    *entries("bias", "the bias", ["bias"], _BATCH | _HEAD, "biased"),
+    *entries("bias", "the bias", ["bias"], {"query": -2}, "biased", "of-first"),
+    *entries("bias", "the bias", ["bias"], _HEAD, "biased", "in-reverse-of"),
+    *entries("key-lengths", "the key length", ["key_lengths"], {"batch entry": -1}, "masked"),
     *(
         reading
         for name, spec in OF_HEADS.items()
-        for reading in _entries(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
+        for reading in entries(name.replace("_", "-"), str(spec.of_head), [name], {"head": -1}, spec.first_stage)
     ),
-    *_entries("key", "the key", ["key", "past_key"], _BATCH, LOGITS[0], when=has_heads),
-    *_entries("value", "the value", ["value", "past_value"], _BATCH, MEANS[0], when=has_heads),
-    *_entries("key", "the key", ["key", "past_key"], _HEAD, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
-    *_entries("value", "the value", ["value", "past_value"], _HEAD, MEANS[0], "of-first", "in-reverse-of",
+    *entries("key", "the key", ["key", "past_key"], _BATCH, LOGITS[0], when=has_heads),
+    *entries("value", "the value", ["value", "past_value"], _BATCH, MEANS[0], when=has_heads),
+    *entries("key", "the key", ["key", "past_key"], _HEAD, LOGITS[0], "of-first", "in-reverse-of", when=has_heads),
+    *entries("value", "the value", ["value", "past_value"], _HEAD, MEANS[0], "of-first", "in-reverse-of",
               when=has_heads),
-    *_entries("gate", "the gate", ["gate"], _BATCH | _HEAD, MEANS[-1]),
-    *_entries("past", "what is cached", ["past_key", "past_value"], _BATCH | _HEAD, LOGITS[0]),
-    *_entries("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
-    *_entries("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
+    *entries("gate", "the gate", ["gate"], _BATCH | _HEAD, MEANS[-1]),
+    *entries("past", "what is cached", ["past_key", "past_value"], _BATCH | _HEAD, LOGITS[0]),
+    *entries("score-bias", "the bias of the score", ["score_bias"], {"head": -1}, "scores", "of-first"),
+    *entries("log-sum-exps", "the log-sum-exp", ["log_sum_exps"], {"batch entry": -3, "head": -2}, "weights"),
 )  # fmt: skip
 
 
@@ -392,12 +354,8 @@ def _pattern(
 
 def within_window(problem: Problem, query: Array, key: Array) -> Any:
     """Return which keys lie in the window of which queries, by their positions."""
-    left, right = problem.options["window"]
-    behind = key - query
-    within = np.ones(behind.shape, dtype=np.bool_)
-    within &= left is None or behind >= -left
-    within &= right is None or behind <= right
-    return within
+    rules = lowering.within_window(problem.options["window"], query, key)
+    return reduce(np.logical_and, rules, np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_))
 
 
 def _window_as(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:

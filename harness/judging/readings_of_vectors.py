@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 
 from attncheck.judging.alternatives import (
+    FIRST,
+    NEXT,
     Change,
     Changed,
-    Form,
     Reading,
     convention,
     exchanged,
     folded,
     identity,
-    of_first,
     only,
     scale_of,
     set_to,
+    shown_at,
+    taken,
     toggled,
     transposed,
     with_input,
@@ -48,15 +50,8 @@ from attncheck.spec import (
 
 def _rotated(change: Change, of: str = "query") -> Change:
     """Change a rotation; what follows from the wrong stage is wrong, too, and stands before it in their order."""
-
-    def changed(problem: Problem) -> Form | None:
-        found = change(problem)
-        form = Form(found) if isinstance(found, Problem) else found
-        assert form is None or isinstance(form, Form)
-        part = "normalized" if problem.options.get("norm_after_rotation") else "rotated"
-        return form and replace(form, stage=f"{part}_{of}")
-
-    return changed
+    part = {True: "normalized", False: "rotated"}
+    return shown_at(lambda problem: f"{part[bool(problem.options.get('norm_after_rotation'))]}_{of}", change)
 
 
 def _rotated_without_past(problem: Problem) -> Problem | None:
@@ -225,15 +220,15 @@ _LATENTS = (
     Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
             with_input("key_rotary", lambda each: np.roll(each, 1, axis=-2)), "key_rotary", LOGITS[0]),
     Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
-            of_first("query_rotary", -3), "query_rotary", LOGITS[0]),
+            taken(["query_rotary"], -3, FIRST), "query_rotary", LOGITS[0]),
     *(
         Reading(f"{name}-projection-{slug}", says.format(name=name), change, f"{name}_projection", stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
         for slug, says, change in (
             ("of-next-head", "the {name} projection of the next head is taken",
-             with_input(f"{name}_projection", lambda weight: np.roll(weight, -1, 0))),
+             taken([f"{name}_projection"], -3, NEXT)),
             ("of-first-head", "the {name} projection of the first head is taken for all",
-             of_first(f"{name}_projection", -3)),
+             taken([f"{name}_projection"], -3, FIRST)),
             ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
              with_input(f"{name}_projection", _viewed)),
