@@ -231,9 +231,9 @@ def with_mask(problem: Problem) -> Problem:
 
 
 def with_allowed(problem: Problem, allowed: Any) -> Problem:
-    """Return the problem with a mask (Lq, Lk) beside that which it has."""
-    mask = problem.inputs.get("mask")
-    return problem.with_inputs(mask=allowed[np.newaxis, np.newaxis] if mask is None else mask & allowed)
+    """Return the problem with a mask, (Lq, Lk) or of four axes, beside that which it has."""
+    own = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    return problem.with_inputs(mask=own & problem.inputs.get("mask", True))
 
 
 def folded(problem: Problem) -> Problem:
@@ -296,15 +296,6 @@ def entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int
 
 
 # What a problem has.
-
-
-def queries_and_keys(problem: Problem) -> tuple[int, int]:
-    """Return how many queries and keys there are, the past among them."""
-    if "scores" in problem.inputs:
-        queries, keys = problem.inputs["scores"].shape[-2:]
-        return int(queries), int(keys)
-    past = problem.inputs["past_key"].shape[-2] if "past_key" in problem.inputs else 0
-    return int(problem.inputs["query"].shape[-2]), int(problem.inputs["key"].shape[-2] + past)
 
 
 def allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:

@@ -13,6 +13,7 @@ Diagnosis tries all rows on a case that fails, ``docs/diagnoses.md`` lists them,
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +35,6 @@ from attncheck.judging.alternatives import (
     folded,
     has_scale,
     only,
-    queries_and_keys,
     scale_of,
     set_to,
     shown_at,
@@ -45,12 +45,12 @@ from attncheck.judging.alternatives import (
     without,
 )
 from attncheck.judging.diagnosis import ACCURACY
-from attncheck.judging.readings_of_entries import ENTRY_READINGS, within_window
+from attncheck.judging.readings_of_entries import ENTRY_READINGS, plus, within_window
 from attncheck.judging.readings_of_gradients import GRADIENT_READINGS
 from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.judging.replaced_steps import REPLACED_STEPS
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
-from attncheck.reading.lowering import Problem, query_offset
+from attncheck.reading.lowering import Problem, queries_and_keys, query_offset
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
     DECLARABLE,
@@ -102,7 +102,7 @@ def _aligned(alignment: str, position: str) -> Change:
 
 def _aligned_separately(problem: Problem, other: Problem) -> Iterator[Problem]:
     """Yield one of causality and window aligned otherwise, the other one as the case means it."""
-    queries, keys = queries_and_keys(problem)
+    queries, keys = queries_and_keys(problem.inputs)
     positions, key = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs), np.arange(keys)
     yield with_allowed(problem.with_options(is_causal=False), key <= positions)
     yield with_allowed(problem.with_options(window=None), within_window(problem, positions, key))
@@ -115,21 +115,18 @@ def _window_moved(*moves: int) -> Change:
         window = problem.options["window"]
         if any(end is None and move for end, move in zip(window, moves, strict=True)):
             return None
-        other = tuple(end if end is None else end + move for end, move in zip(window, moves, strict=True))
-        return Form(problem.with_options(window=other), {"window": _shown(other), "meant": _shown(window)})
+        other = tuple(map(plus, window, moves))
+        words = {"window": other, "meant": window}
+        return Form(problem.with_options(window=other), {name: json.dumps(each) for name, each in words.items()})
 
     return change
-
-
-def _shown(window: Any) -> str:
-    return f"[{', '.join('null' if end is None else str(end) for end in window)}]"
 
 
 def _diagonal(allows: Callable[[Any], Any]) -> Change:
     """Let causality forbid other keys, by how far they lie behind a query. As a mask: no option says that."""
 
     def change(problem: Problem) -> Problem:
-        queries, keys = queries_and_keys(problem)
+        queries, keys = queries_and_keys(problem.inputs)
         behind = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(problem.options, problem.inputs)
         return with_allowed(problem.with_options(is_causal=False), allows(behind))
 
@@ -138,7 +135,7 @@ def _diagonal(allows: Callable[[Any], Any]) -> Change:
 
 def _causality_added(problem: Problem) -> Problem:
     """Add who may attend by causality, and by a mask, as numbers."""
-    queries, keys = queries_and_keys(problem)
+    queries, keys = queries_and_keys(problem.inputs)
     first = query_offset(problem.options, problem.inputs)
     allowed = np.arange(keys) <= np.arange(queries)[:, np.newaxis] + first
     added = allowed & problem.inputs.get("mask", np.True_)
@@ -302,7 +299,7 @@ _ATTENDING = (
             lambda problem: problem.with_options(window=tuple(problem.options["window"])[::-1]), "window"),
     Reading("last-row-unmasked", "the last query row is not masked", _last_row),
     Reading("mask-transposed", "queries and keys of the mask are swapped", only(
-        lambda problem: len(set(queries_and_keys(problem))) == 1,
+        lambda problem: len(set(queries_and_keys(problem.inputs))) == 1,
         with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
     *(
         replace(reading, change=shown_at(_first_by_offsets, reading.change))

@@ -21,7 +21,6 @@ from attncheck.judging.alternatives import (
     entries,
     exchanged,
     only,
-    queries_and_keys,
     with_allowed,
     with_each,
     with_input,
@@ -29,7 +28,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.replaced_steps import joined
 from attncheck.reading import lowering
-from attncheck.reading.lowering import Array, Problem, query_offset
+from attncheck.reading.lowering import Array, Problem, queries_and_keys, query_offset
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIONS, PER_HEAD
 
 
@@ -194,7 +193,7 @@ def _on_the_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
     """Change a mask or a bias that says something of each key, given the length of the past."""
 
     def changed(problem: Problem) -> Problem | None:
-        array, (_, keys) = problem.inputs[name], queries_and_keys(problem)
+        array, (_, keys) = problem.inputs[name], queries_and_keys(problem.inputs)
         past = query_offset({}, problem.inputs)
         return problem.with_inputs(**{name: change(array, past)}) if past and array.shape[-1] == keys > 1 else None
 
@@ -203,7 +202,9 @@ def _on_the_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
 
 def _lengths_of_new_keys(problem: Problem) -> Problem | None:
     lengths = problem.inputs["key_lengths"] + query_offset({}, problem.inputs)
-    if "past_key" not in problem.inputs or (lengths >= queries_and_keys(problem)[1]).all():  # as if they were ignored
+    if (
+        "past_key" not in problem.inputs or (lengths >= queries_and_keys(problem.inputs)[1]).all()
+    ):  # as if they were ignored
         return None
     return problem.with_inputs(key_lengths=lengths)
 
@@ -290,7 +291,7 @@ def _without_last_column(array: Any) -> Any:
 def _last_key_dropped(problem: Problem) -> Problem | None:
     if OPERATIONS[problem.operation].has_parts or problem.operation in ("scoring", "softmax"):
         return None
-    keys = queries_and_keys(problem)[1]
+    keys = queries_and_keys(problem.inputs)[1]
     return with_allowed(problem, np.arange(keys)[np.newaxis] < keys - 1) if keys > 1 else None
 
 
@@ -298,16 +299,11 @@ def _with_lengths_as(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
     """Allow other keys than the lengths do: ``pattern(lengths, query, key)``; not all, as if they were ignored."""
 
     def change(problem: Problem) -> Problem | None:
-        queries, keys = queries_and_keys(problem)
+        queries, keys = queries_and_keys(problem.inputs)
         allowed = pattern(problem.inputs["key_lengths"], np.arange(queries)[:, np.newaxis], np.arange(keys))
-        return None if allowed.all() else _with_mask_and(allowed, problem.without_input("key_lengths"))
+        return None if allowed.all() else with_allowed(problem.without_input("key_lengths"), allowed)
 
     return change
-
-
-def _with_mask_and(allowed: Any, problem: Problem) -> Problem:
-    """Let a mask of four axes forbid what is not allowed, too."""
-    return problem.with_inputs(mask=allowed & problem.inputs.get("mask", True))
 
 
 def _by_batch(lengths: Any) -> Any:
@@ -318,8 +314,8 @@ def _lengths_of_heads(problem: Problem) -> Problem | None:
     lengths, query = problem.inputs["key_lengths"], problem.inputs.get("query", problem.inputs.get("scores"))
     if query is None or query.ndim < 4 or len(lengths) != query.shape[-3]:
         return None
-    allowed = np.arange(queries_and_keys(problem)[1]) < lengths.reshape(1, -1, 1, 1)
-    return _with_mask_and(allowed, problem.without_input("key_lengths"))
+    allowed = np.arange(queries_and_keys(problem.inputs)[1]) < lengths.reshape(1, -1, 1, 1)
+    return with_allowed(problem.without_input("key_lengths"), allowed)
 
 
 def _of_batch_for_heads(name: str) -> Changed:
@@ -345,7 +341,7 @@ def _pattern(
     def changed(problem: Problem) -> Problem | None:
         if "query_offsets" in problem.inputs or not all(problem.options.get(name) for name in of):
             return None
-        queries, keys = queries_and_keys(problem)
+        queries, keys = queries_and_keys(problem.inputs)
         positions = np.arange(queries)[:, np.newaxis] + query_offset(problem.options, problem.inputs)
         return change(problem, np.broadcast_to(pattern(problem, positions, np.arange(keys)), (queries, keys)))
 
@@ -371,7 +367,8 @@ def _window_as(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
     return changed
 
 
-def _plus(side: Any, steps: int) -> Any:
+def plus(side: int | None, steps: int) -> int | None:
+    """Return a side of a window moved by so many keys; one without a bound stays so."""
     return None if side is None else side + steps
 
 
@@ -379,13 +376,13 @@ def _at_the_lengths_end(problem: Problem) -> Problem | None:
     """Let the last query stand at the last key that counts."""
     if not (problem.options.get("is_causal") or problem.options.get("window")):
         return None
-    lengths, (queries, keys) = _by_batch(problem.inputs["key_lengths"]), queries_and_keys(problem)
+    lengths, (queries, keys) = _by_batch(problem.inputs["key_lengths"]), queries_and_keys(problem.inputs)
     positions, key = np.arange(queries)[:, np.newaxis] + lengths - queries, np.arange(keys)
     allowed = (key < lengths) & np.asarray(not problem.options.get("is_causal") or key <= positions)
     if problem.options.get("window"):
         allowed = allowed & within_window(problem, positions, key)
     plain = problem.without_input("key_lengths").without_input("query_offsets")
-    return _with_mask_and(allowed, plain.with_options(is_causal=False, window=None))
+    return with_allowed(plain.with_options(is_causal=False, window=None), allowed)
 
 
 _PLACES = (
@@ -415,7 +412,7 @@ _PLACES = (
             _with_lengths_as(lambda lengths, query, key: (query < _by_batch(lengths)) & (key >= 0)), "key_lengths"),
     Reading("key-lengths-up-to-four", "key lengths are rounded up to whole tiles of four keys",
             lambda problem: problem.with_inputs(key_lengths=np.minimum(
-                -(-problem.inputs["key_lengths"] // 4) * 4, queries_and_keys(problem)[1]
+                -(-problem.inputs["key_lengths"] // 4) * 4, queries_and_keys(problem.inputs)[1]
             ).astype(problem.inputs["key_lengths"].dtype)), "key_lengths"),
     Reading("key-lengths-of-queries-too", "key lengths are taken for those of queries, too",
             _with_lengths_as(
@@ -450,9 +447,9 @@ _PLACES = (
             ("zero-as-open", "a side of 0 of the window is taken for one without a bound",
              lambda left, right: (left or None, right or None)),
             ("one-key-late", "the window of the next query is taken",
-             lambda left, right: (_plus(left, -1), _plus(right, 1))),
+             lambda left, right: (plus(left, -1), plus(right, 1))),
             ("one-key-early", "the window of the query before is taken",
-             lambda left, right: (_plus(left, 1), _plus(right, -1))),
+             lambda left, right: (plus(left, 1), plus(right, -1))),
         )
     ),
     *(
@@ -492,7 +489,7 @@ def _last_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
 
 
 def _and_causal(problem: Problem) -> Problem | None:
-    (queries, keys), mask = queries_and_keys(problem), problem.inputs["mask"]
+    (queries, keys), mask = queries_and_keys(problem.inputs), problem.inputs["mask"]
     has_rows = mask.ndim > 1 and mask.shape[-2] > 1
     return problem.with_inputs(mask=mask & np.tri(queries, keys, keys - queries, dtype=bool)) if has_rows else None
 

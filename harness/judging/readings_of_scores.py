@@ -23,7 +23,6 @@ from attncheck.judging.alternatives import (
     has_scale,
     identity,
     numbered,
-    queries_and_keys,
     scale_of,
     scales_in_words,
     transposed,
@@ -34,7 +33,7 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.readings_of_entries import has_heads
 from attncheck.judging.readings_of_vectors import ROTATIONS, VECTOR_READINGS
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import (
     ASKED_BY,
     OPERATIONS,
@@ -204,7 +203,7 @@ def _with_zero_scores(count: Callable[[int], int]) -> Change:
     def change(problem: Problem) -> Problem | None:
         if "sinks" not in OPERATIONS[problem.operation].inputs or "sinks" in problem.inputs or not has_heads(problem):
             return None
-        number = count(queries_and_keys(problem)[1])
+        number = count(queries_and_keys(problem.inputs)[1])
         heads = problem.inputs["query"].shape[-3]
         return problem.with_inputs(sinks=np.full(heads, math.log(number))) if number > 0 else None
 

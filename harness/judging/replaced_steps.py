@@ -32,12 +32,11 @@ from attncheck.judging.alternatives import (
     convention,
     has_scale,
     numbered,
-    queries_and_keys,
     scale_of,
     widths_of,
 )
 from attncheck.judging.truth import Stages, Truth
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import RoundingModel
@@ -522,7 +521,7 @@ def _heads_in(problem: Problem) -> float | None:
 
 
 def _keys_in(problem: Problem) -> float:
-    return float(queries_and_keys(problem)[1])
+    return float(queries_and_keys(problem.inputs)[1])
 
 
 def multiplied_stages(*stages: str, each: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:

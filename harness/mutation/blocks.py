@@ -17,11 +17,10 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import Stages
-from attncheck.judging.alternatives import queries_and_keys
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, added, bfloat16, exactly, padded
 from attncheck.mutation.mutant import KERNELS, ROUNDED, Steps, mutant
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, queries_and_keys
 
 _faulty_blocks = partial(mutant, "blocks", at="weights")
 _decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")
@@ -77,7 +76,7 @@ def _kept(keeps: Callable[[Array, int], Array]) -> Steps:
 
 def _decodes(problem: Problem) -> bool:
     """Return whether one query meets many keys."""
-    queries, keys = queries_and_keys(problem)
+    queries, keys = queries_and_keys(problem.inputs)
     return queries == 1 < keys
 
 
@@ -424,7 +423,7 @@ for _fault in forms.misread(
     ("decoding", "bias-ignored", "a path for one query that knows no bias: onnxruntime#29020's kind",
         "bias_ignored_in_decoding", _decodes),
     ("decoding", "mask-beside-past", "extending reads all of the cache: transformers#30437's kind",
-        "mask_does_not_reach_the_past_of_several_queries", lambda problem: queries_and_keys(problem)[0] > 1),
+        "mask_does_not_reach_the_past_of_several_queries", lambda problem: queries_and_keys(problem.inputs)[0] > 1),
     ("decoding", "mask-ignored", "a path for one query that knows no mask: onnxruntime#29020's kind",
         "mask_ignored_in_decoding", _decodes),
     dtypes=KERNELS,

@@ -15,12 +15,11 @@ from functools import partial
 import numpy as np
 
 from attncheck.backends import numpy_backend as backend
-from attncheck.judging.alternatives import queries_and_keys
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, call_read_as
 from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, equivalent, mutant, within
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, queries_and_keys
 
 _faulty_masks = partial(mutant, "masks", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
@@ -38,7 +37,7 @@ def _uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
 
 def _begins_causally(problem: Problem) -> object:
     """Return whether the first row of any batch entry's mask is that of a text."""
-    (queries, keys), mask = queries_and_keys(problem), problem.inputs["mask"]
+    (queries, keys), mask = queries_and_keys(problem.inputs), problem.inputs["mask"]
     return mask.ndim > 1 and (mask[..., 0, :] == (np.arange(keys) <= keys - queries)).all(axis=-1).any()
 
 
@@ -274,7 +273,7 @@ for _fault in forms.misread(
         "causal_aligned_bottom_right", forms.given("is_causal")),
     ("causal", "aligned-bottom-right", "the other corner, if Lq == 1 only: onnxruntime#29020",
         "causal_bottom_right_for_one_query", lambda problem: problem.options.get("is_causal")
-        and queries_and_keys(problem)[0] == 1),
+        and queries_and_keys(problem.inputs)[0] == 1),
     ("causal", "causality-ignored", "the argument has no effect: keras#23038"),
     ("causal", "causality-ignored", "a mask of one's own ends causality: transformers#48748, keras",
         "causal_dropped_when_a_mask_is_given", forms.given("mask")),

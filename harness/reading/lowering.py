@@ -203,7 +203,7 @@ def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[floa
     """
     if inputs.keys().isdisjoint(_ROTARY):
         return {}
-    (queries, keys), past = _lengths(inputs), _past_length(inputs)
+    (queries, keys), past = queries_and_keys(inputs), _past_length(inputs)
     positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
     found: dict[str, Array] = {}
     for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
@@ -219,7 +219,7 @@ def query_offset(options: Options, inputs: Inputs) -> int:
         case "top_left":
             return 0
         case "bottom_right":
-            queries, keys = _lengths(inputs)
+            queries, keys = queries_and_keys(inputs)
             return keys - queries
     return _past_length(inputs)
 
@@ -243,8 +243,8 @@ def _folded(problem: Problem, names: set[str], rows: Rows | None = None) -> tupl
     kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     allowed: list[Array] = []
     if names:
-        queries = np.arange(_lengths(inputs)[0]) if rows is None else rows
-        positions, keys = query_positions(options, inputs, queries), np.arange(_lengths(inputs)[1])
+        queries = np.arange(queries_and_keys(inputs)[0]) if rows is None else rows
+        positions, keys = query_positions(options, inputs, queries), np.arange(queries_and_keys(inputs)[1])
     if "is_causal" in names and kept_options.pop("is_causal", False):
         allowed.append(keys <= positions)
     if "window" in names and (window := kept_options.pop("window", None)) is not None:
@@ -291,7 +291,7 @@ def _past_length(inputs: Inputs) -> int:
     return 0 if past is None else int(past.shape[-2])
 
 
-def _lengths(inputs: Inputs) -> tuple[int, int]:
+def queries_and_keys(inputs: Inputs) -> tuple[int, int]:
     """Return how many queries and how many keys there are, the past among them."""
     if "query" not in inputs:
         queries, keys = inputs["scores"].shape[-2:]
