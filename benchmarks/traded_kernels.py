@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,24 +60,25 @@ def exact_product(left: Array, right: Array) -> Array:
     return (left.astype(np.float64) @ right.astype(np.float64)).astype(np.float32)
 
 
-def tensor_core(bits: int, block: int, promoted: float = math.inf) -> Product:
+def tensor_core(bits: int, block: int, promoted: float = math.inf, exact: int = 1) -> Product:
     """Return a product that aligns blocks and a running sum, cuts them off at so many bits, and adds them up.
 
-    Widths of units of NVIDIA: Fasi et al. 2021, PeerJ CS 7:e330; Khattak and Mikaitis 2025, arXiv 2512.07004. A sum of
-    ``promoted`` products is added to others in float32.
+    Widths of units of NVIDIA: Fasi et al. 2021, PeerJ CS 7:e330; Khattak and Mikaitis 2025, arXiv 2512.07004; Xie et
+    al. 2025, arXiv 2511.10909. What is aligned are sums of ``exact`` products; one of ``promoted`` is added to others
+    in float32.
     """
 
     def product(left: Array, right: Array) -> Array:
-        wide = left.astype(np.float64)[..., np.newaxis], right.astype(np.float64)[..., np.newaxis, :, :]
-        total, running = np.zeros((), np.float32), np.zeros((*left.shape[:-1], 1, right.shape[-1]))
-        for start in range(0, left.shape[-1], block):
-            span = slice(start, start + block)
-            terms = np.concatenate([wide[0][..., span, :] * wide[1][..., span, :], running], axis=-2)
-            running = _cut(terms, np.abs(terms).max(axis=-2, keepdims=True), bits).sum(axis=-2, keepdims=True)
+        wide, length = (left.astype(np.float64), right.astype(np.float64)), left.shape[-1]
+        total, running = np.zeros((), np.float32), np.zeros((*left.shape[:-1], right.shape[-1]))
+        for start in range(0, length, block):
+            places = [slice(each, each + exact) for each in range(start, min(start + block, length), exact)]
+            terms = np.stack([*(wide[0][..., each] @ wide[1][..., each, :] for each in places), running])
+            running = _cut(terms, np.abs(terms).max(axis=0), bits).sum(axis=0)
             running = _cut(running, np.abs(running), min(bits, 24))
             if (start + block) % promoted == 0:
                 total, running = total + running.astype(np.float32), np.zeros_like(running)
-        return (total + running.astype(np.float32))[..., 0, :]
+        return total + running.astype(np.float32)
 
     return product
 
@@ -97,7 +99,8 @@ def scales_of(array: Array, quantization: Quantization) -> Array:
     """Return the scale of each element of an array (..., L, D): the largest of its block has the largest code."""
     rows, columns = array.shape[-2:]
     height = {"rows": quantization.count, "row": 1, "columns": 1}.get(quantization.per, max(rows, 1))
-    width = {"columns": quantization.count, "channel": 1}.get(quantization.per, max(columns, 1))
+    height = quantization.count if quantization.per == "rows of a channel" else height
+    width = {"columns": quantization.count, "channel": 1, "rows of a channel": 1}.get(quantization.per, max(columns, 1))
     found = np.ones_like(array)
     for row in range(0, rows, height):
         for column in range(0, columns, width):
@@ -111,13 +114,14 @@ def scales_of(array: Array, quantization: Quantization) -> Array:
 
 
 def _stored_scales(scales: Array, quantization: Quantization) -> Array:
-    """Round scales to their format: powers of two as OCP Microscaling 1.0 has them, e4m3 beside a second scale."""
+    """Round scales to their format: powers of two as OCP Microscaling 1.0 has them, or e4m3, maybe below a second."""
     kept, largest = SCALE_FORMATS[quantization.scale_in], np.float32(quantization.grid.largest)
     if kept.is_power:
         exponents = np.frexp(scales * largest)[1] - np.frexp(largest)[1]
         return np.where(scales == 0, scales, np.ldexp(np.float32(1), exponents))
     second = (scales.max(initial=0) or np.float32(1)) / np.float32(448) if kept.second else np.float32(1)
-    return (scales / second).astype(np.dtype(quantization.scale_in)).astype(np.float32) * second
+    kept_in = np.dtype(quantization.scale_in.partition(" ")[0])
+    return np.minimum(scales / second, np.float32(kept.largest)).astype(kept_in).astype(np.float32) * second
 
 
 def codes_of(array: Array, grid: Grid) -> Array:
@@ -125,6 +129,21 @@ def codes_of(array: Array, grid: Grid) -> Array:
     saturated = np.clip(array, -grid.largest, grid.largest)
     rounded = np.rint(saturated) if not grid.precision else saturated.astype(getattr(ml_dtypes, grid.name))
     return rounded.astype(np.float32)
+
+
+def codes_before_scales(array: Array, quantization: Quantization) -> Array:
+    """Round to codes by scales that are not rounded yet: SageAttention 3, blackwell/softmax_fused.h."""
+    scales = scales_of(array, replace(quantization, scale_in="float32"))
+    return codes_of(array / scales, quantization.grid) * scales_of(array, quantization)
+
+
+def mean_of_rows(array: Array, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return the mean of all rows, or of so many, (..., L, D), in a format: the last of them are filled with zeros."""
+    if not count:
+        return array.mean(axis=-2, keepdims=True).astype(dtype).astype(np.float32)
+    starts = np.arange(0, array.shape[-2], count)
+    means = (np.add.reduceat(array, starts, axis=-2) / np.float32(count)).astype(dtype).astype(np.float32)
+    return np.repeat(means, count, axis=-2)[..., : array.shape[-2], :]
 
 
 def attention(
@@ -143,25 +162,32 @@ def attention(
     stored: Mapping[str, Quantization] | None = None,
     weights_in: str = "",
     coding: Callable[[Array, Quantization], Array] = codes_with_scales,
+    coding_of_weights: Callable[[Array, Quantization], Array] | None = None,
     is_given_back: bool = True,
 ) -> tuple[Array, Array]:
     """Return output and log_sum_exp of attention (B, H, L, D), with these functions, products and codes.
 
     ``coding`` makes an operand of what it is stored as. Unless it ``is_given_back``, log_sum_exp lacks what
-    scores lost.
+    scores lost, and so do scores what the mean of the query makes.
     """
-    operands = {"query": query.astype(np.float32), "key": key.astype(np.float32), "value": value.astype(np.float32)}
-    moved = np.zeros((), np.float32)
-    for name, quantization in (stored or {}).items():
-        mean = operands[name].mean(axis=-2, keepdims=True) if quantization.is_centred else np.zeros((), np.float32)
-        if quantization.is_centred:
-            of_heads = np.repeat(mean, query.shape[1] // mean.shape[1], axis=1)
-            moved = query.astype(np.float32) @ of_heads.swapaxes(-1, -2)
-        operands[name] = coding(operands[name] - mean, quantization)
-    group = query.shape[1] // key.shape[1]
-    operands |= {name: np.repeat(operands[name], group, axis=1) for name in ("key", "value")}
+    stored, group = stored or {}, query.shape[1] // key.shape[1]
+    operands = {"query": query, "key": np.repeat(key, group, axis=1), "value": np.repeat(value, group, axis=1)}
+    operands = {name: array.astype(np.float32) for name, array in operands.items()}
+    moved = given_back = np.zeros((), np.float32)
+    means = {
+        name: mean_of_rows(operands[name], quantization.mean_of, query.dtype)
+        for name, quantization in stored.items()
+        if quantization.is_centred
+    }
+    if "key" in means:
+        moved = operands["query"] @ means["key"].swapaxes(-1, -2)
+    operands |= {name: (operands[name] - mean).astype(query.dtype).astype("f4") for name, mean in means.items()}
+    if "query" in means and is_given_back:
+        given_back = (means["query"] @ operands["key"].swapaxes(-1, -2)).astype(query.dtype).astype(np.float32)
+    operands |= {name: coding(operands[name], each) for name, each in stored.items() if name in operands}
     factor = np.float32(query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (product_of_scores or product)(operands["query"], operands["key"].swapaxes(-1, -2)) * factor
+    scores = (product_of_scores or product)(operands["query"], operands["key"].swapaxes(-1, -2))
+    scores = (scores + given_back) * factor
     if softcap is not None:
         cap = np.float32(softcap)
         scores, moved = cap * tanh((scores + moved * factor) / cap), np.zeros((), np.float32)
@@ -169,7 +195,10 @@ def attention(
     maximum = _largest(scores)
     powers = exponential(scores - maximum)
     total = powers.sum(axis=-1, keepdims=True)
-    rounded = powers.astype(query.dtype).astype(np.float32) if not weights_in else _codes_of_weights(powers, weights_in)
+    if "weights" in stored:
+        rounded = _twice_scaled(powers, stored["weights"], coding_of_weights or coding)
+    else:
+        rounded = _codes_of_weights(powers, weights_in) if weights_in else powers.astype(query.dtype).astype(np.float32)
     output = product(rounded, operands["value"]) / np.maximum(total, np.finfo(np.float32).tiny)
     with np.errstate(divide="ignore"):
         log_sum_exp = np.log(total) + maximum + (moved * factor if is_given_back else np.float32(0))
@@ -247,6 +276,13 @@ def _codes_of_weights(powers: Array, name: str) -> Array:
     return codes_with_scales(np.maximum(powers, 0), Quantization(GRIDS[name], per))
 
 
+def _twice_scaled(powers: Array, quantization: Quantization, coding: Callable[[Array, Quantization], Array]) -> Array:
+    """Store exponentials by blocks, after a scale for which 1 is the largest code in the largest scale."""
+    alone = replace(quantization, scale_in=f"{quantization.scale_in} alone")
+    whole = np.float32(SCALE_FORMATS[alone.scale_in].largest * quantization.grid.largest)
+    return coding(powers * whole, alone) / whole
+
+
 def declared(name: str, **changes: Any) -> Callable[..., Any]:
     """Return the kernel that stores its operands as a class says, and declares it."""
     stored = dict(rounding_model_named(name, "float16").quantized)
@@ -265,8 +301,9 @@ def declared(name: str, **changes: Any) -> Callable[..., Any]:
 tanh_approx = declared("tanh_approx", tanh=approximate_tanh)
 flash4 = declared("flash4", exponential=cubic_exponential)
 flash3_fp8 = declared("flash3_fp8", weights_in="float8_e4m3fn", product=tensor_core(14, 32))
-sage1 = declared("sage1", product=product_in_float16, product_of_scores=exact_product)
+sage1 = declared("sage1", product=partial(product_in_float16, promoted=64), product_of_scores=exact_product)
 sage2 = declared("sage2", weights_in="float8_e4m3fn", product=tensor_core(14, 32, 64), product_of_scores=exact_product)
+sage3 = declared("sage3", product=tensor_core(36, 64, exact=16), coding_of_weights=codes_before_scales)
 llama_q8_0 = declared("llama_q8_0")
 float16_of_32 = declared("fused with sums float16 per 32 products", product=partial(product_in_float16, promoted=32))
 volta = declared("fused with sums cut at 24 bits", product=tensor_core(24, 4))
@@ -280,6 +317,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "flash3_fp8": flash3_fp8,
     "sage1": sage1,
     "sage2": sage2,
+    "sage3": sage3,
     "int8_weights": int8_weights,
     "llama_q8_0": llama_q8_0,
     "float16_of_32": float16_of_32,

@@ -32,6 +32,7 @@ CLASSES: Mapping[str, str] = {
     "int8 in blocks, keys less their mean": "sage1",
     "int4 in blocks, keys less their mean": "sage2",
     "four-bit floats in groups of 16": f"fused with query {_NVFP4} and key {_NVFP4} and value {_NVFP4}",
+    "four-bit floats and weights, queries and keys less means": "sage3",
 }
 """What is compared, by what it is called, and the class that its bound is of."""
 
@@ -52,8 +53,8 @@ OVER: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "outliers": ("keys", ("none", "common part", "channel of 50")),
 }
 """By field of a setting what it is called, and what it is set to; the others stay as they are."""
-_LOOKS = dict(zip(CLASSES, (("#0b4fa8", "o"), ("#d9730d", "s"), ("#2f7d4f", "D"), ("#6a0d83", "^"), ("#a8123e", "v")),
-                  strict=True))  # fmt: skip
+_LOOKS = dict(zip(CLASSES, (("#0b4fa8", "o"), ("#d9730d", "s"), ("#2f7d4f", "D"), ("#6a0d83", "^"), ("#a8123e", "v"),
+                            ("#555555", "P")), strict=True))  # fmt: skip
 _COMMON, _CHANNEL = 5.0, 50.0
 _QUERIES = 16
 

@@ -6,8 +6,9 @@ rounding model allows. ``sigma`` is the size of the error if roundings behave as
 
 A kernel may store an operand in codes with scales (section 3.1), perhaps among fewer elements than it declares, which
 makes the scales smaller, and the error with them. What is no number shares nothing: a kernel whose scale follows from a
-NaN that nobody attends to is held to the others. Less the mean, codes are those of k - m, m the mean of a head's keys.
-Variances of codes are squares of largest errors: a rounding is noise of which nothing else is known.
+NaN that nobody attends to is held to the others. Less the mean, codes are those of k - m, m the mean of a head's keys,
+and it is k - m that the errors of the query's codes meet. Variances of codes are squares of largest errors: a rounding
+is noise of which nothing else is known.
 """
 
 from __future__ import annotations
@@ -294,30 +295,71 @@ _SINGLE = FORMATS["float32"].unit_roundoff
 
 
 def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> Operand:
-    """Return the operand of a product, (..., L, D), as the class stores it: with the error of its codes."""
+    """Return the operand of a product, (..., L, D), as the class stores it: perhaps less a mean, off by its codes."""
     quantization = rounding.quantization_of(name)
     if quantization is None or not operand.value.size:
         return operand
-    value = finite(operand.value)
-    size, of_mean = np.where(np.isfinite(operand.value), operand.magnitude, 0.0), np.zeros(())
+    less, of_mean = operand.value, np.zeros(())
+    size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
     if quantization.is_centred:
-        mean = value.mean(axis=-2, keepdims=True)
-        of_mean = (sum(value.shape[-2:]) + 4) * _SINGLE * (size + np.abs(mean))
-        size = np.abs(value - mean) + (size - np.abs(value)) + of_mean
+        mean, of_mean = mean_of(operand.value, quantization), error_of_mean(name, operand, rounding)
+        less = _less(operand.value, mean, name, quantization)
+        # A mean that is added up in pairs and stored in the format of results is another one.
+        apart = _PAIRS * rounding.output_unit * mean_of(np.abs(operand.value), quantization)
+        less = less + np.copysign(apart, less)
+        size = np.abs(finite(less)) + (size - np.abs(finite(operand.value))) + of_mean
     error = error_of_codes(name, size, rounding) + of_mean
     variance = error * error
     return replace(
         operand,
+        value=less,
         max_error=error if operand.max_error is None else operand.max_error + error,
         variance=variance if operand.variance is None else operand.variance + variance,
     )
 
 
+_PAIRS = 8
+"""A mean of 2^8 rows, added up in pairs, is off by so many units of their mean magnitude."""
+
+
+def mean_of(value: Real, quantization: Quantization) -> Real:
+    """Return what is subtracted of an operand, (..., L, D), before it becomes codes: the mean of its head or block."""
+    length = value.shape[-2]
+    starts = np.arange(0, length, quantization.mean_of or length)
+    rows = np.diff([*starts, length])
+    return np.repeat(np.add.reduceat(finite(value), starts, axis=-2) / rows[:, np.newaxis], rows, axis=-2)
+
+
+def _less(value: Real, mean: Real, name: str, quantization: Quantization) -> Real:
+    """Return what codes are made of. A last block of queries may have been filled with zeros, which lessen its mean."""
+    less, length = value - mean, value.shape[-2]
+    if name == "key":
+        return less
+    whole = length - length % quantization.mean_of if quantization.mean_of else 0
+    is_less = (np.arange(length)[:, np.newaxis] < whole) | (np.abs(less) > np.abs(value))
+    return np.where(is_less, less, value)
+
+
+def error_of_mean(name: str, operand: Operand, rounding: RoundingModel) -> Real:
+    """Return what it costs each element to lose a mean, and to have the mean's own product given back."""
+    quantization = rounding.quantization_of(name)
+    if quantization is None or not quantization.is_centred or not operand.value.size:
+        return NOTHING
+    mean, (length, width) = mean_of(operand.value, quantization), operand.value.shape[-2:]
+    size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
+    summed = width * rounding.of_scores.accumulate_unit + (length + 4) * _SINGLE
+    error: Real = rounding.output_unit * np.abs(finite(operand.value) - mean) + summed * (size + np.abs(mean))
+    return error
+
+
 _TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,), "head": (-2, -1), "tensor": None}
 
 
-def error_of_codes(name: str, size: Real, rounding: RoundingModel) -> Real:
-    """Return what codes lose of an operand, by the largest size of each element; ``NOTHING`` where it has none."""
+def error_of_codes(name: str, size: Real, rounding: RoundingModel, whole: Real | float | None = None) -> Real:
+    """Return what codes lose of an operand, by the largest size of each element; ``NOTHING`` where it has none.
+
+    ``whole`` is what a second scale makes the largest code of, if not the largest of all.
+    """
     quantization = rounding.quantization_of(name)
     if quantization is None or not size.size:
         return NOTHING
@@ -326,9 +368,11 @@ def error_of_codes(name: str, size: Real, rounding: RoundingModel) -> Real:
         scale, lost = np.ones(()), np.maximum(size - grid.largest, 0.0)
     else:
         kept, scale = SCALE_FORMATS[quantization.scale_in], _largest_of_block(size, quantization) / grid.largest
-        least = kept.least * scale.max() if kept.second else kept.least
+        largest = scale.max() if whole is None else whole / grid.largest
+        least = kept.least * largest if kept.second else kept.least
         scale, lost = (1 + kept.unit) * scale + least, quantization.lost_to_scale * size + least * grid.largest
-    error: Real = np.maximum(grid.unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
+        lost = lost + np.maximum(size - kept.largest * grid.largest, 0.0)
+    error: Real = np.maximum(grid.unit / (1 + grid.unit) * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
     return np.where(size > 0, error, 0.0)
 
 
@@ -338,8 +382,8 @@ def _largest_of_block(size: Real, quantization: Quantization) -> Real:
     if quantization.per in _TOGETHER:
         largest = size.max(axis=_TOGETHER[quantization.per], keepdims=True)
         return largest
-    axis = -2 if quantization.per == "rows" else -1
-    shared = size.max(axis=-1, keepdims=True) if axis == -2 else size
+    axis = -1 if quantization.per == "columns" else -2
+    shared = size.max(axis=-1, keepdims=True) if quantization.per == "rows" else size
     starts = np.arange(0, size.shape[axis], quantization.count)
     largest = np.repeat(np.maximum.reduceat(shared, starts, axis=axis), quantization.count, axis=axis)
     return largest.take(np.arange(size.shape[axis]), axis=axis)

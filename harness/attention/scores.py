@@ -13,7 +13,7 @@ Appl. 34 (2013); Higham 2002, Accuracy and Stability of Numerical Algorithms, ch
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -29,7 +29,10 @@ from attncheck.attention.errors import (
     Operand,
     Real,
     added,
+    error_of_mean,
+    for_query_heads,
     heads_of,
+    mean_of,
     stored_operand_of,
     sum_error,
     transposed,
@@ -54,8 +57,23 @@ def _exact(_: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
 
 
 def _error(at: At, query: Operand, key: Operand) -> Products:
-    query, key = (stored_operand_of(name, each, at.rounding) for name, each in (("query", query), ("key", key)))
-    return products_of(query, key.for_query_heads(heads_of(query.value)), at.rounding.of_scores)
+    stored = stored_operand_of("query", query, at.rounding)
+    met = stored_operand_of("key", key, at.rounding)
+    if query.max_error is not None:  # of the query itself, which the mean of the keys meets as well
+        met = replace(met, value=np.maximum(np.abs(met.value), np.abs(key.value)))
+    met = met.for_query_heads(heads_of(query.value))
+    products, centred = products_of(stored, met, at.rounding.of_scores), at.rounding.quantization_of("query")
+    if centred is None or not centred.is_centred or not query.value.size:
+        return products
+    # The product of the mean with the keys is given back, in the format of results, by keys that are no codes yet.
+    mean, unit = mean_of(query.value, centred), at.rounding.output_unit
+    lost = added(error_of_mean("key", key, at.rounding), NOTHING if key.max_error is None else key.max_error)
+    lost = np.broadcast_to(for_query_heads(lost, heads_of(query.value)), met.value.shape)
+    carried = np.abs(mean) @ transposed(unit * np.abs(met.value) + lost)
+    variance = (unit * mean @ transposed(met.value)) ** 2 + (mean * mean) @ transposed(lost * lost)
+    return replace(
+        products, carried=added(products.carried, carried), independent=added(products.independent, variance)
+    )
 
 
 def _radius(_: Around, __: Real, query: Ball, key: Ball) -> Real:

@@ -29,6 +29,7 @@ from attncheck.attention.errors import (
     Real,
     added,
     bound_of,
+    error_of_codes,
     finite,
     largest_of,
     sum_of_products,
@@ -449,13 +450,20 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
 
 def lost_to_step(rows: Rows, rounding: RoundingModel) -> Real | float:
     """Return min{p^, h / Z}: what a weight loses to the least numbers of its format, and never more than itself."""
-    if not rounding.weight_step:
+    if not rounding.has_narrow_weights:
         return 0.0
     share: Real | float = 1.0
     if rounding.stores_exponentials:
         excess = np.where(rows.count > 0, rows.maximum + rows.maximum_error - rows.log_sum_exp, 0.0)
         share = np.minimum(np.exp(np.minimum(excess, 0)) / rows.least_sum, 1)
-    return np.minimum((rows.weights + rows.grown) / rows.least_sum, rounding.weight_step * share)
+    return lost_of_weights((rows.weights + rows.grown) / rows.least_sum, share, rounding)
+
+
+def lost_of_weights(largest: Real, share: Real | float, rounding: RoundingModel) -> Real:
+    """Return what weights lose that may be so large, where an exponential of 1 is such a ``share``."""
+    if rounding.weight_step:
+        return np.minimum(largest, rounding.weight_step * share)
+    return error_of_codes("weights", np.minimum(largest, 1.0), rounding, share)
 
 
 def moved_weights(rows: Rows) -> Real:

@@ -32,6 +32,7 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.softmax import (
     Rows,
     Weights,
+    lost_of_weights,
     lost_to_step,
     second_order,
     stored_log_sum_exp_variance,
@@ -134,8 +135,8 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     # What underflows: a weight, a product or a partial sum.
     lost = scaled.restored(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
     lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
-    if rounding.weight_step:
-        lost = lost + scaled.restored(lost_to_step(rows, rounding) @ scaled.size)
+    if rounding.has_narrow_weights:
+        lost = lost + scaled.restored(np.asarray(lost_to_step(rows, rounding)) @ scaled.size)
     spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
     max_error = _worst(rows, scaled, mean_size, variance, lost, rounding)
     if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
@@ -165,8 +166,8 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     of_exact, of_squares = product_factors(rounding, count)
     variance = (of_squares + (rounding.weight_unit**2 + 2 * unit**2)) * (squares @ (size * size))
     variance += (of_exact + rounding.output_count * rounding.output_unit**2) * (exact * exact)
-    if rounding.weight_step:
-        underflow = underflow + np.minimum(_SLACK * w, rounding.weight_step * _share(w, rounding)) @ size
+    if rounding.has_narrow_weights:
+        underflow = underflow + lost_of_weights(_SLACK * w, _share(w, rounding), rounding) @ size
     if value.max_error is not None:
         max_error = max_error + w @ finite(value.max_error)
     if value.variance is not None:

@@ -176,7 +176,8 @@ def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradie
 
 WITH, _AND = " with ", " and "
 _POWER = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
-_BLOCKS = re.compile(r"([0-9]+) (rows|columns)")
+_BLOCKS = re.compile(r"([0-9]+) (rows of a channel|rows|columns)")
+_MEAN = re.compile(r"mean(?: of ([1-9][0-9]*) rows)?")
 _PER = ("none", "tensor", "head", "row", "channel")
 _CUT = re.compile(r"cut at ([1-9][0-9]) bits")
 _PRODUCTS = re.compile(r"(.*) per ([1-9][0-9]*) products")
@@ -205,14 +206,25 @@ PRESETS: Mapping[str, Preset] = {
         "Shah et al. 2024, arXiv 2407.08608, section 3.3: e4m3 with a scale for each head, in Hopper's sums of FP8",
     ),
     "sage1": Preset(
-        "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16 and score_sums int32",
-        "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, outputs summed in float16",
+        "fused with query int8 per 128 rows and key int8 per 64 rows less mean and sums float16 per 64 products "
+        "and score_sums int32",
+        "Zhang et al. 2024, SageAttention, arXiv 2410.02367: int8 in blocks, smoothed keys, outputs summed in float16, "
+        "and of 64 keys each in float32 (thu-ml/SageAttention, triton/attn_qk_int8_per_block.py)",
     ),
     "sage2": Preset(
         "fused with query int4 per 128 rows and key int4 per 64 rows less mean and value float8_e4m3fn per channel "
         "and weights float8_e4m3fn and sums cut at 14 bits per 64 products and score_sums int32",
         "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and "
         "values, whose sums of 64 keys are added up in float32",
+    ),
+    "sage3": Preset(
+        "fused with query float4_e2m1fn per 16 columns scaled in float8_e4m3fn alone less mean of 128 rows "
+        "and key float4_e2m1fn per 16 columns scaled in float8_e4m3fn alone less mean "
+        "and value float4_e2m1fn per 16 rows of a channel scaled in float8_e4m3fn alone "
+        "and weights float4_e2m1fn per 16 columns scaled in float8_e4m3fn and sums cut at 36 bits",
+        "Zhang et al. 2025, SageAttention3, arXiv 2505.11594: NVFP4 throughout, smoothed queries and keys, weights "
+        "scaled twice (thu-ml/SageAttention, sageattention3_blackwell); sums of FP4 after Xie et al. 2025, MMA-Sim, "
+        "arXiv 2511.10909",
     ),
     "llama_q8_0": Preset(
         "fused with query int8 per 32 columns scaled in float16 and key int8 per 32 columns scaled in float16 "
@@ -282,16 +294,21 @@ def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
     return replace(model, **found._asdict())
 
 
+_OF_WHOLE_ROWS = ("none", "tensor", "head", "row", "rows")
+
+
 def _are_whole(model: RoundingModel) -> bool:
     """Tell if the products of query and key are whole numbers, times scales that none of their sum has for itself."""
     stored = (model.quantization_of("query"), model.quantization_of("key"))
-    return all(each and not each.grid.precision and each.per not in ("channel", "columns") for each in stored)
+    return all(each and not each.grid.precision and each.per in _OF_WHOLE_ROWS for each in stored)
 
 
 def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
     """Let exponentials, at most 1, be stored in a narrow format before they meet the values."""
     if given in FORMATS:
         return _kept_in("weight_unit", "weight_underflow", model, given)
+    if " per " in given:
+        return _operand_in("weights", model, given)
     grid = _grid(given)
     if not grid.precision:  # multiplied by the largest code, which is that of 1
         return replace(model, weight_step=0.5 / grid.largest)
@@ -300,13 +317,18 @@ def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
 
 def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
     """Let an operand be stored in codes with scales: ``int8 per 64 rows scaled in float16 less mean``."""
-    text, _, mean = given.partition(" less ")
+    text, less, mean = given.partition(" less ")
     text, _, scale_in = text.partition(" scaled in ")
     grid, _, per = text.partition(" per ")
-    if mean not in ("", "mean") or given.endswith(" less "):
-        raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows")
-    if mean and name not in ("query", "key"):
+    centred = _MEAN.fullmatch(mean)
+    if less and not centred:
+        raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows, or less mean of 128 rows")
+    if less and name not in ("query", "key"):
         raise ValueError("less mean is for query and key, whose scores differ by what a row of them has in common")
+    if name == "key" and centred and centred[1]:
+        raise ValueError(f"less {mean}: keys lose the mean of all of a head, which no weight notices")
+    if name == "weights" and not per.endswith(" columns"):
+        raise ValueError(f"per {per}: weights share scales among columns, which are keys, as 16 columns")
     block = _BLOCKS.fullmatch(per)
     if (int(block[1]) < 1) if block else (per and per not in _PER[1:]):
         raise ValueError(f"per {per}: expected per {', '.join(_PER[1:])}, or a number of rows or columns, as 64 rows")
@@ -315,7 +337,8 @@ def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
     if scale_in and (not per or scale_in not in SCALE_FORMATS):
         raise ValueError(f"scaled in {scale_in}: expected what shares a scale, and one of {', '.join(SCALE_FORMATS)}")
     shared, count = (block[2], int(block[1])) if block else (per or "none", 1)
-    found = Quantization(_grid(grid), shared, count, bool(mean), scale_in or "float32")
+    mean_of = int(centred[1]) if centred and centred[1] else 0
+    found = Quantization(_grid(grid), shared, count, bool(less), scale_in or "float32", mean_of)
     return replace(model, quantized=(*model.quantized, (name, found)))
 
 

@@ -101,18 +101,21 @@ class ScaleFormat(NamedTuple):
     """The format of a scale: its unit, what it may be off by beside that, and of which the latter is a share.
 
     Where there is a ``second`` scale, for which the largest one of all has the code 448, that is of the largest one.
+    Beyond the ``largest`` it saturates.
     """
 
     unit: float
     least: float = 0.0
     second: bool = False
     is_power: bool = False
+    largest: float = math.inf
 
 
 SCALE_FORMATS: Mapping[str, ScaleFormat] = {
     "float32": ScaleFormat(0.0),
     **{name: ScaleFormat(FORMATS[name].unit_roundoff, FORMATS[name].underflow) for name in ("float16", "bfloat16")},
     "float8_e4m3fn": ScaleFormat(2.0**-4, 2.0**-10 / 448, second=True),
+    "float8_e4m3fn alone": ScaleFormat(2.0**-4, 2.0**-10, largest=448.0),
     # powers of two: below, as OCP Microscaling Formats 1.0, section 6.3, has them, or above
     "float8_e8m0fnu": ScaleFormat(1.0, is_power=True),
 }
@@ -123,8 +126,8 @@ class Quantization:
     """The way an operand of a product is stored: codes of a narrow format, times a scale that elements share.
 
     ``per`` names what shares one: nothing ("none"), a "tensor", "head", "row" or "channel" of a head, or ``count``
-    "rows" or "columns" in a block. ``is_centred`` tells whether the mean of the head's rows is subtracted before, and
-    ``scale_in`` names the format of the scale.
+    "rows" or "columns" in a block, or so many "rows of a channel". ``is_centred`` tells whether a mean is subtracted
+    before, that of the head's rows or of blocks of ``mean_of`` rows, and ``scale_in`` names the format of the scale.
     """
 
     grid: Grid
@@ -132,6 +135,7 @@ class Quantization:
     count: int = 1
     is_centred: bool = False
     scale_in: str = "float32"
+    mean_of: int = 0
 
     @property
     def lost_to_scale(self) -> float:
@@ -208,6 +212,11 @@ class RoundingModel:
     def quantization_of(self, operand: str) -> Quantization | None:
         """Return how an operand of a product is stored; None where it is used as it is."""
         return dict(self.quantized).get(operand)
+
+    @property
+    def has_narrow_weights(self) -> bool:
+        """True if the weights that meet the values lose more than a share of each."""
+        return self.weight_step > 0 or self.quantization_of("weights") is not None
 
     @property
     def of_statistics(self) -> RoundingModel:

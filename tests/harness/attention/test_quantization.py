@@ -37,7 +37,7 @@ from attncheck.spec.classes import PRESETS, class_name, rounding_model_named
 from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Quantization
 from attncheck.verdicts import Verdict
 
-PER = ("none", "tensor", "head", "row", "channel", "rows", "columns")
+PER = ("none", "tensor", "head", "row", "channel", "rows", "columns", "rows of a channel")
 INT8 = "fused with key int8 per 64 rows"
 
 
@@ -64,6 +64,10 @@ def test_a_class_is_composed_of_its_parts_and_is_otherwise_the_one_that_it_is_li
     assert changed("fused with weights int8") == only(weight_step=1 / 254)
     assert changed(INT8) == only(quantized=(("key", Quantization(GRIDS["int8"], "rows", 64)),))
     eight = {"weight_unit": 2.0**-4, "weight_step": 2.0**-10}
+    per_query = Quantization(GRIDS["int8"], "rows of a channel", 16, is_centred=True, mean_of=128)
+    assert changed("fused with query int8 per 16 rows of a channel less mean of 128 rows") == only(
+        quantized=(("query", per_query),)
+    )
     assert changed("fused_fp8") == changed("fused with weights float8_e4m3fn") == only(**eight)
     for name in PRESETS:
         assert rounding_model_named(name, "bfloat16").rounding_model == name
@@ -131,6 +135,25 @@ def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_
                 told |= {name for each in undeclared.judgements if each.verdict is not Verdict.AGREE}
     assert offenders == []
     assert told == set(KERNELS)
+
+
+def test_what_queries_have_in_common_is_given_back_to_their_scores() -> None:
+    random = np.random.default_rng(6)
+    shapes = {"query": (1, 2, 150, 16), "key": (1, 2, 40, 16), "value": (1, 2, 40, 6)}
+    inputs = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    inputs["query"] += 20 * random.normal(size=16)
+    inputs["key"] += 5 * random.normal(size=16)
+    problem = Problem("attention", {"scale": 0.03}, inputs).stored("float16")
+    kernel: Any = KERNELS["sage3"]
+    for is_given_back in (True, False):
+        output, log_sum_exp = kernel.kernel(**problem.inputs, scale=0.03, is_given_back=is_given_back)
+        judged = problem.judged({"output": output, "log_sum_exp": log_sum_exp}, "float16", "sage3").judgements
+        assert all(each.verdict is Verdict.AGREE for each in judged) == is_given_back
+    # Within a whole block, codes are finer by as much as the mean takes away.
+    query = Operand(problem.inputs["query"].astype(np.float64))
+    errors = stored_operand_of("query", query, rounding_model_named("sage3", "float16")).max_error
+    assert errors is not None
+    assert 5 * errors[..., :128, :].mean() < errors[..., 128:, :].mean()
 
 
 def test_sums_of_8_bits_that_are_not_promoted_are_found_over_many_keys() -> None:
