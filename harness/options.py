@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -72,8 +72,13 @@ class Flag:
 
 
 def flag(*names: str, **given: Any) -> Flag:
-    """Return a ``Flag`` with these names."""
+    """Return a ``Flag`` with these names: in the annotation of what several commands take."""
     return Flag(names, **given)
+
+
+def option(default: Any, *names: str, **given: Any) -> Any:
+    """Return a field that is an option, with a ``Flag`` of these names."""
+    return field(default=default, metadata={"flag": Flag(names, **given)})
 
 
 @dataclass(frozen=True)
@@ -104,19 +109,18 @@ class Option:
         return tuple(given) if self.is_list else given
 
 
-def option_of(parameter: inspect.Parameter) -> Option | None:
-    """Return the option that a parameter with an evaluated annotation is; None where it is something else."""
-    found = next((each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, Flag)), None)
-    if found is None:
-        return None
-    default = None if parameter.default is inspect.Parameter.empty else parameter.default
-    return Option(parameter.name, get_args(parameter.annotation)[0], default, found)
-
-
 def options_of(source: Callable[..., Any]) -> dict[str, Option]:
     """Return the options among the fields of a dataclass, or the parameters of a function, by name."""
-    parameters = inspect.signature(source, eval_str=True).parameters.values()
-    return {option.name: option for option in map(option_of, parameters) if option is not None}
+    own = {each.name: each.metadata.get("flag") for each in fields(source)} if is_dataclass(source) else {}
+    found = {}
+    for name, parameter in inspect.signature(source, eval_str=True).parameters.items():
+        shared = next(
+            (each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, Flag)), None
+        )
+        if (flag := own.get(name) or shared) is not None:
+            kind = get_args(parameter.annotation)[0] if shared else parameter.annotation
+            found[name] = Option(name, kind, None if parameter.default is parameter.empty else parameter.default, flag)
+    return found
 
 
 def read_options(given: Mapping[str, Any]) -> RunOptions:
@@ -298,35 +302,29 @@ Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only what is wrong.")]
 class FunctionOptions:
     """The calling convention of a user's implementation: its arrays, whom it is called like, what it declares."""
 
-    framework: Annotated[
-        str | None,
-        flag(
-            metavar="NAME",
-            help="The framework whose arrays your own implementation takes and returns. Default: the one "
-            "that its file imports without NumPy, or numpy.",
-            pytest=("NAME", "whose arrays the implementation takes"),
-        ),
-    ] = None
-    signature: Annotated[
-        str | None,
-        flag(
-            metavar="NAME",
-            help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
-            "onnx, keras, hf, bshd or key_mask. Default: attncheck's own signature.",
-            pytest=("NAME", "the library that the function is called like"),
-        ),
-    ] = None
-    declare: Annotated[
-        tuple[str, ...],
-        flag(
-            metavar="NAME=VALUE",
-            help="What your own function declares of itself, where its file does not: dtypes=float16, "
-            'requires.lengths=equal, classes=\'{"float16": "fused"}\'. Can be repeated.',
-            is_split=False,
-            read=_read_declarations,
-            pytest=("NAME=VALUE", "what the function declares of itself"),
-        ),
-    ] = ()
+    framework: str | None = option(
+        None,
+        metavar="NAME",
+        help="The framework whose arrays your own implementation takes and returns. Default: the one "
+        "that its file imports without NumPy, or numpy.",
+        pytest=("NAME", "whose arrays the implementation takes"),
+    )
+    signature: str | None = option(
+        None,
+        metavar="NAME",
+        help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
+        "onnx, keras, hf, bshd or key_mask. Default: attncheck's own signature.",
+        pytest=("NAME", "the library that the function is called like"),
+    )
+    declare: tuple[str, ...] = option(
+        (),
+        metavar="NAME=VALUE",
+        help="What your own function declares of itself, where its file does not: dtypes=float16, "
+        'requires.lengths=equal, classes=\'{"float16": "fused"}\'. Can be repeated.',
+        is_split=False,
+        read=_read_declarations,
+        pytest=("NAME=VALUE", "what the function declares of itself"),
+    )
 
     @property
     def called(self) -> dict[str, Any]:
@@ -338,18 +336,14 @@ class FunctionOptions:
 class LimitOptions:
     """Limits of an evaluation: seconds, GiB of memory, threads."""
 
-    time_limit: Annotated[
-        float, flag(minimum=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1.")
-    ] = 60.0
-    memory_limit: Annotated[
-        float | None,
-        flag(
-            minimum=0.1,
-            metavar="GIB",
-            help="Memory limit of one worker. Default: three quarters of the machine's memory.",
-        ),
-    ] = None
-    threads: Annotated[int, flag(minimum=1, metavar="N", help="Threads of each worker.")] = 1
+    time_limit: float = option(60.0, minimum=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1.")
+    memory_limit: float | None = option(
+        None,
+        minimum=0.1,
+        metavar="GIB",
+        help="Memory limit of one worker. Default: three quarters of the machine's memory.",
+    )
+    threads: int = option(1, minimum=1, metavar="N", help="Threads of each worker.")
 
     def limits(self, **others: Any) -> Limits:
         """Return the limits of workers, with ``others`` of ``Limits``."""
@@ -364,52 +358,47 @@ class LimitOptions:
 class RecordedOptions:
     """The options that a run needs as they were given, and ``Settings`` has as well."""
 
-    output: Annotated[
-        Path, flag("--output", "-o", metavar="FOLDER", help="Folder for the results. An earlier run in it is replaced.")
-    ] = DEFAULT_RESULTS
-    label: Annotated[str, flag(metavar="TEXT", help="The name of this environment in reports.")] = "local"
+    output: Path = option(
+        DEFAULT_RESULTS,
+        "--output",
+        "-o",
+        metavar="FOLDER",
+        help="Folder for the results. An earlier run in it is replaced.",
+    )
+    label: str = option("local", metavar="TEXT", help="The name of this environment in reports.")
     dtypes: DtypeNames = ()
-    keep_all_arrays: Annotated[
-        bool,
-        flag(
-            "--keep-arrays",
-            metavar="disagreeing|all",
-            help="Which arrays to store. Comparisons across runs need all.",
-            read=lambda given, where: given is Keep.ALL,
-            given=Keep,
-            shown=Keep.DISAGREEING,
-        ),
-    ] = False
-    resume: Annotated[
-        bool,
-        flag("--resume", help="Continue the interrupted run in the output folder. Starts a new run if there is none."),
-    ] = False
-    cluster: Annotated[
-        str | None,
-        flag(
-            metavar="ADDRESS",
-            help="Compute on the Dask cluster with this scheduler, such as tcp://host:8786. Needs the extra dask.",
-        ),
-    ] = None
+    keep_all_arrays: bool = option(
+        False,
+        "--keep-arrays",
+        metavar="disagreeing|all",
+        help="Which arrays to store. Comparisons across runs need all.",
+        read=lambda given, where: given is Keep.ALL,
+        given=Keep,
+        shown=Keep.DISAGREEING,
+    )
+    resume: bool = option(
+        False, "--resume", help="Continue the interrupted run in the output folder. Starts a new run if there is none."
+    )
+    cluster: str | None = option(
+        None,
+        metavar="ADDRESS",
+        help="Compute on the Dask cluster with this scheduler, such as tcp://host:8786. Needs the extra dask.",
+    )
     tiles: Tiles = ()
-    max_failures: Annotated[
-        int | None,
-        flag(
-            "--maxfail",
-            minimum=1,
-            metavar="N",
-            help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
-        ),
-    ] = None
-    all_cases: Annotated[
-        bool,
-        flag(
-            "--all-cases",
-            help="Also run every case on implementations that compile each case (jax.jit, torch.compile, "
-            "tf.function). Default: only the standard cases, in which every two options meet, every size occurs, and "
-            "every known fault shows. With --resume, add the rest.",
-        ),
-    ] = False
+    max_failures: int | None = option(
+        None,
+        "--maxfail",
+        minimum=1,
+        metavar="N",
+        help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
+    )
+    all_cases: bool = option(
+        False,
+        "--all-cases",
+        help="Also run every case on implementations that compile each case (jax.jit, torch.compile, "
+        "tf.function). Default: only the standard cases, in which every two options meet, every size occurs, and "
+        "every known fault shows. With --resume, add the rest.",
+    )
 
 
 @dataclass(frozen=True)
@@ -417,84 +406,67 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     """All options of a run, as users give them: what is run, how, and what becomes of the results."""
 
     cases: Patterns = ()
-    backends: Annotated[
-        tuple[str, ...],
-        flag(
-            "--backend", "-b", metavar="NAMES", help="Backends to run, comma-separated. Default: every installed one."
-        ),
-    ] = ()
-    implementations: Annotated[
-        tuple[str, ...],
-        flag(
-            "--implementation",
-            "--implementations",
-            "-i",
-            metavar="NAMES",
-            help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
-            "file.py:function, package.module:function or a program (./attention). Default: every backend in its "
-            "default mode, which is jit for JAX and eager for all others.",
-        ),
-    ] = ()
+    backends: tuple[str, ...] = option(
+        (), "--backend", "-b", metavar="NAMES", help="Backends to run, comma-separated. Default: every installed one."
+    )
+    implementations: tuple[str, ...] = option(
+        (),
+        "--implementation",
+        "--implementations",
+        "-i",
+        metavar="NAMES",
+        help="Implementations to run, comma-separated: names, globs such as 'torch.*', all, or your own as "
+        "file.py:function, package.module:function or a program (./attention). Default: every backend in its "
+        "default mode, which is jit for JAX and eager for all others.",
+    )
     expected_failure_lists: ExpectedFailureLists = ()
     tags: TagNames = ()
     match: Match = None
-    failed: Annotated[
-        bool, flag("--failed", help="Run only what failed last time in the output folder; nothing if nothing did.")
-    ] = False
-    failed_first: Annotated[
-        bool, flag("--failed-first", help="Run what failed last time in the output folder first, then the rest.")
-    ] = False
-    exitfirst: Annotated[
-        bool, flag("-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does.")
-    ] = False
-    compilation_cache: Annotated[
-        bool,
-        flag(
-            "--compilation-cache/--no-compilation-cache",
-            help="Keep what frameworks compile in your cache folder, for later runs.",
-            show_default="on",
-        ),
-    ] = True
+    failed: bool = option(
+        False, "--failed", help="Run only what failed last time in the output folder; nothing if nothing did."
+    )
+    failed_first: bool = option(
+        False, "--failed-first", help="Run what failed last time in the output folder first, then the rest."
+    )
+    exitfirst: bool = option(False, "-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does.")
+    compilation_cache: bool = option(
+        True,
+        "--compilation-cache/--no-compilation-cache",
+        help="Keep what frameworks compile in your cache folder, for later runs.",
+        show_default="on",
+    )
     cache: UseCache = True
     cache_size: CacheSize = DEFAULT_CACHE_SIZE
-    keep_going: Annotated[
-        bool,
-        flag(
-            "--keep-going",
-            help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try what an "
-            "earlier run left untried.",
-        ),
-    ] = False
-    standard: Annotated[
-        tuple[str, ...],
-        flag(
-            metavar="NAMES",
-            help="Run only the standard cases on these implementations, too: a backend, a name or a glob. About one "
-            "case in four.",
-        ),
-    ] = ()
-    properties: Annotated[
-        bool,
-        flag(
-            "--properties",
-            help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other "
-            "memory. `attncheck properties` asks only that.",
-        ),
-    ] = False
+    keep_going: bool = option(
+        False,
+        "--keep-going",
+        help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try what an "
+        "earlier run left untried.",
+    )
+    standard: tuple[str, ...] = option(
+        (),
+        metavar="NAMES",
+        help="Run only the standard cases on these implementations, too: a backend, a name or a glob. About one "
+        "case in four.",
+    )
+    properties: bool = option(
+        False,
+        "--properties",
+        help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other "
+        "memory. `attncheck properties` asks only that.",
+    )
     min_judged: MinJudged = None
-    report: Annotated[
-        bool,
-        flag(
-            "--no-report",
-            help="Record the results, and write no report: `attncheck report` does later.",
-            read=lambda given, where: not given,
-            shown=False,
-        ),
-    ] = True
+    report: bool = option(
+        True,
+        "--no-report",
+        help="Record the results, and write no report: `attncheck report` does later.",
+        read=lambda given, where: not given,
+        shown=False,
+    )
     quiet: Quiet = False
-    verbose: Annotated[
-        bool, flag("--verbose", "-v", help="Also print what was taken from earlier runs, and what took the time.")
-    ] = False
+    verbose: bool = option(
+        False, "--verbose", "-v", help="Also print what was taken from earlier runs, and what took the time."
+    )
 
     def __post_init__(self) -> None:
         if self.all_cases and self.standard:

@@ -3,7 +3,7 @@
 Balls run at the precision that is current in FLINT (``flint.ctx``), which is state of the whole process: the caller
 sets it with ``flint.ctx.workprec``, and two threads may not share the oracle. Scales are float64 numbers beside which a
 radius is small or not: sums of absolute terms. No term is negative, so that no sum cancels: they are right to some 40
-bits, and only their size matters. Values are what error bounds are the bounds of: plain float64.
+bits, and only their size matters. Doubles are what error bounds are the bounds of: plain float64.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Scales(OneArray):
 
 
 @dataclass(frozen=True, eq=False)
-class Values(Scales):
+class Doubles(Scales):
     """The numbers are those of float64, NaN and infinities among them: what is not attended is -inf as it stands."""
 
     @classmethod

@@ -63,30 +63,22 @@ class PrecisionExhausted(Exception):
     """Some radius is still too large at the highest precision that the oracle tries."""
 
 
-def exact_stages(
-    problem: Problem, stages: Sequence[str] | None = None, query_rows: Sequence[int] | None = None
-) -> dict[str, Enclosure]:
+def exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[str, Enclosure]:
     """Return the exact value of stages, in the shapes in which the backends return them.
 
     Inputs are as stored in the working dtype (float64, float32, float16, bfloat16; a mask is boolean), options
     those of the backends' functions, ``score`` (also "cosine") and ``softcap`` (c tanh(s / c), before the bias).
-    ``stages`` defaults to those that the NumPy backend returns. ``query_rows`` leaves only these rows of every stage
-    that has query rows; there are none to leave out of gradients, which add the rows up. Raises ``OutsideDomain``,
-    ``PrecisionExhausted``, and ``ValueError`` for an option, input or stage that the oracle does not know.
+    ``stages`` defaults to those that the NumPy backend returns. Raises ``OutsideDomain``, ``PrecisionExhausted``, and
+    ``ValueError`` for an option, input or stage that the oracle does not know.
     """
     computation = Computation.of(problem)
-    if query_rows is not None and problem.operation in ADDS_QUERIES_UP:
-        raise ValueError(f"{problem.operation} adds query rows up, so that none can be left out")
     check_domain(problem)
     returned = computed_stages(problem.operation, problem.options, problem.inputs)
-    return _enclosures(computation, tuple(returned if stages is None else stages), query_rows)
+    return _enclosures(computation, tuple(returned if stages is None else stages))
 
 
 def exact_from(
-    problem: Computation,
-    returned: Mapping[str, NDArray[Any]],
-    stages: Sequence[str],
-    query_rows: Sequence[int] | None = None,
+    problem: Computation, returned: Mapping[str, NDArray[Any]], stages: Sequence[str]
 ) -> dict[str, Enclosure] | None:
     """Return the exact value of stages given an implementation's own stages before them, taken as exact.
 
@@ -103,7 +95,7 @@ def exact_from(
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
         return None
-    return _enclosures(replace(problem, returned=usable), stages, query_rows)
+    return _enclosures(replace(problem, returned=usable), stages)
 
 
 def predecessors(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
@@ -114,12 +106,12 @@ def predecessors(problem: Computation, returned: Collection[str], stage: str) ->
     return nearest(graph_of(problem), stage, known)
 
 
-def _enclosures(problem: Computation, stages: Sequence[str], query_rows: Sequence[int] | None) -> dict[str, Enclosure]:
-    rows = problem.rows if query_rows is None else problem.rows[np.asarray(query_rows, dtype=np.intp)]
+def _enclosures(problem: Computation, stages: Sequence[str]) -> dict[str, Enclosure]:
+    rows = problem.rows
     elements = max(score_elements(problem.operation, problem.options, problem.inputs), 1)
-    size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(problem.rows) // elements)
+    size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(rows) // elements)
     starts = range(0, max(len(rows), 1), size)
-    whole = query_rows is None and (len(starts) == 1 or problem.operation in ADDS_QUERIES_UP)
+    whole = len(starts) == 1 or problem.operation in ADDS_QUERIES_UP
     parts = [problem] if whole else [problem.of_rows(rows[start : start + size]) for start in starts]
     return with_enough_precision(
         lambda arithmetic: _attempt([replace(part, arithmetic=arithmetic) for part in parts], stages),

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from attncheck.attention.balls import Values
+from attncheck.attention.balls import Doubles
 from attncheck.attention.errors import NOTHING, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
@@ -123,10 +123,10 @@ class Step:
     magnitude: Callable[[ExactArray], ExactArray] | None = None
 
     def value_of(self, problem: Computation, *arrays: Any) -> Any:
-        """Evaluate in float64 a problem of ``Values``."""
+        """Evaluate in float64 a problem of ``Doubles``."""
         if self.value is not None:
             return self.value(problem, *arrays)
-        return self.exact(problem, *(Values((array,)) for array in arrays)).numbers
+        return self.exact(problem, *(Doubles((array,)) for array in arrays)).numbers
 
 
 @dataclass(frozen=True)

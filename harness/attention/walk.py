@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.balls import Scales, Values
+from attncheck.attention.balls import Doubles, Scales
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.exact_array import ExactArray
@@ -78,7 +78,7 @@ def magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
 
 def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in float64; ``problem`` is ``in_float64``."""
-    plain = replace(problem, arithmetic=Values)
+    plain = replace(problem, arithmetic=Doubles)
     return Walk(
         graph_of(problem),
         problem.array,

@@ -16,7 +16,7 @@ import typer
 
 from attncheck.cli import completion
 from attncheck.errors import UsageError
-from attncheck.options import Option, RunOptions, option_of
+from attncheck.options import Option, RunOptions, options_of
 from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
 from attncheck.progress import Times
 
@@ -29,7 +29,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     taken = inspect.signature(command, eval_str=True).parameters
     groups = {name: list(_fields(each.annotation)) for name, each in taken.items() if is_dataclass(each.annotation)}
     flat = [each for name, parameter in taken.items() for each in groups.get(name, [parameter])]
-    options = {each.name: option for each in flat if (option := option_of(each)) is not None}
+    options = options_of(command)
+    for name in groups:
+        options |= options_of(taken[name].annotation)
     parameters = [
         (_for_typer(options[each.name], each) if each.name in options else each).replace(kind=each.KEYWORD_ONLY)
         for each in flat

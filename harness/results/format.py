@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -43,6 +43,16 @@ class Column(NamedTuple):
     frames: str = ""
 
 
+def about(meaning: str, frames: str = "") -> Mapping[str, Column]:
+    """Return the metadata of a field of ``Row``, which has to be given."""
+    return {"column": Column(meaning, frames)}
+
+
+def column(meaning: str, frames: str = "", default: Any = None, *, compare: bool = True) -> Any:
+    """Return a field of ``Row`` that may be left out."""
+    return field(default=default, compare=compare, metadata=about(meaning, frames))
+
+
 _STAGES, _NUMBERS, _PROPERTIES, _PAIRED = "results", "numbers", "properties", "results pairs"
 _COMPARED = "results pairs numbers"
 _ALL = f"{_COMPARED} properties"
@@ -62,126 +72,86 @@ class Row:
     Of a property, ``value`` is what the first call gave at ``index``, ``reference`` what the further calls gave there,
     mapped back, and ``verdict`` a ``PropertyOutcome``.
 
-    Every column is stated here alone: its dtype on disk, its meaning, and the frames that have it follow from its
-    annotation.
+    Every column is stated here alone: its dtype on disk follows from its type.
     """
 
-    case: Annotated[str, Column("id of the case: its file, then its name", _ALL)]
-    operation: Annotated[str, Column(", ".join(OPERATIONS), _PAIRED)]
-    dtype: Annotated[str, Column("working dtype of inputs and results", _ALL)]
-    implementation: Annotated[str, Column("backend and mode", _ALL)]
-    comparison: Annotated[
-        ComparisonKind,
-        Column("stage (against the exact answer), pair (against other), a number (printed, known, exact), or property"),
-    ]
-    stage: Annotated[str, Column("named intermediate, or derived quantity; empty where the whole case failed", _ALL)]
-    verdict: Annotated[str, Column("one word: docs/reference/verdicts.md", _COMPARED)]
-    xfail: Annotated[bool, Column("an expected failure, does not fail a run", _ALL)] = False
-    other: Annotated[_Text, Column("the implementation that it is compared with, and its environment", "pairs")] = None
-    called: Annotated[_Text, Column("the document's own name for the stage", _NUMBERS)] = None
-    shape: Annotated[_Text, Column("lengths of the stage's axes", _STAGES)] = None
-    index: Annotated[_Text, Column("element where the two differ most, or the number's place", _ALL)] = None
-    value: Annotated[_Number, Column("the implementation's number there", _COMPARED)] = None
-    reference: Annotated[_Number, Column("the number that it is compared with", _COMPARED)] = None
-    reference_text: Annotated[_Text, Column("the number as it is printed")] = None
-    exact: Annotated[_Number, Column("the exact answer, rounded to float64", f"{_NUMBERS} {_PROPERTIES}")] = None
-    difference: Annotated[_Number, Column("absolute difference of the two", _COMPARED)] = None
-    half_unit: Annotated[
-        _Number,
-        Column(
-            "what the printed digits leave open on the value's side: half a unit of the last one if rounded", _NUMBERS
-        ),
-    ] = None
-    propagated: Annotated[
-        _Number, Column("what the rounding of the case's inputs can move the number by", _NUMBERS)
-    ] = None
-    document_bound: Annotated[
-        _Number,
-        Column(
-            "largest error of the precision that the document was computed in; empty where none is declared", _NUMBERS
-        ),
-    ] = None
-    allowed: Annotated[
-        _Number,
-        Column(
-            "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding",
-            _COMPARED,
-        ),
-    ] = None
-    first_bound: Annotated[
-        _Number, Column("how far the first call's number may be from the exact answer", _PROPERTIES)
-    ] = None
-    second_bound: Annotated[_Number, Column("how far the further calls' number may be from it", _PROPERTIES)] = None
-    against: Annotated[
-        _Text,
-        Column(
-            "exact or step: which comparison of a stage index, value, reference, difference and allowed are of", _STAGES
-        ),
-    ] = None
-    ratio: Annotated[_Number, Column("largest difference over what is allowed there, in the whole stage", _PAIRED)] = (
-        None
+    case: str = field(metadata=about("id of the case: its file, then its name", _ALL))
+    operation: str = field(metadata=about(", ".join(OPERATIONS), _PAIRED))
+    dtype: str = field(metadata=about("working dtype of inputs and results", _ALL))
+    implementation: str = field(metadata=about("backend and mode", _ALL))
+    comparison: ComparisonKind = field(
+        metadata=about(
+            "stage (against the exact answer), pair (against other), a number (printed, known, exact), or property"
+        )
     )
-    tier: Annotated[
-        _Text, Column("within, warning (noisy), statistical or proven (wrong), against the exact answer", _STAGES)
-    ] = None
-    largest_z: Annotated[_Number, Column("largest error in units of its statistical scale", _STAGES)] = None
-    mean_z: Annotated[
-        _Number, Column("root mean square of the errors in units of their statistical scale", _STAGES)
-    ] = None
-    introduced_tier: Annotated[
-        _Text, Column("the same tier for the step from the implementation's own previous stage", _STAGES)
-    ] = None
-    introduced_ratio: Annotated[_Number, Column("the same ratio for that step", _STAGES)] = None
-    introduced_z: Annotated[_Number, Column("the same largest z for that step", _STAGES)] = None
-    begins_at: Annotated[_Text, Column("the first stage that is itself at fault in this case", _STAGES)] = None
-    differing: Annotated[_Count, Column("in how many elements some bits differ", _PROPERTIES)] = None
-    elements: Annotated[_Count, Column("how many elements were compared", _PROPERTIES)] = None
-    judged_rows: Annotated[
-        _Count, Column("query rows that were judged, where some stand for all; empty where all were", _STAGES)
-    ] = None
-    query_rows: Annotated[_Count, Column("query rows that the stage has, where some stand for all", _STAGES)] = None
-    unjudged: Annotated[
-        _Count,
-        Column(
-            "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ",
-            _PAIRED,
-        ),
-    ] = None
-    message: Annotated[str, Column("what is wrong, in words", _ALL)] = ""
-    hint: Annotated[_Text, Column("what would explain a misprint, and how a case declares it", _NUMBERS)] = None
-    lacks: Annotated[
-        _Text, Column("what an implementation would need to support the case, comma-separated", _STAGES)
-    ] = None
-    padded: Annotated[
-        _Text, Column("what the call was padded with, as the implementation requires; empty where it was not", _STAGES)
-    ] = None
-    seconds: Annotated[
-        _Number,
-        Column("how long the evaluation took, in its first row alone; measured, so no report but JUnit shows it"),
-    ] = field(default=None, compare=False)
-    diagnosis: Annotated[
-        _Text,
-        Column(
-            "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known", _STAGES
-        ),
-    ] = None
-    evidence: Annotated[
-        _Text, Column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
-    ] = None
-    reason: Annotated[_Text, Column("why the failure is expected", _COMPARED)] = None
-    thread: Annotated[_Text, Column("where that is discussed", _COMPARED)] = None
-    empty_rows: Annotated[
-        _Text,
-        Column(
-            "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case", _STAGES
-        ),
-    ] = None
+    stage: str = field(
+        metadata=about("named intermediate, or derived quantity; empty where the whole case failed", _ALL)
+    )
+    verdict: str = field(metadata=about("one word: docs/reference/verdicts.md", _COMPARED))
+    xfail: bool = column("an expected failure, does not fail a run", _ALL, default=False)
+    other: _Text = column("the implementation that it is compared with, and its environment", "pairs")
+    called: _Text = column("the document's own name for the stage", _NUMBERS)
+    shape: _Text = column("lengths of the stage's axes", _STAGES)
+    index: _Text = column("element where the two differ most, or the number's place", _ALL)
+    value: _Number = column("the implementation's number there", _COMPARED)
+    reference: _Number = column("the number that it is compared with", _COMPARED)
+    reference_text: _Text = column("the number as it is printed")
+    exact: _Number = column("the exact answer, rounded to float64", f"{_NUMBERS} {_PROPERTIES}")
+    difference: _Number = column("absolute difference of the two", _COMPARED)
+    half_unit: _Number = column(
+        "what the printed digits leave open on the value's side: half a unit of the last one if rounded", _NUMBERS
+    )
+    propagated: _Number = column("what the rounding of the case's inputs can move the number by", _NUMBERS)
+    document_bound: _Number = column(
+        "largest error of the precision that the document was computed in; empty where none is declared", _NUMBERS
+    )
+    allowed: _Number = column(
+        "largest difference that agrees: an error bound or the sum of two; of a number, with its rounding", _COMPARED
+    )
+    first_bound: _Number = column("how far the first call's number may be from the exact answer", _PROPERTIES)
+    second_bound: _Number = column("how far the further calls' number may be from it", _PROPERTIES)
+    against: _Text = column(
+        "exact or step: which comparison of a stage index, value, reference, difference and allowed are of", _STAGES
+    )
+    ratio: _Number = column("largest difference over what is allowed there, in the whole stage", _PAIRED)
+    tier: _Text = column("within, warning (noisy), statistical or proven (wrong), against the exact answer", _STAGES)
+    largest_z: _Number = column("largest error in units of its statistical scale", _STAGES)
+    mean_z: _Number = column("root mean square of the errors in units of their statistical scale", _STAGES)
+    introduced_tier: _Text = column("the same tier for the step from the implementation's own previous stage", _STAGES)
+    introduced_ratio: _Number = column("the same ratio for that step", _STAGES)
+    introduced_z: _Number = column("the same largest z for that step", _STAGES)
+    begins_at: _Text = column("the first stage that is itself at fault in this case", _STAGES)
+    differing: _Count = column("in how many elements some bits differ", _PROPERTIES)
+    elements: _Count = column("how many elements were compared", _PROPERTIES)
+    judged_rows: _Count = column("query rows that were judged, where some stand for all; empty where all were", _STAGES)
+    query_rows: _Count = column("query rows that the stage has, where some stand for all", _STAGES)
+    unjudged: _Count = column(
+        "elements (of the judged rows) that no exact answer was known of; of a pair, those of them that differ", _PAIRED
+    )
+    message: str = column("what is wrong, in words", _ALL, default="")
+    hint: _Text = column("what would explain a misprint, and how a case declares it", _NUMBERS)
+    lacks: _Text = column("what an implementation would need to support the case, comma-separated", _STAGES)
+    padded: _Text = column(
+        "what the call was padded with, as the implementation requires; empty where it was not", _STAGES
+    )
+    seconds: _Number = column(
+        "how long the evaluation took, in its first row alone; measured, so no report but JUnit shows it", compare=False
+    )
+    diagnosis: _Text = column(
+        "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known", _STAGES
+    )
+    evidence: _Text = column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
+    reason: _Text = column("why the failure is expected", _COMPARED)
+    thread: _Text = column("where that is discussed", _COMPARED)
+    empty_rows: _Text = column(
+        "what a query without a key gives (zero, uniform, nan), where nothing else differs from the case", _STAGES
+    )
 
-    property_name: Annotated[str, Column("the property's name", _PROPERTIES)] = ""
-    variant: Annotated[str, Column("which further calls were made", _PROPERTIES)] = ""
-    claim: Annotated[
-        str, Column("what the implementation claims of the property; empty where it claims nothing", _PROPERTIES)
-    ] = ""
+    property_name: str = column("the property's name", _PROPERTIES, default="")
+    variant: str = column("which further calls were made", _PROPERTIES, default="")
+    claim: str = column(
+        "what the implementation claims of the property; empty where it claims nothing", _PROPERTIES, default=""
+    )
 
     @property
     def fails(self) -> bool:
@@ -201,8 +171,7 @@ class Row:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Row)}
-_HINTS = {name: get_args(hint) for name, hint in get_type_hints(Row, include_extras=True).items()}
-COLUMNS: Mapping[str, Column] = {name: column for name, (_, column) in _HINTS.items()}
+COLUMNS: Mapping[str, Column] = {each.name: each.metadata["column"] for each in fields(Row)}
 """The columns of rows, in order."""
 _ARROW = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
@@ -214,7 +183,7 @@ def _field(name: str, kind: Any) -> pa.Field:
     return pa.field(name, arrow, nullable=NoneType in members)
 
 
-ROW_SCHEMA = pa.schema([_field(name, kind) for name, (kind, _) in _HINTS.items()])
+ROW_SCHEMA = pa.schema([_field(name, kind) for name, kind in get_type_hints(Row).items()])
 
 
 def columns_of(frame: str, *first: str) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
 
 from attncheck.backends.contract import (
     CODE_FORMATS,
@@ -112,6 +112,11 @@ class OptionSpec:
     type: Any = None
 
 
+def option(description: str, **said: Any) -> Any:
+    """Return a field of ``Options``, with what its specification says."""
+    return field(default=None, metadata={"spec": OptionSpec(description, **said)})
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Options(Mapping[str, Any]):
     """Everything that changes what an operation computes; which options apply depends on the operation.
@@ -119,169 +124,113 @@ class Options(Mapping[str, Any]):
     None is what is not given. As a mapping it holds what is given alone, by name.
     """
 
-    score: Annotated[
-        ScoreKind | None, OptionSpec("Kind of score (operation scoring); scaled_dot if absent.", for_reading=True)
-    ] = None
-    scale: Annotated[
-        float | None,
-        OptionSpec(
-            "Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D).",
-            usual=(0.0, 0.125, 0.5, 1.0, 2.0, -0.25, -1.0),
-            synonyms=(
-                *("sm_scale", "softmax_scale", "attn_scale", "attention_scale"),
-                *("scaling", "scale_factor", "qk_scale"),
-            ),
+    score: ScoreKind | None = option("Kind of score (operation scoring); scaled_dot if absent.", for_reading=True)
+    scale: float | None = option(
+        "Factor on the raw scores; if absent 1 for dot and cosine, otherwise 1/sqrt(D).",
+        usual=(0.0, 0.125, 0.5, 1.0, 2.0, -0.25, -1.0),
+        synonyms=(
+            *("sm_scale", "softmax_scale", "attn_scale", "attention_scale"),
+            *("scaling", "scale_factor", "qk_scale"),
         ),
-    ] = None
-    softcap: Annotated[
-        float | None,
-        OptionSpec(
-            "c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
-            asks_for="capped",
-            called="the softcap",
-            positive=True,
-            usual=(0.5, 1.0, 5.0, 30.0, 50.0),
-            synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
-        ),
-    ] = None
-    rotary_interleaved: Annotated[
-        bool | None,
-        OptionSpec(
-            "The rotary embedding rotates neighbouring elements, (x_2c, x_(2c + 1)); if absent those that are R apart, "
-            "(x_c, x_(c + R)).",
-            needs="rotary_cos",
-            synonyms=("interleaved", "is_neox_style"),
-        ),
-    ] = None
-    is_causal: Annotated[
-        bool | None,
-        OptionSpec(
-            "A query at position p attends to key j only if j <= p; `alignment` says what p is.",
-            asks_for="masked",
-            called="causality",
-            synonyms=("causal", "use_causal_mask", "use_causal"),
-        ),
-    ] = None
-    window: Annotated[
-        Window | None,
-        OptionSpec(
-            "[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
-            "null is unbounded, on one side at most.",
-            asks_for="masked",
-            called="the window",
-            synonyms=("window_size", "sliding_window", "local_window_size"),
-        ),
-    ] = None
-    alignment: Annotated[
-        Literal["top_left", "bottom_right"] | None,
-        OptionSpec(
-            "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
-            "last query stands at the last key, and may be negative. If absent i + P, after a past of P keys.",
-            for_reading=True,
-            with_one_of=("is_causal", "window"),
-        ),
-    ] = None
-    mask_fill: Annotated[
-        float | None,
-        OptionSpec(
-            "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
-            "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
-            with_one_of=_FORBIDDING,
-            usual=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
-            synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
-        ),
-    ] = None
-    heads: Annotated[
-        int | None,
-        OptionSpec("Number of heads: needed by multi_head_attention and by `layout: merged`.", positive=True),
-    ] = None
-    kv_heads: Annotated[
-        int | None,
-        OptionSpec(
-            "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.", positive=True
-        ),
-    ] = None
-    projections: Annotated[
-        Literal["linear"] | None,
-        OptionSpec(
-            "How the weights of projections are laid out. linear: (out, in), as nn.Linear of torch holds them; "
-            "`in_proj_weight` and `in_proj_bias` may then hold those of query, key and value. If absent (in, out).",
-            for_reading=True,
-        ),
-    ] = None
-    stored_as: Annotated[
-        StoredAs | None,
-        OptionSpec(
-            "The format that keys and values are stored in, and a query that has a scale; float8_e4m3fn if absent. A "
-            "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says.",
-            with_one_of=("key_scale",),
-        ),
-    ] = None
-    packing: Annotated[
-        Packing | None,
-        OptionSpec(
-            "Which half of a byte holds the first of two codes of 4 bits: low_first (if absent) or high_first.",
-            with_one_of=("key_scale",),
-            synonyms=("nibble_order",),
-        ),
-    ] = None
-    swizzle: Annotated[
-        Swizzle | None,
-        OptionSpec(
-            "How scales of blocks lie otherwise than in rows: 4x4, those of values, or 128x4, all of them.",
-            with_one_of=("query_block_scale", "key_block_scale", "value_block_scale"),
-            synonyms=("sf_layout", "scale_layout"),
-        ),
-    ] = None
-    poison: Annotated[
-        Literal["nan", "large"] | None,
-        OptionSpec(
-            "What keys and values hold that no query may use: nan, or large, which is 1e30 or the dtype's largest "
-            "number. If absent, what was drawn.",
-            for_reading=True,
-            needs="key_lengths",
-        ),
-    ] = None
-    empty_rows: Annotated[
-        EmptyRows | None,
-        OptionSpec(
-            "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
-            "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
-            convention=True,
-            with_one_of=_FORBIDDING,
-        ),
-    ] = None
-    lse_base: Annotated[
-        LseBase | None,
-        OptionSpec(
-            "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",
-            synonyms=("log_base", "base"),
-        ),
-    ] = None
-    norm: Annotated[
-        Norm | None,
-        OptionSpec(
-            "What queries and keys are divided by: rms (if absent), sqrt(mean(x^2) + epsilon), or l2, "
-            "max(|x|, epsilon).",
-            synonyms=("qk_norm", "norm_type"),
-        ),
-    ] = None
-    norm_over: Annotated[
-        NormOver | None,
-        OptionSpec("What a norm is taken of: each head (if absent), or the full width, all heads of a position."),
-    ] = None
-    epsilon: Annotated[
-        float | None,
-        OptionSpec(
-            "The smallest divisor of l2, or what rms adds to the mean of squares; 1e-6 if absent.",
-            positive=True,
-            usual=(1e-6, 1e-5, 1e-3, 0.1, 1.0),
-            synonyms=("eps", "norm_eps", "rms_norm_eps", "variance_epsilon", "layer_norm_epsilon"),
-        ),
-    ] = None
-    norm_after_rotation: Annotated[
-        bool | None, OptionSpec("The rotation comes before the norm; if absent after it.", needs="rotary_cos")
-    ] = None
+    )
+    softcap: float | None = option(
+        "c: a scaled score s becomes c tanh(s / c), before the bias and the mask (dot and scaled_dot).",
+        asks_for="capped",
+        called="the softcap",
+        positive=True,
+        usual=(0.5, 1.0, 5.0, 30.0, 50.0),
+        synonyms=("soft_cap", "logit_cap", "logits_soft_cap", "attn_logit_softcapping", "attn_logits_soft_cap"),
+    )
+    rotary_interleaved: bool | None = option(
+        "The rotary embedding rotates neighbouring elements, (x_2c, x_(2c + 1)); if absent those that are R apart, "
+        "(x_c, x_(c + R)).",
+        needs="rotary_cos",
+        synonyms=("interleaved", "is_neox_style"),
+    )
+    is_causal: bool | None = option(
+        "A query at position p attends to key j only if j <= p; `alignment` says what p is.",
+        asks_for="masked",
+        called="causality",
+        synonyms=("causal", "use_causal_mask", "use_causal"),
+    )
+    window: Window | None = option(
+        "[left, right]: a query at position p attends to key j only if p - left <= j <= p + right; "
+        "null is unbounded, on one side at most.",
+        asks_for="masked",
+        called="the window",
+        synonyms=("window_size", "sliding_window", "local_window_size"),
+    )
+    alignment: Literal["top_left", "bottom_right"] | None = option(
+        "The position p of query i, for is_causal and window: top_left is i; bottom_right is such that the "
+        "last query stands at the last key, and may be negative. If absent i + P, after a past of P keys.",
+        for_reading=True,
+        with_one_of=("is_causal", "window"),
+    )
+    mask_fill: float | None = option(
+        "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
+        "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
+        with_one_of=_FORBIDDING,
+        usual=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
+        synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
+    )
+    heads: int | None = option(
+        "Number of heads: needed by multi_head_attention and by `layout: merged`.", positive=True
+    )
+    kv_heads: int | None = option(
+        "Number of heads of key and value, which the query heads share evenly; as `heads` if absent.", positive=True
+    )
+    projections: Literal["linear"] | None = option(
+        "How the weights of projections are laid out. linear: (out, in), as nn.Linear of torch holds them; "
+        "`in_proj_weight` and `in_proj_bias` may then hold those of query, key and value. If absent (in, out).",
+        for_reading=True,
+    )
+    stored_as: StoredAs | None = option(
+        "The format that keys and values are stored in, and a query that has a scale; float8_e4m3fn if absent. A "
+        "function is told of those other than float8_e4m3fn and float8_e5m2, which the dtype says.",
+        with_one_of=("key_scale",),
+    )
+    packing: Packing | None = option(
+        "Which half of a byte holds the first of two codes of 4 bits: low_first (if absent) or high_first.",
+        with_one_of=("key_scale",),
+        synonyms=("nibble_order",),
+    )
+    swizzle: Swizzle | None = option(
+        "How scales of blocks lie otherwise than in rows: 4x4, those of values, or 128x4, all of them.",
+        with_one_of=("query_block_scale", "key_block_scale", "value_block_scale"),
+        synonyms=("sf_layout", "scale_layout"),
+    )
+    poison: Literal["nan", "large"] | None = option(
+        "What keys and values hold that no query may use: nan, or large, which is 1e30 or the dtype's largest "
+        "number. If absent, what was drawn.",
+        for_reading=True,
+        needs="key_lengths",
+    )
+    empty_rows: EmptyRows | None = option(
+        "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
+        "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
+        convention=True,
+        with_one_of=_FORBIDDING,
+    )
+    lse_base: LseBase | None = option(
+        "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",
+        synonyms=("log_base", "base"),
+    )
+    norm: Norm | None = option(
+        "What queries and keys are divided by: rms (if absent), sqrt(mean(x^2) + epsilon), or l2, max(|x|, epsilon).",
+        synonyms=("qk_norm", "norm_type"),
+    )
+    norm_over: NormOver | None = option(
+        "What a norm is taken of: each head (if absent), or the full width, all heads of a position."
+    )
+    epsilon: float | None = option(
+        "The smallest divisor of l2, or what rms adds to the mean of squares; 1e-6 if absent.",
+        positive=True,
+        usual=(1e-6, 1e-5, 1e-3, 0.1, 1.0),
+        synonyms=("eps", "norm_eps", "rms_norm_eps", "variance_epsilon", "layer_norm_epsilon"),
+    )
+    norm_after_rotation: bool | None = option(
+        "The rotation comes before the norm; if absent after it.", needs="rotary_cos"
+    )
 
     def __getitem__(self, name: str) -> Any:
         value = getattr(self, name) if name in OPTIONS else None
@@ -297,9 +246,9 @@ class Options(Mapping[str, Any]):
 
 
 def _option_specs() -> Iterator[OptionSpec]:
-    for name, hint in get_type_hints(Options, include_extras=True).items():
-        given, spec = get_args(hint)
-        yield replace(spec, name=name, type=get_args(given)[0])  # what it is besides None
+    types = get_type_hints(Options)
+    for each in fields(Options):
+        yield replace(each.metadata["spec"], name=each.name, type=get_args(types[each.name])[0])  # besides None
 
 
 OPTIONS: Mapping[str, OptionSpec] = {spec.name: spec for spec in _option_specs()}

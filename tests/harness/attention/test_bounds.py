@@ -55,42 +55,30 @@ def test_float64_values_are_exact_and_a_bound_from_the_inputs_is_accumulated(nam
     assert list(accumulated_bounds(problem, SINGLE, highs, [stage])) == [stage]
 
 
-@every_problem
+@every_forward_problem
 def test_some_rows_are_those_of_the_whole(name: str) -> None:
     problem, rows = draw(name).laid_out(), np.array([1, 3])
-    if problem.operation == GRADIENTS:
-        with pytest.raises(ValueError, match="adds query rows up"):
-            exact_stages(problem, query_rows=rows)
-        return
     of_rows = draw(name).laid_out(rows)
-    whole, sampled, part = exact_stages(problem), exact_stages(problem, query_rows=rows), exact_stages(of_rows)
+    whole, part = exact_stages(problem), exact_stages(of_rows)
     bounds, own = (
         accumulated_bounds(plain, SINGLE, {stage: each.high for stage, each in exact.items()})
         for plain, exact in ((problem, whole), (of_rows, part))
     )
-    assert list(whole) == list(part) == list(sampled)
+    assert list(whole) == list(part)
     for stage, exact in whole.items():
         kept = rows_of_stage(stage, exact.high, rows)
-        np.testing.assert_array_equal(sampled[stage].high, kept, stage)
         np.testing.assert_array_equal(part[stage].high, kept, stage)
         expected = rows_of_stage(stage, bounds[stage].max_error, rows)
         np.testing.assert_allclose(own[stage].max_error, expected, rtol=1e-9, err_msg=stage)
 
 
 @every_forward_problem
-def test_a_step_follows_from_what_was_returned_and_from_some_rows_of_it(name: str) -> None:
-    whole, rows = exact_stages(draw(name).laid_out()), [2, 1]
-    stages = {stage: each.high + 0.125 for stage, each in whole.items()}  # whatever was returned
-    problem = Computation.of(draw(name).laid_out())
-    for stage in stages:
-        # Names that are no stages, be they those of the oracle's own nodes, are nobody's predecessors.
-        nobody = {"exponentials": np.ones(1), "product": np.ones(1)}
-        found, some, without = (
-            exact_from(problem, given, [stage], each)
-            for given, each in ((stages, None), (stages, rows), (nobody, None))
-        )
-        np.testing.assert_array_equal(some[stage].high, rows_of_stage(stage, found[stage].high, np.array(rows)))
-        np.testing.assert_array_equal(without[stage].high, whole[stage].high)
+def test_names_that_are_no_stages_are_nobodys_predecessors(name: str) -> None:
+    whole = exact_stages(draw(name).laid_out())
+    for stage, exact in whole.items():
+        nobody = {"exponentials": np.ones(1), "product": np.ones(1)}  # nodes of the oracle's own
+        found = exact_from(Computation.of(draw(name).laid_out()), nobody, [stage])
+        np.testing.assert_array_equal(found[stage].high, exact.high)
 
 
 # Rounding models.
