@@ -21,7 +21,7 @@ from attncheck.cli.output import (
     write_ci_outputs,
     write_frames,
 )
-from attncheck.cli.parameters import AnyRunFolders, AsJson, Outlets, RunFolders
+from attncheck.cli.parameters import AnyRunFolders, AsJson, Outlets, RunFolders, output_option
 from attncheck.errors import ExitCode, ResultsError, UsageError
 from attncheck.options import DtypeNames, FunctionOptions, MinJudged, Quiet
 
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 def report(
     runs: RunFolders,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Folder for the report. Default, for a single run: RUN/report."
-        ),
+        Path | None, output_option("FOLDER", "Folder for the report. Default, for a single run: RUN/report.")
     ] = None,
     min_judged: MinJudged = None,
     *,
@@ -269,10 +266,7 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help=f"Before: {_A_SIDE}")],
     after: Annotated[Path, typer.Argument(metavar="B", help="After: the same.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Write diff.md and its frames (CSV and Parquet) to this folder."
-        ),
+        Path | None, output_option("FOLDER", "Write diff.md and its frames (CSV and Parquet) to this folder.")
     ] = None,
     as_json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List every change.")] = False,

@@ -100,6 +100,12 @@ class Followed:
             return scores, np.zeros_like(scores)
         return self.value(order[-1]), self.errors[order[-1]]
 
+    def highest_logit(self) -> tuple[Real, Real]:
+        """Return the highest logit of every row, and the largest error of any that is finite."""
+        logits, error = self.last_logits()
+        largest: Real = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
+        return logits.max(axis=-1, initial=-np.inf), largest
+
     def before_mask(self) -> tuple[tuple[Real, Real], Flags | None]:
         """Return the logits that meet the mask, with their errors, and where it allows; None where nothing masks."""
         last = [stage for stage in LOGITS[:-1] if stage in self.truth.exact][-1]
@@ -179,12 +185,10 @@ def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None =
             return {}
         if of_maximum == of_rest:
             return {"log_sum_exp": at.times("log_sum_exp", of_rest)}
-        logits, error = at.last_logits()
-        highest, total = logits.max(axis=-1, initial=-np.inf), at.value("log_sum_exp")
-        maximum = np.where(np.isfinite(highest), highest, 0.0)
+        highest, moved = at.highest_logit()
+        total, maximum = at.value("log_sum_exp"), np.where(np.isfinite(highest), highest, 0.0)
         rest = np.where(np.isfinite(total), total - maximum, 0.0)
         value = np.where(np.isfinite(total), of_maximum * maximum + of_rest * rest, total)
-        moved = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
         rounding_error = at.few_roundings * (np.abs(maximum) + np.abs(rest))
         max_error = (of_maximum + of_rest) * (at.errors["log_sum_exp"] + 2 * moved) + rounding_error
         return {"log_sum_exp": (value, np.where(np.isfinite(total), max_error + at.rounding.output_underflow, 0.0))}
@@ -299,11 +303,10 @@ def denominator_plus(number: float) -> Follow:
         truth, errors = at.truth, at.errors
         if "log_sum_exp" not in truth.exact or truth.options.get("lse_base") == "2" or "weights" not in truth.exact:
             return {}
-        logits, moved = at.last_logits()
-        highest, total = logits.max(axis=-1, initial=-np.inf), at.value("log_sum_exp")
+        (highest, moved), total = at.highest_logit(), at.value("log_sum_exp")
         if not np.isfinite(highest).all() or "sinks" in truth.inputs:
             return {}
-        shift = errors["log_sum_exp"] + np.where(np.isfinite(logits), moved, 0.0).max(axis=-1, initial=0.0)
+        shift = errors["log_sum_exp"] + moved
         parts = np.exp(total - highest)[..., np.newaxis]
         factor = parts / (parts + number)
         weights = at.value("weights") * factor
