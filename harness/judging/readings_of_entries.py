@@ -159,15 +159,20 @@ def _joined(change: Callable[[Any, int], Any], *names: str) -> Change:
             return Form(problem, replacement=replacement)
         if not has_heads(problem):
             return None
-        others: dict[str, Any] = {}
-        for name in names:
-            past, new = problem.inputs[f"past_{name}"], problem.inputs[name]
-            length = past.shape[-2]
-            both = change(np.concatenate([past, new], axis=-2), length)
-            others |= {f"past_{name}": both[..., :length, :], name: both[..., length:, :]}
-        return problem.with_inputs(**others)
+        return _with_joined(problem, change, *names)
 
     return changed
+
+
+def _with_joined(problem: Problem, change: Callable[[Any, int], Any], *names: str) -> Problem:
+    """Change keys or values with the past before them, if there is one, given its length."""
+    others: dict[str, Any] = {}
+    for name in names:
+        parts = {each: problem.inputs[each] for each in (f"past_{name}", name) if each in problem.inputs}
+        length = sum(array.shape[-2] for array in parts.values()) - problem.inputs[name].shape[-2]
+        both = change(np.concatenate([*parts.values()], axis=-2), length)
+        others |= dict(zip(parts, np.split(both, [length], axis=-2)[-len(parts) :], strict=True))
+    return problem.with_inputs(**others)
 
 
 _PAST = ("past_key", "past_value")
@@ -250,26 +255,18 @@ _CACHED = (
 # Places and patterns.
 
 
-def _every_key(problem: Problem, name: str) -> Any:
-    """Return the past and new ones of keys or values."""
-    past = problem.inputs.get(f"past_{name}")
-    return problem.inputs[name] if past is None else np.concatenate([past, problem.inputs[name]], axis=-2)
-
-
 def _one_position_late(name: str) -> Change:
-    replacement = joined(lambda both, past: np.roll(both, 1, axis=-2), [name])
+    def rolled(both: Any, past: int) -> Any:
+        return np.roll(both, 1, axis=-2)
+
+    replacement = joined(rolled, [name])
 
     def change(problem: Problem) -> Problem | Form | None:
         if "past_key" in problem.inputs and OPERATIONS[problem.operation].has_projections:
             return Form(problem, replacement=replacement)
         if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
             return None
-        moved = np.roll(_every_key(problem, name), 1, axis=-2)
-        past = moved.shape[-2] - problem.inputs[name].shape[-2]
-        if moved.shape[-2] < 2:
-            return None
-        others = {name: moved[..., past:, :]} | ({f"past_{name}": moved[..., :past, :]} if past else {})
-        return problem.with_inputs(**others)
+        return _with_joined(problem, rolled, name) if queries_and_keys(problem.inputs)[1] > 1 else None
 
     return change
 
