@@ -497,20 +497,17 @@ def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
 SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
                        stage="scores")  # fmt: skip
 BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
+
+
+def _as_accurate(name: str, words: str, of: str = "") -> Reading:
+    return Reading(f"{ACCURACY}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, stage="")
+
+
 ACCURACIES: Mapping[str, Reading] = {
-    format_: Reading(
-        f"{ACCURACY}{name}", f"the {{stage}} is as accurate as {words} alone", lambda problem: None, stage=""
-    )
-    for format_, name, words in (("float32", "float32", "float32"), ("bfloat16", "16-bits", "16 bits"))
-}
+    "float32": _as_accurate("float32", "float32 alone"), "bfloat16": _as_accurate("16-bits", "16 bits alone")
+}  # fmt: skip
 TRADES: Mapping[str, Reading] = {
-    parts: Reading(
-        f"{ACCURACY}{name}",
-        f'the {{stage}} is as accurate as {words}, which a class permits "with {parts}"',
-        lambda problem: None,
-        of,
-        stage="",
-    )
+    parts: _as_accurate(name, f'{words}, which a class permits "with {parts}"', of)
     for parts, name, words, of in (
         ("tanh 2^-11", "approximate-tanh", "with hyperbolic tangents to 2^-11", "softcap"),
         ("exp 8.8e-5", "cubic-exponentials", "with exponentials to 8.8e-5", ""),
@@ -524,15 +521,8 @@ TRADES: Mapping[str, Reading] = {
 }  # fmt: skip
 """What a kernel of 16 bits may trade for speed: the parts of a class, the tightest first."""
 EXPONENTIALS: Mapping[str, Mapping[str, Reading]] = {
-    dtype: {
-        f"exp 2^-{precision - 7}": Reading(
-            f"{ACCURACY}exponentials",
-            "the {stage} is as accurate as with exponentials off by 128 units in the last place",
-            lambda problem: None,
-            stage="",
-        )
-    }
-    for dtype, precision in (("float32", 24), ("float64", 53))
+    dtype: {part: _as_accurate("exponentials", "with exponentials off by 128 units in the last place")}
+    for dtype, part in (("float32", "exp 2^-17"), ("float64", "exp 2^-46"))
 }
 """By dtype, what exponentials may be off by, four units being usual: the part of a class."""
 TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
