@@ -27,7 +27,7 @@ from time import perf_counter, process_time, sleep
 import psutil
 
 from attncheck import Case, Settings, bundled_implementations, merge_runs, read_runs, run_cases, select_cases
-from attncheck.reports.build_frames import make_frames
+from attncheck.reports.frames import make_frames
 from attncheck.reports.write import write_report
 
 MIN_GAIN = 1.7

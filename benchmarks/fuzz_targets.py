@@ -30,8 +30,8 @@ from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TagEntry
 from attncheck.reading.selection import select_cases
-from attncheck.reports.build_frames import make_frames
 from attncheck.reports.ci import annotation_lines, render_ci_summary
+from attncheck.reports.frames import make_frames
 from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.outcome import outcome_document

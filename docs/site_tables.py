@@ -28,7 +28,7 @@ from attncheck.judging.readings import CATALOGUE, declaration_of
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry
-from attncheck.reports.build_frames import COLUMNS, NUMBERS, PAIRS, RESULTS
+from attncheck.reports.frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
 from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, fields_of
 from attncheck.reports.json_schema import DOCUMENTS, records, summary_of

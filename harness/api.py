@@ -182,7 +182,7 @@ def _checked(
     settings = Settings.of(options, chosen, selection.tags, only, store)
     settings = replace(settings, command=sys.orig_argv, complete=False, keeps_results=keeps_results)
     summary = run_cases(selection.cases, chosen, settings, selection.faults)
-    from attncheck.reports.build_frames import make_frames
+    from attncheck.reports.frames import make_frames
 
     frames = make_frames(merge_runs(read_runs([options.output])))
     found = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)

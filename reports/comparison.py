@@ -93,40 +93,6 @@ def level_of(verdict: str) -> int:
     return _LEVELS.get(Verdict(verdict).exit_code, WRONG) if known else WRONG
 
 
-class Change(NamedTuple):
-    """Two different outcomes of an evaluation."""
-
-    evaluation: Evaluation
-    before: Outcome
-    after: Outcome
-
-    @property
-    def change(self) -> str:
-        """Return worse, better or other."""
-        if self.before.level == self.after.level:
-            return OTHER
-        return WORSE if self.after.level > self.before.level else BETTER
-
-    @property
-    def message(self) -> str:
-        """The message of what is wrong now, or of what was wrong before."""
-        if self.after.message or self.after.level:
-            return self.after.message
-        return f"before: {self.before.message}" if self.before.message else ""
-
-    def row(self) -> dict[str, Any]:
-        """Return the change as a row of the table of verdicts."""
-        return {
-            "change": self.change,
-            **self.evaluation._asdict(),
-            "before": self.before.word + ("" if self.before.stage else self.before.detail),
-            "before_stage": self.before.stage and self.before.stage + self.before.detail,
-            "after": self.after.word + ("" if self.after.stage else self.after.detail),
-            "after_stage": self.after.stage and self.after.stage + self.after.detail,
-            "message": self.message,
-        }
-
-
 def changed_entries(
     before: Mapping[Entry, Value], after: Mapping[Entry, Value]
 ) -> Iterator[tuple[str, Entry, Value | None, Value | None]]:
@@ -137,17 +103,25 @@ def changed_entries(
             yield "added" if one is None else "removed" if other is None else "changed", key, one, other
 
 
-def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> list[Change]:
-    """Return the evaluations whose outcomes differ, worse ones first; ``absent`` is the outcome of one that is missing.
+def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> list[Row]:
+    """Return a row for each evaluation whose outcomes differ, worse ones first; ``absent`` is that of a missing one.
 
     Outcomes that differ only in their messages are the same.
     """
-    found = [Change(key, one or absent, other or absent) for _, key, one, other in changed_entries(before, after)]
-    order = (WORSE, BETTER, OTHER)
-    return sorted(
-        (each for each in found if each.before[:-1] != each.after[:-1]),
-        key=lambda each: (order.index(each.change), each.evaluation),
-    )
+    pairs = ((key, one or absent, other or absent) for _, key, one, other in changed_entries(before, after))
+    found = [_change(*each) for each in sorted(pairs) if each[1][:-1] != each[2][:-1]]
+    return sorted(found, key=lambda row: (WORSE, BETTER, OTHER).index(row["change"]))
+
+
+def _change(evaluation: Evaluation, before: Outcome, after: Outcome) -> Row:
+    """Return two different outcomes as a row, with the message of what is wrong now, or else was before."""
+    kind = OTHER if before.level == after.level else WORSE if after.level > before.level else BETTER
+    cells: dict[str, str] = {}
+    for side, of in (("before", before), ("after", after)):
+        cells[side] = of.word + ("" if of.stage else of.detail)
+        cells[f"{side}_stage"] = of.stage and of.stage + of.detail
+    was = f"before: {before.message}" if before.message and not after.level else ""
+    return {"change": kind, **evaluation._asdict(), **cells, "message": after.message or was}
 
 
 def summary_of(kinds: Iterable[str]) -> str:
@@ -241,23 +215,9 @@ HEADINGS: Mapping[str, Sequence[str]] = {
 README, VERDICTS, VERSIONS = "README.md", "verdicts.csv", "versions.csv"
 
 
-class Published(NamedTuple):
-    """A published verdict: the word, the stage at which it goes wrong if it does, and whether it is expected."""
-
-    verdict: str
-    begins_at: str
-    xfail: str
-
-    @property
-    def outcome(self) -> Outcome:
-        """What it says of its evaluation; what is expected fails no run."""
-        is_expected = self.xfail == "true"
-        word = f"xfail {self.verdict}" if is_expected else self.verdict
-        return Outcome(HARMLESS if is_expected else level_of(self.verdict), word, self.begins_at)
-
-
-Verdicts = dict[Evaluation, Published]
-"""The environment of an evaluation is empty: the file has each implementation once."""
+_HEADER = ("case", "implementation", "dtype", "verdict", "begins_at", "xfail")
+_EXPECTED = "xfail "
+"""Before the verdict of an outcome that is expected."""
 
 
 def publish(frames: Frames, directory: Path) -> Path:
@@ -268,7 +228,10 @@ def publish(frames: Frames, directory: Path) -> Path:
     """
     if frames.problems:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
-    verdicts = sorted((key.case, key.implementation, key.dtype, *of) for key, of in verdicts_of(frames).items())
+    verdicts = sorted(
+        (key.case, key.implementation, key.dtype, of.word.removeprefix(_EXPECTED), of.stage, _says_expected(of))
+        for key, of in verdicts_of(frames).items()
+    )
     runs = {run["environment"]: run for run in records(frames.environments)}
     versions = sorted(
         (each.implementation, each.version, run["python"], str(run.get("version_attncheck", "")))
@@ -292,7 +255,7 @@ def publish(frames: Frames, directory: Path) -> Path:
 class Drift(NamedTuple):
     """Verdicts of a run that are not the published ones, the number compared, and that of cases not published."""
 
-    changes: list[Change]
+    changes: list[Row]
     compared: int
     unpublished: int
 
@@ -308,16 +271,8 @@ def drift(frames: Frames, directory: Path) -> Drift:
     cases = {evaluation.case for evaluation in published}
     cases = cases & there or cases  # a run of nothing that is published agrees with none of it
     units = {(evaluation.case, evaluation.dtype) for evaluation in published if evaluation.case in cases}
-    expected = {
-        evaluation: verdict.outcome
-        for evaluation, verdict in published.items()
-        if evaluation.case in cases and evaluation not in left_out
-    }
-    now = {
-        evaluation: verdict.outcome
-        for evaluation, verdict in found.items()
-        if (evaluation.case, evaluation.dtype) in units
-    }
+    expected = {key: of for key, of in published.items() if key.case in cases and key not in left_out}
+    now = {key: of for key, of in found.items() if (key.case, key.dtype) in units}
     unpublished = {evaluation.case for evaluation in found} - cases
     return Drift(changes(expected, now), len(now), len(unpublished))
 
@@ -331,7 +286,7 @@ def _left_out(frames: Frames) -> set[Evaluation]:
     }
 
 
-def verdicts_of(frames: Frames) -> Verdicts:
+def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
     """Return the verdicts of frames, without what was left out because other cases stand for it.
 
     Raises ``UsageError`` where an implementation ran in two environments.
@@ -360,38 +315,46 @@ def verdicts_of(frames: Frames) -> Verdicts:
     }
 
 
-def read_verdicts(directory: Path) -> Verdicts:
+def read_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
     """Read the published verdicts. Raises ``ResultsError`` where there are none."""
     path = directory / VERDICTS
     if not path.exists():
         raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes")
-    verdicts: Verdicts = {}
+    verdicts: dict[Evaluation, Outcome] = {}
     for line, row in enumerate(read_csv_text(path, _HEADER), 2):
-        case, implementation, dtype = row[:3]
+        case, implementation, dtype, verdict, begins_at, xfail = row
         evaluation = Evaluation("", implementation, case, dtype)
         if evaluation in verdicts:
             raise ResultsError(f"{path}: row {line} is the second of {' '.join(row[:3])}; expected one")
-        verdicts[evaluation] = Published(*row[3:])
+        verdicts[evaluation] = _outcome(verdict, begins_at, is_expected=xfail == "true")
     return verdicts
 
 
-_HEADER = ("case", "implementation", "dtype", *Published._fields)
+def _outcome(verdict: str, begins_at: str, *, is_expected: bool) -> Outcome:
+    """Return what a published verdict says; what is expected fails no run."""
+    if is_expected:
+        return Outcome(HARMLESS, _EXPECTED + verdict, begins_at)
+    return Outcome(level_of(verdict), verdict, begins_at)
 
 
-def _published(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Published:
-    """Write a cell as texts, those that stand in the file.
+def _says_expected(outcome: Outcome) -> str:
+    return str(outcome.word.startswith(_EXPECTED)).lower()
+
+
+def _published(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Outcome:
+    """Return what is published of a cell.
 
     ``elsewhere`` is what may be expected of it on some processors: it agrees there, and fails as expected on others.
     """
     for each in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
         verdict, processor = each.entry.verdict, each.entry.processor
         if cell.state is State.AGREE or cell.verdict == verdict:
-            return Published(f"{verdict} with {processor}", "", "true")
+            return _outcome(f"{verdict} with {processor}", "", is_expected=True)
     if cell.state is State.ERRATUM:
-        return Published(Verdict.MISPRINT.value, "", "true")
+        return _outcome(Verdict.MISPRINT.value, "", is_expected=True)
     if cell.state is State.XFAIL:
-        return Published(cell.verdict, harmless(begins_at), "true")
-    return Published(cell.verdict, harmless(cell.stage), "false")
+        return _outcome(cell.verdict, harmless(begins_at), is_expected=True)
+    return _outcome(cell.verdict, harmless(cell.stage), is_expected=False)
 
 
 def _known_begins(frames: Frames) -> Mapping[tuple[str, ...], str]:

@@ -41,10 +41,9 @@ from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.compare import Tier, noise_limit
 from attncheck.merge import merge_runs
 from attncheck.reports import comparison
-from attncheck.reports.build_frames import make_frames
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
-from attncheck.reports.frames import Frames, environment_facts, failing, records
+from attncheck.reports.frames import Frames, environment_facts, failing, make_frames, records
 from attncheck.reports.json_documents import opening
 from attncheck.reports.json_schema import BisectionDocument, DifferenceDocument, DifferenceRecord
 from attncheck.reports.markdown import page_text
@@ -108,7 +107,7 @@ def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> D
         if (lines := _changed(before.cases[case], after.cases[case], computed=True))
     }
     found = comparison.changes({key: first[key] for key in both}, {key: second[key] for key in both})
-    rows = [{**change.row(), "case_changed": change.evaluation.case in differing} for change in found]
+    rows = [{**change, "case_changed": change["case"] in differing} for change in found]
     verdicts = typed(rows, VERDICT_CHANGES)
     errors = error_changes(*(frames.results[~frames.results["case"].isin(differing)] for frames in (before, after)))
     problems = [(title, note) for title, of in zip(titles, (before, after), strict=True) for note in of.problems]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from attncheck.reports.cells import State
 from attncheck.reports.frames import Frames, by_key, documents_of, index_of, once_for_frames, records
-from attncheck.reports.html.contents import unique_slugs
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text
 from attncheck.spec import DTYPES
@@ -96,7 +95,7 @@ class Computation:
 
 @once_for_frames
 def documents(frames: Frames) -> dict[str, list[Computation]]:
-    """Return the computations of each document that was run, by its name in addresses and in the order of the files."""
+    """Return the computations of each document that was run, by its file and in their order."""
     found = documents_of(frames)
     wanted = {case["id"] for cases in found.values() for case in cases}
     # As plain records: there are many small parts, and a frame is slow for those.
@@ -104,9 +103,8 @@ def documents(frames: Frames) -> dict[str, list[Computation]]:
         by_key(records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
         for frame in (frames.numbers, frames.pairs)
     )
-    names = unique_slugs(file.rpartition("/")[2].removesuffix(".yaml") for file in found)
     return {
-        name: [
+        file: [
             Computation(
                 case,
                 numbers.get(case["id"]),
@@ -116,7 +114,7 @@ def documents(frames: Frames) -> dict[str, list[Computation]]:
             )
             for case in cases
         ]
-        for name, cases in zip(names, found.values(), strict=True)
+        for file, cases in found.items()
     }
 
 

@@ -26,20 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from attncheck.reports.panels import (
-    LIGHTEST,
-    MAX_ANNOTATED,
-    MAX_CELLS,
-    MISPRINT,
-    Panel,
-    Pixels,
-    cell_text,
-    describe,
-    ink_on,
-    safe_text,
-    shades,
-    value_range,
-)
+from attncheck.reports import panels
 
 Format = Literal["svg", "png", "pdf"]
 
@@ -113,7 +100,7 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
 
 def _named(svg: str, alternative: str) -> str:
     """Return an SVG without its prolog, whose accessible name is what it shows."""
-    name = quoteattr(safe_text(alternative, _MAX_LETTERS))
+    name = quoteattr(panels.safe_text(alternative, _MAX_LETTERS))
     return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1)
 
 
@@ -131,7 +118,7 @@ _MOST_INCHES = 9.5
 class _Measured:
     """A matrix, what is written into its cells, its title, its width and height, and the width taken with its ticks."""
 
-    panel: Panel
+    panel: panels.Panel
     texts: list[list[str]] | None
     title: str
     width: float
@@ -139,9 +126,9 @@ class _Measured:
     taken: float
 
 
-def _measured(panels: Sequence[Panel]) -> list[_Measured]:
+def _measured(matrices: Sequence[panels.Panel]) -> list[_Measured]:
     """Measure the matrices that are not empty, in inches; where one has a colour bar, all have room for one."""
-    drawn = [(panel, _annotations(panel), _title(panel)) for panel in panels if panel.matrix.size]
+    drawn = [(panel, _annotations(panel), _title(panel)) for panel in matrices if panel.matrix.size]
     beside = _BESIDE + (_BAR if any(texts is None for _, texts, _ in drawn) else 0)
     found = []
     for panel, texts, title in drawn:
@@ -166,18 +153,18 @@ def _height(line: Sequence[_Measured]) -> float:
 
 
 def heatmaps(
-    panels: Sequence[Panel],
+    matrices: Sequence[panels.Panel],
     *,
     heading: str = "",
     format: Format = "svg",  # noqa: A002
 ) -> Picture:
     """Draw matrices as annotated heatmaps, side by side as far as the width goes, below a heading if there is one."""
     with drawing():
-        figure, words = _figure(panels, heading)
+        figure, words = _figure(matrices, heading)
         return picture_of(figure, words, format)
 
 
-def heatmap_document(pages: Sequence[Sequence[Panel]], headings: Sequence[str]) -> bytes:
+def heatmap_document(pages: Sequence[Sequence[panels.Panel]], headings: Sequence[str]) -> bytes:
     """Draw pages of matrices as one PDF."""
     from matplotlib.backends.backend_pdf import PdfPages
 
@@ -188,29 +175,32 @@ def heatmap_document(pages: Sequence[Sequence[Panel]], headings: Sequence[str]) 
     return buffer.getvalue()
 
 
-def heatmap_pages(panels: Sequence[Panel], most_height: float = 11.0) -> list[list[Panel]]:
+def heatmap_pages(matrices: Sequence[panels.Panel], most_height: float = 11.0) -> list[list[panels.Panel]]:
     """Split matrices into pages on which they can be read; a higher line has its own, and empty ones come last."""
-    pages: list[list[Panel]] = [[]]
+    pages: list[list[panels.Panel]] = [[]]
     height = 0.0
-    for line in filter(None, _lines(_measured(panels))):
+    for line in filter(None, _lines(_measured(matrices))):
         if pages[-1] and height + _height(line) > most_height:
             pages.append([])
             height = 0.0
         pages[-1] += [each.panel for each in line]
         height += _height(line)
-    pages[-1] += [panel for panel in panels if not panel.matrix.size]
+    pages[-1] += [panel for panel in matrices if not panel.matrix.size]
     return pages
 
 
-def _figure(panels: Sequence[Panel], heading: str) -> tuple[Figure, str]:
+def _figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure, str]:
     """Lay matrices out in rows and draw them; return the figure, and what it shows in words."""
-    measured = _measured(panels)
+    measured = _measured(matrices)
     if not measured:
-        shapes = [" x ".join(map(str, panel.matrix.shape)) for panel in panels]
-        empty = [f"{safe_text(each.title)}: empty, shape {shape}" for each, shape in zip(panels, shapes, strict=True)]
+        shapes = [" x ".join(map(str, panel.matrix.shape)) for panel in matrices]
+        empty = [
+            f"{panels.safe_text(each.title)}: empty, shape {shape}"
+            for each, shape in zip(matrices, shapes, strict=True)
+        ]
         words = "; ".join(empty or ["nothing to draw"])
         figure = Figure(figsize=(4, 0.4))
-        figure.text(0.02, 0.4, safe_text(words), parse_math=False)
+        figure.text(0.02, 0.4, panels.safe_text(words), parse_math=False)
         return figure, words
     lines = _lines(measured)
     width, height = max(sum(each.taken for each in line) for line in lines), sum(map(_height, lines))
@@ -225,33 +215,35 @@ def _figure(panels: Sequence[Panel], heading: str) -> tuple[Figure, str]:
             left += each.taken
         top -= _height(line)
     if heading:
-        broken = "\n".join(textwrap.wrap(safe_text(heading, 400), 110))
+        broken = "\n".join(textwrap.wrap(panels.safe_text(heading, 400), 110))
         figure.text(0, 1, broken, weight="bold", va="bottom", parse_math=False)
-    described = (*filter(None, [safe_text(heading, 400)]), *(describe(each.panel) for each in measured))
+    described = (*filter(None, [panels.safe_text(heading, 400)]), *(panels.describe(each.panel) for each in measured))
     return figure, " ".join(f"{word}." for word in described)
 
 
-def _title(panel: Panel) -> str:
+def _title(panel: panels.Panel) -> str:
     """Break a long title into two lines, and say what is left out of a large matrix."""
-    lines = textwrap.wrap(safe_text(panel.title, 2 * _TITLE_LETTERS), _TITLE_LETTERS)[:2]
-    rows, columns = (math.ceil(length / MAX_CELLS) for length in panel.matrix.shape)
+    lines = textwrap.wrap(panels.safe_text(panel.title, 2 * _TITLE_LETTERS), _TITLE_LETTERS)[:2]
+    rows, columns = (math.ceil(length / panels.MAX_CELLS) for length in panel.matrix.shape)
     if (rows, columns) != (1, 1):
         lines = [*lines[:1], f"1 of {rows} rows, 1 of {columns} columns"]
     return "\n".join(lines)
 
 
-def _annotations(panel: Panel) -> list[list[str]] | None:
+def _annotations(panel: panels.Panel) -> list[list[str]] | None:
     """Write the cells' numbers, and beneath them what is printed instead; of a large matrix none."""
-    if max(panel.matrix.shape) > MAX_ANNOTATED:
+    if max(panel.matrix.shape) > panels.MAX_ANNOTATED:
         return None
     rows, columns = map(range, panel.matrix.shape)
-    texts = [[cell_text(panel, row, column) for column in columns] for row in rows]
-    return [[f"{text}\nprinted {safe_text(other, 12)}" if other else text for text, other in line] for line in texts]
+    texts = [[panels.cell_text(panel, row, column) for column in columns] for row in rows]
+    return [
+        [f"{text}\nprinted {panels.safe_text(other, 12)}" if other else text for text, other in line] for line in texts
+    ]
 
 
-def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
+def _inches(panel: panels.Panel, texts: list[list[str]] | None) -> tuple[float, float]:
     """Return a matrix's width and height: cells as wide as their longest number, in large ones small squares."""
-    rows, columns = (min(length, MAX_CELLS) for length in panel.matrix.shape)
+    rows, columns = (min(length, panels.MAX_CELLS) for length in panel.matrix.shape)
     if texts is None:
         cell = min(0.16, 4.5 / max(rows, columns))
         return max(columns * cell, 0.5), max(rows * cell, 0.5)
@@ -259,43 +251,43 @@ def _inches(panel: Panel, texts: list[list[str]] | None) -> tuple[float, float]:
     return columns * max(0.34, 0.12 + _CELL_INCHES * longest), rows * 0.3
 
 
-def _draw_matrix(figure: Figure, axes: Axes, panel: Panel, texts: list[list[str]] | None) -> None:
-    step = (math.ceil(panel.matrix.shape[0] / MAX_CELLS), math.ceil(panel.matrix.shape[1] / MAX_CELLS))
-    pixels = shades(panel)[:: step[0], :: step[1]]
+def _draw_matrix(figure: Figure, axes: Axes, panel: panels.Panel, texts: list[list[str]] | None) -> None:
+    step = (math.ceil(panel.matrix.shape[0] / panels.MAX_CELLS), math.ceil(panel.matrix.shape[1] / panels.MAX_CELLS))
+    pixels = panels.shades(panel)[:: step[0], :: step[1]]
     _draw_cells(axes, pixels)
     _label(axes, panel, pixels.shape, step)
-    low, high = value_range(panel.matrix)
+    low, high = panels.value_range(panel.matrix)
     if texts is None and math.isfinite(high - low):
-        palette = LinearSegmentedColormap.from_list(panel.colour, [LIGHTEST, panel.colour])
+        palette = LinearSegmentedColormap.from_list(panel.colour, [panels.LIGHTEST, panel.colour])
         box, inch = axes.get_position(), 1 / figure.get_figwidth()
         bar = figure.add_axes((box.x1 + 0.1 * inch, box.y0, 0.1 * inch, box.height))
         scale = ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
         figure.colorbar(scale, cax=bar).outline.set_visible(False)
     for row, column in np.ndindex(pixels.shape[:2]) if texts is not None else ():
-        text, ink = texts[row][column], ink_on(pixels[row, column])  # type: ignore[index]
+        text, ink = texts[row][column], panels.ink_on(pixels[row, column])  # type: ignore[index]
         axes.text(column, row, text, ha="center", va="center", color=ink, in_layout=False)
     for row, column in panel.printed if texts is not None else ():
         place = (column - 0.48, row - 0.47)
-        for colour, width in (("white", 3.2), (MISPRINT, 1.8)):
+        for colour, width in (("white", 3.2), (panels.MISPRINT, 1.8)):
             axes.add_patch(Rectangle(place, 0.96, 0.94, fill=False, edgecolor=colour, linewidth=width))
 
 
-def _draw_cells(axes: Axes, pixels: Pixels) -> None:
+def _draw_cells(axes: Axes, pixels: panels.Pixels) -> None:
     """Fill the cells and rule white lines between them."""
-    # Pixels stay pixels, however large they are drawn: a cell is one of them.
+    # panels.Pixels stay pixels, however large they are drawn: a cell is one of them.
     axes.imshow(pixels, interpolation="none", aspect="auto")
     axes.set_xticks(np.arange(-0.5, pixels.shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, pixels.shape[0]), minor=True)
-    if max(pixels.shape) <= MAX_ANNOTATED:
+    if max(pixels.shape) <= panels.MAX_ANNOTATED:
         axes.grid(which="minor", color="white", linewidth=1)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
 
 
-def _label(axes: Axes, panel: Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
+def _label(axes: Axes, panel: panels.Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
     """Number the rows and columns from 0; of many only some."""
     for axis, length, each in zip((axes.yaxis, axes.xaxis), shape, step, strict=False):
-        ticks = range(0, length, 1 if length <= MAX_ANNOTATED else 8)
+        ticks = range(0, length, 1 if length <= panels.MAX_ANNOTATED else 8)
         axis.set_ticks(list(ticks), [str(tick * each) for tick in ticks])
-    axes.set_ylabel(safe_text(panel.row_axis, 40), parse_math=False)
-    axes.set_xlabel(safe_text(panel.column_axis, 40), parse_math=False)
+    axes.set_ylabel(panels.safe_text(panel.row_axis, 40), parse_math=False)
+    axes.set_xlabel(panels.safe_text(panel.column_axis, 40), parse_math=False)

@@ -85,7 +85,11 @@ def _documents(frames: Frames) -> sections.Section | None:
 def _document(frames: Frames, name: str, found: Sequence[Computation]) -> sections.Subsection:
     """Return one document; it leads to its pictures in the HTML report."""
     first = found[0].case
-    drawn = ("Drawn in ", sections.Mark("report.html", "link", f"report.html#document-{name}"), ".")
+    drawn = (
+        "Drawn in ",
+        sections.Mark("report.html", "link", f"report.html#{sections.anchor_of('document', name)}"),
+        ".",
+    )
     cases = (
         sections.Subsection(each.case["name"], [*map(sections.Text, each.notes), *expectation_parts(frames, each)], 4)
         for each in found
@@ -105,37 +109,23 @@ Verdicts = Mapping[str, Mapping[Column, str]]
 
 
 def verdict_section(frames: Frames) -> sections.Section:
-    """Return the verdict of every case on every implementation, a table per topic."""
+    """Return the verdict of every case on every implementation, a table per topic; of very many those that fail."""
     verdicts: Verdicts = verdict_table(frames)
     most = min(_MAX_LISTED_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
     instead: list[sections.Block] = []
     if len(verdicts) > most:
-        shown = _not_agreeing(verdicts, most)
-        instead = [_instead_of_all(frames, verdicts, len(shown))]
-        verdicts = shown
-    return sections.Section(
-        "Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), sections.Text(_VERDICTS_EXPLAINED)]
-    )
-
-
-def _not_agreeing(verdicts: Verdicts, most: int) -> Verdicts:
-    """Return the first cases in which some implementation does not agree: what fails before the rest."""
-    failing = [case for case, cells in verdicts.items() if any("**" in cell for cell in cells.values())]
-    others = [case for case, cells in verdicts.items() if set(cells.values()) != {"agree"}]
-    chosen = set(list(dict.fromkeys([*failing, *others]))[:most])
-    return {case: cells for case, cells in verdicts.items() if case in chosen}
-
-
-def _instead_of_all(frames: Frames, verdicts: Verdicts, shown: int) -> sections.Text:
-    """Say that not all is shown, and count what is not."""
-    others = sum(set(cells.values()) != {"agree"} for cells in verdicts.values())
-    which = f"the {shown:,}" if shown == others else f"{shown:,} of the {others:,}"
-    text = (
-        f"{len(verdicts):,} cases on {len(frames.columns):,} implementations are too many to be read one by one. The "
-        f"tables below show {which} in which some implementation does not agree or did not run, those that fail first; "
-        "every verdict is in "
-    )
-    return sections.Text((text, sections.Mark("results.csv"), "."))
+        others = [case for case, cells in verdicts.items() if set(cells.values()) != {"agree"}]
+        shown = set(sorted(others, key=lambda case: not any("**" in cell for cell in verdicts[case].values()))[:most])
+        which = f"the {len(shown):,}" if len(shown) == len(others) else f"{len(shown):,} of the {len(others):,}"
+        text = (
+            f"{len(verdicts):,} cases on {len(frames.columns):,} implementations are too many to be read one by one. "
+            f"The tables below show {which} in which some implementation does not agree or did not run, those that "
+            "fail first; every verdict is in "
+        )
+        instead = [sections.Text((text, sections.Mark("results.csv"), "."))]
+        verdicts = {case: cells for case, cells in verdicts.items() if case in shown}
+    explained = sections.Text(_VERDICTS_EXPLAINED)
+    return sections.Section("Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), explained])
 
 
 def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[sections.Subsection]:

@@ -11,7 +11,7 @@ from attncheck.reports.frames import Frames, by_key, once_for_frames
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import counted
+from attncheck.wording import counted, written_element
 
 OUTCOMES_NOTE = (
     "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "
@@ -96,6 +96,22 @@ def failing_first(rows: Iterable[Row]) -> list[Row]:
     groups = by_key(failing, lambda row: (row.implementation, row.property_name, row.case))
     found = (worst_of(group) for group in groups.values())
     return [row for row in found if row is not None]
+
+
+def facts_of(row: Row) -> dict[str, str]:
+    """Return what is known of a row, by what it is: the further calls, the element, the numbers there, the bounds."""
+    numbers = {
+        "the first call": row.value,
+        "the further calls": row.reference,
+        "the exact answer": row.exact,
+        "bound of the first": row.first_bound,
+        "bound of the further": row.second_bound,
+    }
+    found = {"further calls": row.variant}
+    found |= {"the element": written_element(row.index, row.stage)} if row.index else {}
+    found |= {name: f"{value:.9g}" for name, value in numbers.items() if value is not None}
+    differing = f"{row.differing} of {row.elements} elements in some bits"
+    return found | ({"what differs": differing} if row.elements else {})
 
 
 def command_for(row: Row, again: Mapping[str, Sequence[str]]) -> str:

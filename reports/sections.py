@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -29,10 +29,12 @@ from attncheck.reports.frames import (
     once_for_frames,
     under_erratum,
 )
+from attncheck.reports.json_documents import Failure
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
     asked_rows,
     broken_properties,
+    facts_of,
     property_table,
     state_of,
     worst_of,
@@ -41,9 +43,6 @@ from attncheck.results.format import Row
 from attncheck.spec import DTYPES, PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
 from attncheck.wording import counted, told_apart, written_element, written_ratio
-
-if TYPE_CHECKING:
-    from attncheck.reports.json_documents import Failure
 
 
 @dataclass(frozen=True)
@@ -188,6 +187,11 @@ class Page:
     title: str
     opening: Sequence[Block]
     sections: Sequence[Section]
+
+
+def anchor_of(kind: str, *names: str) -> str:
+    """Return the id of a part of the page, such as a case, of which no other has the same names."""
+    return ":".join([kind, *(quote(name, safe="/") for name in names)])
 
 
 _OF_RECORDS = (State.MISPRINT, State.XPASS)
@@ -475,21 +479,12 @@ def _property_cell(rows: Sequence[Row], shortly: bool) -> Inline:
 
 
 def _broken(row: Row, command: str) -> Details:
-    numbers = {
-        "the first call": row.value,
-        "the further calls": row.reference,
-        "the exact answer": row.exact,
-        "bound of the first": row.first_bound,
-        "bound of the further": row.second_bound,
-    }
-    named = {"the element": written_element(row.index, row.stage)} if row.index else {}
-    named |= {name: f"{value:.9g}" for name, value in numbers.items() if value is not None}
     again = [Code([command])] if command else []
     return Details(
         f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
         [
             Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
-            Items([f"further calls: {row.variant}", *((f"{name}: ", Mark(text)) for name, text in named.items())]),
+            Items([(f"{name}: ", Mark(text)) for name, text in facts_of(row).items()]),
             *again,
         ],
     )

@@ -15,14 +15,14 @@ from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import Frames
-from attncheck.reports.properties import broken_properties, command_for, failing_first, sentence_of
+from attncheck.reports.properties import broken_properties, command_for, facts_of, failing_first, sentence_of
 from attncheck.reports.sections import Coloured, Figure, Inline, how_wrong, implementations, properties_of
 from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
 from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import at_most, counted, written_element
+from attncheck.wording import at_most, counted
 
 _MAX_LISTED = 3
 """Defects that are shown, each in its simplest case."""
@@ -171,24 +171,10 @@ def plain_text(part: Inline) -> str:
 
 def explanation_of(row: Row, call: str) -> list[str]:
     """Tell a row's story: what the calls were, which element, the two numbers, the exact one, and the bounds."""
-    lines = [
-        f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.verdict}"
-        + (f", and claims {row.claim}" if row.claim else ""),
-        f"  what must hold   {PROPERTIES[row.property_name].says}",
-        f"  the first call   {call}",
-        f"  further calls    {row.variant}",
+    claim = f", and claims {row.claim}" if row.claim else ""
+    facts = {"what must hold": PROPERTIES[row.property_name].says, "the call": call} | facts_of(row)
+    return [
+        f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.verdict}{claim}",
+        *(f"  {name:<21} {text}" for name, text in facts.items()),
+        f"  {row.message}",
     ]
-    if row.value is not None and row.reference is not None:
-        lines += [
-            f"  the element      {written_element(row.index or '', row.stage)}",
-            f"  the first gave   {row.value!r}",
-            f"  the further      {row.reference!r}",
-        ]
-    if row.exact is not None and row.first_bound is not None and row.second_bound is not None:
-        lines += [
-            f"  the exact answer {row.exact!r}",
-            f"  the bounds       {row.first_bound:.6g} of the first, {row.second_bound:.6g} of the further",
-        ]
-    if row.elements:
-        lines.append(f"  in all           {row.differing} of {row.elements} elements differ in some bits")
-    return [*lines, f"  {row.message}"]

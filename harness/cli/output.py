@@ -149,7 +149,7 @@ def split(names: list[str] | None) -> list[str]:
 def frames_of(runs: list[Path], minimum: Minimum | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
     from attncheck.merge import merge_runs
-    from attncheck.reports.build_frames import make_frames
+    from attncheck.reports.frames import make_frames
     from attncheck.results.parts import release_memory
     from attncheck.results.reader import read_runs
 

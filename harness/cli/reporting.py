@@ -108,12 +108,12 @@ def publish(
         "publish",
         published / VERDICTS,
         "verdicts",
-        [change.row() for change in changes],
+        changes,
         compared,
         [*stood_for(frames), *([new] if unpublished else [])],
         frames.problems,
         agreement=f"All {compared:,} verdicts are those published in {published / VERDICTS}.",
-        heading=f"{summary_of(change.change for change in changes)}, of those published in {published / VERDICTS}:",
+        heading=f"{summary_of(change['change'] for change in changes)}, of those published in {published / VERDICTS}:",
         advice="If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.",
     ).end(as_json=as_json, quiet=quiet)
 
@@ -150,8 +150,8 @@ def survey(
     other versions, stays.
     """
     from attncheck.merge import merge_runs
-    from attncheck.reports.build_frames import make_frames
     from attncheck.reports.coverage import stood_for
+    from attncheck.reports.frames import make_frames
     from attncheck.reports.survey import (
         Survey,
         differences,
@@ -274,8 +274,8 @@ def diff(
 ) -> None:
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
     from attncheck.merge import merge_runs
-    from attncheck.reports.build_frames import make_frames
     from attncheck.reports.difference import difference_document, make_difference, print_difference, write_difference
+    from attncheck.reports.frames import make_frames
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))

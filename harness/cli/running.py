@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("run", "config", "progress", "execution.implementation_selection")
 """Modules that every run needs."""
-_NEEDED_AFTERWARDS = ("reports.build_frames", "reports.terminal")
+_NEEDED_AFTERWARDS = ("reports.frames", "reports.terminal")
 _NEEDED_FOR_A_REPORT = ("reports.write",)
 _MOMENT = 0.6
 """Seconds."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import localtime, monotonic, sleep, strftime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,7 +24,6 @@ from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
 from attncheck.reports.comparison import (
     HARMLESS,
-    Change,
     Evaluation,
     Outcome,
     Outcomes,
@@ -204,7 +203,7 @@ PASSES = Outcome(HARMLESS, "passes")
 class RunChanges:
     """Differences from the run before, and what fails now, as far as it is known."""
 
-    changes: Sequence[Change]
+    changes: Sequence[Mapping[str, Any]]
     failing: Mapping[Evaluation, Outcome]
 
     @classmethod
@@ -222,13 +221,13 @@ class RunChanges:
     @property
     def headline(self) -> str:
         """How many evaluations changed, and how many fail."""
-        summary = summary_of(change.change for change in self.changes) if self.changes else "nothing changed"
+        summary = summary_of(change["change"] for change in self.changes) if self.changes else "nothing changed"
         count = len(self.failing)
         return f"{summary}; {'nothing fails' if not count else f'{count:,} fails' if count == 1 else f'{count:,} fail'}"
 
     def lines(self) -> Iterator[str]:
         """Give a line for each case on an implementation that is otherwise than before, dtypes together."""
-        yield from listed_changes("verdicts", [change.row() for change in self.changes])
+        yield from listed_changes("verdicts", self.changes)
 
 
 SECONDS_BETWEEN = 0.2

@@ -9,12 +9,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,15 +27,11 @@ from attncheck.reports.cells import Cell, CellRow, State, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS
 from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
 from attncheck.reports.frames import Column, Frames, by_key, expected_failures, failing, records, stage_order
-from attncheck.reports.sections import Details, Figure, Text
+from attncheck.reports.sections import Block, Details, Figure, Key, Text, anchor_of
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 from attncheck.verdicts import Verdict
 from attncheck.wording import at_most, counted
-
-if TYPE_CHECKING:
-    from attncheck.reports.html.evidence import Evidence
-
 
 URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 
@@ -102,40 +99,31 @@ _MAX_BYTES = 100_000
 """A script that is larger holds large inputs: `attncheck repro` writes it again."""
 
 
-class Scripts:
-    """Reads scripts until the budget is spent."""
-
-    def __init__(self, directories: Mapping[str, Path], most: int) -> None:
-        self._folders = {label: directory / SCRIPTS_FOLDER for label, directory in directories.items()}
-        self._names = {label: _index(folder) for label, folder in self._folders.items()}
-        self._left = most
-
-    def of(self, case: str, dtype: str, column: Column) -> Iterator[Details]:
-        """Yield the script of a cell, if there is one."""
-        name = self._names.get(column.environment, {}).get(f"{case}|{column.implementation}|{dtype}")
-        if name is None or self._left <= 0:
-            return
-        path = self._folders[column.environment] / name
-        try:
-            # A link could show any file of whoever makes the report.
-            if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
-                return
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError):
-            return
-        self._left -= len(text)
-        file = f"{slug(f'{case} {column.implementation} {dtype}')}.py"
-        shown = Figure(file, drawn("script", file, Markup(escape(text, quote=False))))
-        yield Details(f"The script that shows it without attncheck, {file}", [shown])
+_NO_NAME = re.compile(r"[^A-Za-z0-9._]+")
+"""What the name of a file does not have."""
 
 
-def _index(folder: Path) -> dict[str, str]:
-    """Read which file belongs to which cell; names that lead elsewhere are left out."""
-    try:
-        content = read_json(folder / "index.json") or {}
-    except ResultsError:
-        return {}
-    return {key: name for key, name in content.items() if isinstance(name, str) and name and Path(name).name == name}
+def script_names(directories: Mapping[str, Path]) -> dict[str, dict[str, Path]]:
+    """Return where the script of each cell lies, by environment; names that lead elsewhere are left out."""
+    found = {}
+    for label, directory in directories.items():
+        folder, content = directory / SCRIPTS_FOLDER, None
+        with suppress(ResultsError):
+            content = read_json(folder / "index.json")
+        names = {key: name for key, name in (content or {}).items() if isinstance(name, str) and name}
+        found[label] = {key: folder / name for key, name in names.items() if Path(name).name == name}
+    return found
+
+
+def script_of(scripts: Mapping[str, Mapping[str, Path]], case: str, dtype: str, column: Column) -> Iterator[Details]:
+    """Yield the script of a cell, if there is one."""
+    path = scripts.get(column.environment, {}).get(f"{case}|{column.implementation}|{dtype}")
+    with suppress(OSError, ValueError):
+        # A link could show any file of whoever makes the report.
+        if path and path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_BYTES:
+            file = f"{_NO_NAME.sub('-', f'{case} {column.implementation} {dtype}')}.py"
+            shown = drawn("script", file, Markup(escape(path.read_text(encoding="utf-8"), quote=False)))
+            yield Details(f"The script that shows it without attncheck, {file}", [Figure(file, shown)])
 
 
 LIMITS = (0.1, 1.0, 10.0)
@@ -196,58 +184,26 @@ def shape_text(shape: Sequence[int]) -> str:
     return " \N{MULTIPLICATION SIGN} ".join(map(str, shape)) or "scalar"
 
 
-_LONGEST = 120
-_ELSE = re.compile(r"[^A-Za-z0-9._]+")
+def cell_anchor(frames: Frames, case: str, column: Column) -> str:
+    """Return the id of what one implementation gives in a case."""
+    return anchor_of("cell", case, frames.title(column, with_version=False))
 
 
 @dataclass(frozen=True)
-class Anchors:
-    """The ids of cases and columns; those of cells are made of both."""
+class Evidence:
+    """Why something fails, or is expected to: a verdict, whose it is, and blocks that show it."""
 
-    cases: Mapping[str, str]
-    columns: Mapping[Column, str]
+    state: str
+    text: str
+    title: str
+    note: str
+    blocks: tuple[Block, ...]
+    key: Key = ("", "", "", "")
 
-    def case(self, case: str) -> str:
-        """Return the id of a case's details."""
-        return f"case-{self.cases[case]}"
-
-    def cell(self, case: str, column: Column) -> str:
-        """Return the id of what one implementation gives in a case."""
-        return f"cell-{self.cases[case]}--{self.columns[column]}"
-
-
-def make_anchors(cases: Iterable[str], columns: Iterable[Column]) -> Anchors:
-    """Name every case and column; the environment is part of a name where there are several."""
-    columns = list(columns)
-    many = len({column.environment for column in columns}) > 1
-    slugs = [[slug(c.implementation), *([slug(c.environment)] if many else [])] for c in columns]
-    names = _numbered("--".join(parts) for parts in slugs)
-    cases = list(cases)
-    return Anchors(dict(zip(cases, unique_slugs(cases), strict=True)), dict(zip(columns, names, strict=True)))
-
-
-def slug(text: str) -> str:
-    """Return a text with everything but letters, digits, points and underscores made a hyphen."""
-    return _ELSE.sub("-", text).strip("-")[:_LONGEST] or "x"
-
-
-def unique_slugs(texts: Iterable[str]) -> list[str]:
-    """Return a slug per text; of two that are the same, the later is numbered."""
-    return _numbered(map(slug, texts))
-
-
-def _numbered(starts: Iterable[str]) -> list[str]:
-    taken: set[str] = set()
-    numbers: dict[str, int] = {}  # the last one behind each text: names in other scripts are all alike as slugs
-    names = []
-    for start in starts:
-        name = start
-        while name in taken:
-            numbers[start] = numbers.get(start, 1) + 1
-            name = f"{start}-{numbers[start]}"
-        taken.add(name)
-        names.append(name)
-    return names
+    @property
+    def figures(self) -> list[Figure]:
+        """Return the pictures among the blocks."""
+        return [block for block in self.blocks if isinstance(block, Figure)]
 
 
 class StageCell(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
@@ -35,7 +35,7 @@ from attncheck.reports.frames import (
     records,
 )
 from attncheck.reports.html import contents
-from attncheck.reports.html.contents import drawn
+from attncheck.reports.html.contents import Evidence, drawn
 from attncheck.reports.sections import (
     Block,
     Code,
@@ -43,11 +43,11 @@ from attncheck.reports.sections import (
     Details,
     Figure,
     Inline,
-    Key,
     Mark,
     Section,
     Table,
     Text,
+    anchor_of,
 )
 from attncheck.results.format import EXACT, bound_name
 from attncheck.wording import counted, told_apart
@@ -56,23 +56,6 @@ Array = NDArray[Any]
 _MAX_ROWS = 12
 """Stages and numbers that are spelt out; more follow from the same fault."""
 _MAX_PRINTED = 50
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Why something fails, or is expected to: a verdict, whose it is, and blocks that show it."""
-
-    state: str
-    text: str
-    title: str
-    note: str
-    blocks: tuple[Block, ...]
-    key: Key = ("", "", "", "")
-
-    @property
-    def figures(self) -> list[Figure]:
-        """Return the pictures among the blocks."""
-        return [block for block in self.blocks if isinstance(block, Figure)]
 
 
 def make_evidence(
@@ -93,23 +76,27 @@ def make_evidence(
     wanted.sort(key=lambda item: item[0])
     chosen = [item for item in wanted if item[1] in order][: budget.evidence]
     rows = _rows(frames, {item[1] for item in chosen})
-    maps, scripts = (
-        _Maps(frames, budget.map_letters),
-        contents.Scripts(frames.arrays.directories, budget.script_letters),
-    )
+    scripts = contents.script_names(frames.arrays.directories)
+    map_letters, script_letters = budget.map_letters, budget.script_letters
     found: dict[str, list[Evidence]] = {}
     for misprint in misprints(frames):
         found.setdefault(misprint.case, []).append(misprint_evidence(misprint))
     for _, case, column, dtype in chosen:
         rows_of_cell = rows.get((case, dtype, *column.key), [])
-        cell = table[case][column][dtype]
+        cell, stages = table[case][column][dtype], [str(row["stage"]) for row in rows_of_cell]
+        maps = list(_maps_of(frames, case, dtype, column, stages)) if map_letters > 0 else []
+        script = list(contents.script_of(scripts, case, dtype, column)) if script_letters > 0 else []
+        map_letters -= sum(len(each.markup) for each in maps)
+        script_letters -= sum(
+            len(block.markup) for each in script for block in each.blocks if isinstance(block, Figure)
+        )
         blocks = (
             *(Text(message, "message") for message in _messages(rows_of_cell)),
             *_reason(rows_of_cell),
             *_worst(rows_of_cell, frames.cases[case]),
-            *maps.of(case, dtype, column, [str(row["stage"]) for row in rows_of_cell]),
+            *maps,
             *_again(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, ("explain", "repro"))),
-            *scripts.of(case, dtype, column),
+            *script,
         )
         key = (*column.key, case, dtype)
         item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks, key)
@@ -187,26 +174,14 @@ def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inlin
     )
 
 
-class _Maps:
-    """Draws maps of errors until the budget is spent."""
-
-    def __init__(self, frames: Frames, most: int) -> None:
-        self._frames = frames
-        self._left = most
-
-    def of(self, case: str, dtype: str, column: Column, stages: list[str]) -> Iterator[Figure]:
-        """Yield a map for each stage whose array, exact answer and bound were kept."""
-        if self._left <= 0:
-            return
-        kept = self._frames.arrays.of(case, dtype)
-        name = self._frames.classes.get(column.key, {}).get(dtype, "")
-        for stage in dict.fromkeys(stages):
-            keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_name(name)))
-            arrays = [kept[key] for key in keys if key in kept]
-            if len(arrays) == 3 and len({array.shape for array in arrays}) == 1 and self._left > 0:
-                figure = _error_figure(stage, self._frames.cases[case], *arrays)
-                self._left -= len(figure.markup)
-                yield figure
+def _maps_of(frames: Frames, case: str, dtype: str, column: Column, stages: Sequence[str]) -> Iterator[Figure]:
+    """Yield a map for each stage whose array, exact answer and bound were kept."""
+    kept, name = frames.arrays.of(case, dtype), frames.classes.get(column.key, {}).get(dtype, "")
+    for stage in dict.fromkeys(stages):
+        keys = ((column.environment, of, stage) for of in (column.implementation, EXACT, bound_name(name)))
+        arrays = [kept[key] for key in keys if key in kept]
+        if len(arrays) == 3 and len({array.shape for array in arrays}) == 1:
+            yield _error_figure(stage, frames.cases[case], *arrays)
 
 
 def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: Array, bound: Array) -> Figure:
@@ -340,10 +315,8 @@ class DrawnDocuments:
     Numbers and pictures of what fails come first. What no implementation supports is counted alone.
     """
 
-    def __init__(
-        self, frames: Frames, anchors: contents.Anchors, linked: Collection[str], budget: contents.Budget
-    ) -> None:
-        self._frames, self._anchors, self._linked, self._every = frames, anchors, linked, documents(frames)
+    def __init__(self, frames: Frames, linked: Collection[str], budget: contents.Budget) -> None:
+        self._frames, self._linked, self._every = frames, linked, documents(frames)
         table = cell_table(frames)
         kept = {case for case in table if not is_unsupported(table[case])}
         self._failing = {case for case, row in table.items() if states_of(row) & FAILS_A_RUN}
@@ -371,7 +344,7 @@ class DrawnDocuments:
         for name, cases in self._every.items():
             of = number_counts_of(self._frames, [each.id for each in cases])
             counts = (of.printed, of.hold, of.misprints, of.missed, of.unverified, of.errata)
-            title = Mark(cases[0].case["title"], "link", f"#document-{name}")
+            title = Mark(cases[0].case["title"], "link", f"#{anchor_of('document', name)}")
             numbers = (f"{count:,}" if count else Coloured(contents.NOTHING, "none") for count in counts)
             rows += [[title, *numbers]] if self._shown[name] else []
         states = (State.AGREE, State.MISPRINT, State.FAILING, State.UNVERIFIED, "errata")
@@ -388,7 +361,7 @@ class DrawnDocuments:
             title = f"Computations {start + 1} to {start + len(chosen)} of {len(shown)}:"
             parts.append(Details(title, chosen, *_failing(chosen), "part"))
         blocks = [*source_blocks(cases[0].case), *(parts if len(parts) > 1 else shown)]
-        return Details(cases[0].case["title"], blocks, *_failing(shown), "pages", 3, f"document-{name}")
+        return Details(cases[0].case["title"], blocks, *_failing(shown), "pages", 3, anchor_of("document", name))
 
     def _computation(self, found: Computation) -> Details:
         case, fails = found.case, found.id in self._failing
@@ -410,7 +383,7 @@ class DrawnDocuments:
             blocks.append(Text((text, Mark("numbers.csv"), "."), "muted"))
         blocks += expectation_parts(self._frames, found, with_numbers=has_numbers)
         words = "Its verdicts on every implementation"  # a screen reader, which may list all links, says of which case
-        to_case = drawn("link", self._anchors.case(case["id"]), words, case["name"]) if found.id in self._linked else ""
+        to_case = drawn("link", anchor_of("case", case["id"]), words, case["name"]) if found.id in self._linked else ""
         link = [Figure(words, to_case)] if to_case else []
         note = Mark("fails", State.FAILING) if fails else ""
         late = blocks if self._are_late else ()

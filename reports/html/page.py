@@ -7,8 +7,9 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -23,10 +24,6 @@ from attncheck.reports.html import contents
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from attncheck.reports.html.evidence import Evidence
-
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
 _OF_RECORDS = ("misprint", "!")
@@ -45,7 +42,6 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     """Return everything that the templates show, by the name that they call it by."""
     whole_table = cell_table(frames)
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
-    anchors = contents.make_anchors(sorted(table), frames.columns)
     every = defects(frames)
     detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
     evidence, evidence_left_out = _evidence(frames, table, detailed, budget)
@@ -86,13 +82,14 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "are_alike": contents.are_alike,
         "symbols": contents.SYMBOLS,
         "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
-        "anchors": anchors,
+        "anchor": sections.anchor_of,
+        "cell_anchor": partial(contents.cell_anchor, frames),
         "detailed": detailed,
         "details": contents.case_details(frames, table, detailed, evidence),
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
         "has_maps": any(pictures.values()),
-        "documents": _documents(frames, anchors, linked, budget),
+        "documents": _documents(frames, linked, budget),
         "pairs": pair_section(frames),
         "expected_failures": sections.expected_to_fail(frames),
         "empty_rows": sections.queries_without_key(frames),
@@ -101,14 +98,14 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         "properties": sections.properties(frames, budget.wrong),
-        "address_of": _addresses(frames, anchors, linked),
+        "address_of": _addresses(frames, linked),
         "signs": _SIGNS,
     }
 
 
 def _evidence(
     frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: contents.Budget
-) -> tuple[Mapping[str, list[Evidence]], int]:
+) -> tuple[Mapping[str, list[contents.Evidence]], int]:
     """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
     if not any(states_of(row).intersection(contents.URGENCY) for row in table.values()):
         return {}, 0
@@ -117,14 +114,12 @@ def _evidence(
     return make_evidence(frames, table, detailed, budget)
 
 
-def _documents(
-    frames: Frames, anchors: contents.Anchors, linked: Collection[str], budget: contents.Budget
-) -> sections.Section | None:
+def _documents(frames: Frames, linked: Collection[str], budget: contents.Budget) -> sections.Section | None:
     if not documents_of(frames):
         return None
     from attncheck.reports.html.evidence import DrawnDocuments
 
-    return DrawnDocuments(frames, anchors, linked, budget).section()
+    return DrawnDocuments(frames, linked, budget).section()
 
 
 def _detailed(
@@ -156,7 +151,7 @@ Address = Callable[[sections.Mark], str]
 """The address that a mark leads to; empty where it leads nowhere."""
 
 
-def _addresses(frames: Frames, anchors: contents.Anchors, linked: frozenset[str]) -> Address:
+def _addresses(frames: Frames, linked: frozenset[str]) -> Address:
     """Lead marks of cases to what the page shows of them: of a case, or of it as an implementation computes it."""
     columns = {column.key: column for column in frames.columns}
 
@@ -165,7 +160,7 @@ def _addresses(frames: Frames, anchors: contents.Anchors, linked: frozenset[str]
         if mark.kind != "case" or case not in linked:
             return mark.address
         column = columns.get(mark.column)
-        return f"#{anchors.case(case) if column is None else anchors.cell(case, column)}"
+        return f"#{sections.anchor_of('case', case) if column is None else contents.cell_anchor(frames, case, column)}"
 
     return address_of
 

@@ -27,7 +27,7 @@ from attncheck.execution.user_code import Target
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
-from attncheck.reports.build_frames import make_frames
+from attncheck.reports.frames import make_frames
 from attncheck.reports.write import write_report
 from attncheck.results.reader import Run, read_run, read_runs
 from attncheck.run import RunSummary, Settings, run_cases

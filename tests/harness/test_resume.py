@@ -23,7 +23,7 @@ from attncheck.execution.implementations import Implementation, ImplementationSe
 from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
-from attncheck.reports.build_frames import make_frames
+from attncheck.reports.frames import make_frames
 from attncheck.results import resume
 from attncheck.results.coverage import Stop
 from attncheck.results.last_failed import FailedEvaluation

@@ -28,9 +28,8 @@ from attncheck.reading.expected_failures import (
     recorded_empty_rows,
 )
 from attncheck.reading.selection import select_cases
-from attncheck.reports.build_frames import make_frames
 from attncheck.reports.explanation import explanation_text
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import EXACT, FORMAT, INPUTS

@@ -18,8 +18,7 @@ from attncheck.backends import BackendEntry
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
-from attncheck.reports.build_frames import make_frames
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.html.page import render_html
 from attncheck.reports.write import write_report
 from attncheck.results.format import EXACT, Row, StoredArray, bound_name

@@ -15,7 +15,6 @@ from attncheck.errors import UsageError
 from attncheck.judging.compare import noise_limit, threshold
 from attncheck.merge import merge_runs
 from attncheck.reports import difference
-from attncheck.reports.build_frames import make_frames
 from attncheck.reports.difference import (
     Difference,
     error_changes,
@@ -24,6 +23,7 @@ from attncheck.reports.difference import (
     sentences,
     write_difference,
 )
+from attncheck.reports.frames import make_frames
 from attncheck.reports.outcome import rows_of
 from attncheck.results.reader import matched_runs, read_runs
 

@@ -44,7 +44,7 @@ from attncheck.reports.terminal import plain_text
 
 @pytest.fixture(scope="module")
 def found(document_frames: Frames) -> dict[str, list[Computation]]:
-    return documents(document_frames)
+    return {Path(file).stem: of for file, of in documents(document_frames).items()}
 
 
 def numbers(frames: Frames, computation: Computation, place: int) -> dict[str, Table]:

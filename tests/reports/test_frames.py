@@ -15,8 +15,7 @@ from tables import tables_beside
 
 from attncheck.errors import OutputError
 from attncheck.merge import merge_runs
-from attncheck.reports.build_frames import COLUMNS, make_frames
-from attncheck.reports.frames import Column, Frames, KeptArrays, failing
+from attncheck.reports.frames import COLUMNS, Column, Frames, KeptArrays, failing, make_frames
 from attncheck.reports.write import harmless, write_junit, write_report
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 from attncheck.results.reader import read_run

@@ -62,9 +62,9 @@ def test_links_lead_to_one_element_inside_and_the_policy_allows_its_own_script_a
 def test_a_failing_cell_shows_its_numbers_and_how_to_see_it_again(failing_frames: Frames, page_of: PageOf) -> None:
     page = page_of(failing_frames)
     (item,) = page.one("ol", of_class="wrong").all("li")
-    assert item.one("a").attributes["href"] == "#cell-file-one--bad.eager"
-    assert page.one("tbody", id="cell-file-one--bad.eager").all("td", of_class="failing")
-    bad, old = page.one("details", id="case-file-one").all("section", of_class="evidence")
+    assert item.one("a").attributes["href"] == "#cell:file/one:bad.eager"
+    assert page.one("tbody", id="cell:file/one:bad.eager").all("td", of_class="failing")
+    bad, old = page.one("details", id="case:file/one").all("section", of_class="evidence")
     figure = bad.one("figure")
     assert "largest 20 at [0, 0, 0, 2]; 1 of 3 elements exceed the limit 1." in figure.text
     tables = {table.one("caption").text: table.all("td")[1:] for table in figure.all("table", of_class="small")}
@@ -83,7 +83,7 @@ def test_a_failing_cell_shows_its_numbers_and_how_to_see_it_again(failing_frames
     assert sorted(sorted(texts(row.all("td"))) for row in pairs.one("tbody").all("tr")) == sorted(
         [sorted(["—", disagree, near]), sorted([disagree, "—", ""]), sorted([near, "", "—"])]
     )
-    assert set(links(pairs)) == {"#case-file-one"}
+    assert set(links(pairs)) == {"#case:file/one"}
 
 
 def test_dtypes_that_differ_are_told_apart_and_implementations_that_are_alike_share_a_cell(
@@ -99,7 +99,7 @@ def test_dtypes_that_differ_are_told_apart_and_implementations_that_are_alike_sh
     assert texts(table.all("th", scope="col")) == ["case", "c.eager 1.0", "b.eager 1.0", "a.eager 1.0"]
     both, one, alike = table.one("tbody").all("tr")
     assert [cell.attributes["class"] for cell in one.all("td")] == ["failing", "agree", "agree"]
-    assert links(both.all("td")[0]) == ["#cell-file-0--c.eager"]
+    assert links(both.all("td")[0]) == ["#cell:file/0:c.eager"]
     assert links(one.all("td")[1]) == []
     assert [(cell.text, cell.attributes.get("colspan")) for cell in alike.all("td")] == [("✓ agree", "3")]
     words = {"float64": "agree", "float32": "agree", "float16": "numeric"}
@@ -188,11 +188,11 @@ def test_the_script_runs_without_an_error_and_the_policy_stops_what_should_not_b
     in_browser: Callable[[str, str], tuple[str, str]], failing_frames: Frames
 ) -> None:
     page = render_html(failing_frames)
-    dom, log = in_browser(page, "cell-file-one--bad.eager")
+    dom, log = in_browser(page, "cell:file/one:bad.eager")
     assert "CONSOLE" not in log
     assert '<form id="filters" class="filters" aria-label' in dom  # no longer hidden
     assert "1 of 1 cases, 3 of 3 implementations shown" in dom
-    assert '<details class="case failing" id="case-file-one" open="">' in dom  # as it is linked to
+    assert '<details class="case failing" id="case:file/one" open="">' in dom  # as it is linked to
     added = "<script>document.body.id = 'run'</script><img src='https://example.org/x.png'></body>"
     dom, log = in_browser(page.replace("</body>", added), "")
     assert 'id="run"' not in dom

@@ -22,8 +22,7 @@
   }
 
   function openTarget() {
-    let id = location.hash.slice(1);
-    try { id = decodeURIComponent(id); } catch { return; }
+    const id = location.hash.slice(1);
     const target = id && byId(id);
     if (!target) return;
     for (let inside = target; inside; inside = inside.parentElement) if (inside.tagName === "DETAILS") inside.open = true;

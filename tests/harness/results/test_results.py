@@ -24,8 +24,7 @@ from tables import tables_beside
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import AttncheckError, OutputError, ResultsError
 from attncheck.merge import merge_runs
-from attncheck.reports.build_frames import make_frames
-from attncheck.reports.frames import Frames
+from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.html.page import render_html
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import exit_code_of
