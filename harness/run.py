@@ -362,10 +362,11 @@ def _means(
             helpers += group_runners(bundled, limits, logs, number=number)
         yield LocalExecutor(runners, judge, settings.limits.workers, helpers, settings.times)
         return
-    from attncheck.executors.dask.driver import dask_executor  # Dask is an extra
+    from attncheck.executors.dask.connection import connected  # Dask is an extra
+    from attncheck.executors.dask.driver import DaskExecutor
 
-    with dask_executor(settings.cluster, groups, judge, settings.limits) as cluster:
-        yield cluster
+    with connected(settings.cluster, groups, judge, settings.limits) as cluster:
+        yield DaskExecutor(cluster)
 
 
 def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:

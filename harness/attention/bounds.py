@@ -33,9 +33,8 @@ from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
 from attncheck.attention.walk import error_walk, radius_walk, value_walk
-from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Problem, rows_of_tables
-from attncheck.spec import BY_SCORE, OPERATIONS, computed_stages, query_axis
+from attncheck.reading.lowering import Problem
+from attncheck.spec import OPERATIONS, computed_stages, query_axis
 from attncheck.spec.rounding import RoundingModel
 
 __all__ = [
@@ -170,40 +169,12 @@ def _joined(stage: str, parts: Sequence[Bound]) -> Bound:
     )
 
 
-PROPAGATED = frozenset(
-    {"scoring", "softmax", "masking", "attention", "multi_head_attention", "merge_states", *BY_SCORE}
-)
-"""Operations whose results may be given as numbers."""
-
-
-def propagate(operation: str, options: Mapping[str, Any], inputs: Inputs) -> dict[str, Ball]:
-    """Return every stage of the operation as balls, from inputs with their radii; gradients have none."""
-    if operation not in PROPAGATED:
-        raise AssertionError(f"no propagation for the operation {operation}")
-    if OPERATIONS[operation].has_parts:  # laid out as scores and values, as the parts are
-        inputs = Inputs(inputs.arrays, Problem(operation, options, inputs.radius).canonical().inputs)
-    # What a query without a key gives is no part of a problem in canonical form.
-    plain = Problem(operation, options, inputs.arrays).canonical().with_options(empty_rows=options.get("empty_rows"))
-    problem = Computation.of(plain).in_float64()
-    offsets = {name: inputs.arrays[name] for name in ("query_offsets",) if name in inputs.arrays}
-    tables = rows_of_tables({**inputs.arrays, **inputs.radius, **offsets}, of_past=(0, 0))
-    is_projected = OPERATIONS[operation].has_projections
-    radii = {
-        name: problem.input_with_added(
-            name, tables[name] if name in tables else _radius(inputs, name, is_projected=is_projected)
-        )
-        for name, array in problem.inputs.items()
-        if array.dtype != np.bool_
-    }
+def propagate(problem: Problem, radii: Mapping[str, Real]) -> dict[str, Ball]:
+    """Return every stage of a problem in canonical form as balls, from the radii of its numbers."""
+    computation = Computation.of(problem).in_float64()
+    of_numbers = {name for name, array in problem.inputs.items() if array.dtype != np.bool_}
+    moved = {name: computation.input_with_added(name, radii[name]) for name in of_numbers}
     with np.errstate(all="ignore"):
-        walk = radius_walk(problem, radii)
-        computed = computed_stages(operation, problem.options, problem.inputs)
-        return {stage: _as_returned(walk.node(stage), problem, stage) for stage in computed}
-
-
-def _radius(inputs: Inputs, name: str, *, is_projected: bool) -> Real:
-    """Return the radii of an input, those of the past in front; behind projections that is an input of its own."""
-    if name.startswith("cached_") and name not in inputs.radius:
-        return inputs.radius[name.replace("cached", "past")]
-    own, past = inputs.radius[name], inputs.radius.get(f"past_{name}")
-    return own if past is None or is_projected else np.concatenate([past, own], axis=-2)
+        walk = radius_walk(computation, moved)
+        computed = computed_stages(problem.operation, problem.options, problem.inputs)
+        return {stage: _as_returned(walk.node(stage), computation, stage) for stage in computed}

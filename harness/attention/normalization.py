@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Operand, Real
+from attncheck.attention.errors import Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import At, Step
 from attncheck.spec.rounding import RoundingModel
 
 DEFAULT_EPSILON = 1e-6
@@ -112,16 +112,6 @@ def normalization_of(name: str) -> Step:
             return Operand(operand.value, *operand.errors, operand.common)
         return _error(at, operand, weight_of(at.problem, name))
 
-    def radius(around: Around, value: Real, ball: Ball) -> Real:
-        if is_left_out(around.problem, name):
-            return ball.radius
-        weights = around.ball(f"{name}_norm")
-        norm = _Norm.of(around.problem.options)
-        moved = _moved(norm, ball.value, ball.radius, norm.divisor(ball.value))
-        size = np.abs(_directions(ball.value, norm))
-        of_weight: Real = weights.radius[:, np.newaxis, :] * (size + moved)
-        return np.abs(weights.value[:, np.newaxis, :]) * moved + of_weight
-
     def reach(known: Reach, flags: Flags) -> Flags:
         if is_left_out(known.problem, name):
             return flags
@@ -130,7 +120,7 @@ def normalization_of(name: str) -> Step:
         weight = known.flags.get(f"{name}_norm")
         return reached if weight is None or not weight.any() else reached | weight[:, np.newaxis, :]
 
-    return Step(exact, error, radius, reach=reach, value=value)
+    return Step(exact, error, reach=reach, value=value)
 
 
 def is_left_out(problem: Computation, name: str) -> bool:

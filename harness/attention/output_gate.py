@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from attncheck.attention.backward import storage_of
-from attncheck.attention.errors import Ball, Finished, Operand, Real, bound_of
+from attncheck.attention.errors import Finished, Operand, Real, bound_of
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, handed_on
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import At, Step
 from attncheck.spec.rounding import RoundingModel
 
 _STORED_PRODUCTS = 5
@@ -116,10 +116,6 @@ def _stored(at: At, max_error: Real, variance: Real, floor: Real | float) -> Fin
     return Finished(at.value, bound_of(at.value, max_error, variance + count * (unit * size) ** 2, floor + underflow))
 
 
-def _radius_of_output(_: Around, __: Real, context: Ball, sigmoid: Ball) -> Real:
-    return np.abs(context.value) * sigmoid.radius + context.radius * (sigmoid.value + sigmoid.radius)
-
-
 def _reach_of_product(_: Reach, *flags: Flags) -> Flags:
     reached: Flags = np.logical_or.reduce(np.broadcast_arrays(*flags))
     return reached
@@ -128,7 +124,6 @@ def _reach_of_product(_: Reach, *flags: Flags) -> Flags:
 SIGMOID = Step(
     _exact_sigmoid,
     _error_of_sigmoid,
-    lambda _, __, gate: np.minimum(gate.radius / 4, 1),  # its slope is at most 1/4
     reach=handed_on,
     magnitude=abs,
 )
@@ -136,7 +131,6 @@ SIGMOID_SLOPE = Step(_exact_slope, _error_of_slope, reach=handed_on, value=_valu
 GATED_OUTPUT = Step(
     lambda _, context, sigmoid: context * sigmoid,
     _error_of_output,
-    _radius_of_output,
     reach=_reach_of_product,
 )
 GRAD_CONTEXT = Step(

@@ -25,6 +25,7 @@ from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_case
 from attncheck.quantities import QUANTITIES
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.lowering import rows_of_tables
 from attncheck.reading.printed import PrintedArray
 from attncheck.results.format import ComparisonKind, Row
 from attncheck.verdicts import Verdict
@@ -123,8 +124,9 @@ class Reference:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
             # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
-            radius = case.problem({**inputs.radius, **counts}).lowered().canonical().inputs
-            found = propagate(self.truth.operation, self.truth.options, Inputs(self.truth.inputs, radius))
+            given = {**inputs.radius, **counts}
+            radius = {**case.problem(given).lowered().canonical().inputs, **rows_of_tables(given, of_past=(0, 0))}
+            found = propagate(self.truth.canonical, radius)
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]

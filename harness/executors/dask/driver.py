@@ -10,9 +10,9 @@ unit at a time, nothing beside it, on one worker. Only what kills a worker again
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -22,13 +22,10 @@ from distributed import Future, wait
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from attncheck.execution.call import Limits
-from attncheck.execution.runner import Group
 from attncheck.execution.worker import Failure
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.dask.connection import (
     Cluster,
-    connected,
     describe,
     lacking,
     lost,
@@ -37,7 +34,6 @@ from attncheck.executors.dask.connection import (
     worker_command,
 )
 from attncheck.executors.dask.tasks import Batch, GroupOutcomes, JudgedBatch, evaluate_batch, judge_batch
-from attncheck.judging.units import Judge
 from attncheck.plan import Plan, Unit
 
 PATIENCE_SECONDS = 60.0
@@ -74,13 +70,6 @@ class DaskExecutor:
             raise lost(self._cluster.address, "the scheduler is gone, or was asked to forget this run") from None
         finally:
             driver.cancel()
-
-
-@contextmanager
-def dask_executor(address: str, groups: Sequence[Group], judge: Judge, limits: Limits) -> Iterator[DaskExecutor]:
-    """Compute with the cluster whose scheduler is at an address. Raises ``UsageError`` where it cannot be used."""
-    with connected(address, groups, judge, limits) as cluster:
-        yield DaskExecutor(cluster)
 
 
 class _Driver:
@@ -251,10 +240,12 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
     for group in groups:
         needs = cluster.groups[group].implementation.needs
         key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}"
-        answer = _alone(cluster, key, needs, look, evaluate_batch, cluster.packed, batch, group)
+        somebody = _somebody(cluster, needs, look)
+        answer = _call_on(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
         answers.append(_crashed(suspect) if answer is None else answer)
     key = f"judge-{cluster.job.name}-alone-{unit.position}"
-    packed = _alone(cluster, key, {}, look, judge_batch, cluster.packed, batch, groups, answers)
+    somebody = _somebody(cluster, {}, look)
+    packed = _call_on(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
         raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")
     judged: JudgedBatch = pickle.loads(packed)
@@ -267,18 +258,6 @@ def _crashed(suspect: QuarantinedUnit) -> GroupOutcomes:
     return GroupOutcomes((Failure("crash", reason),), {}, 0.0)
 
 
-def _alone(
-    cluster: Cluster,
-    key: str,
-    needs: Mapping[str, float],
-    look: Callable[[], None],
-    function: Callable[..., Any],
-    *arguments: object,
-) -> Any:
-    """Call a function on one worker and no other; None where that worker dies of it."""
-    return _call_on(_somebody(cluster, needs, look), cluster, key, needs, function, *arguments)
-
-
 def _call_on(
     worker: str,
     cluster: Cluster,
@@ -287,7 +266,7 @@ def _call_on(
     function: Callable[..., Any],
     *arguments: object,
 ) -> Any:
-    """Call a function on this worker; None where it is gone before it answers."""
+    """Call a function on this worker and no other; None where it dies of it, or is gone before it answers."""
     future = cluster.client.submit(
         function,
         *arguments,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,17 +10,18 @@ import pytest
 from problems import FORWARD, NAMES, Array, Arrays, Problem, draw
 from tables import tables_beside
 
-from attncheck.attention.bounds import PROPAGATED, accumulated_bounds, introduced_bounds, propagate
+from attncheck.attention.bounds import accumulated_bounds, introduced_bounds, propagate
+from attncheck.attention.errors import Ball
 from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import Computation
 from attncheck.attention.sampling import rows_of_stage
-from attncheck.attention.walk import radius_walk, value_walk
+from attncheck.attention.walk import value_walk
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.mutation.catalogue import CONTROLS, SUBJECTS
 from attncheck.mutation.judgement import REFERENCE_CLASSES
-from attncheck.reading.inputs import Inputs
-from attncheck.spec import computed_stages
+from attncheck.reading.lowering import rows_of_tables
+from attncheck.spec import OPERATIONS
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS
 from attncheck.verdicts import Verdict
@@ -230,6 +230,7 @@ def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> Non
 
 # Radii.
 
+NUMBERS = [name for name in FORWARD if OPERATIONS[draw(name).operation].has_numbers]
 LOOSE, TIGHT = (tables_beside(__file__)[name] for name in ("radii of several steps", "radii of one step"))
 
 
@@ -243,30 +244,20 @@ def draw_radii(problem: Problem, size: float, random: np.random.Generator) -> Ar
     return {name: radius(array) for name, array in problem.inputs.items()}
 
 
-def balls_of(problem: Problem, radii: Arrays) -> tuple[dict[str, Any], Callable[[Problem], Arrays]]:
-    """Return the balls of every stage, and what evaluates the stages of moved inputs."""
-    if problem.operation in PROPAGATED:
-        return propagate(problem.operation, problem.options, Inputs(problem.inputs, radii)), Problem.returned
-    plain = problem.on_walk()
-    walk = radius_walk(plain, Problem(problem.operation, problem.options, radii).on_walk().inputs)
-    stages = computed_stages(plain.operation, plain.options, plain.inputs)
-
-    def evaluated(moved: Problem) -> Arrays:
-        values = value_walk(moved.on_walk())
-        return {stage: values.node(stage) for stage in stages}
-
-    return {stage: walk.node(stage) for stage in stages}, evaluated
+def balls_of(problem: Problem, radii: Arrays) -> dict[str, Ball]:
+    """Return the balls of every stage."""
+    counts = {name: array for name, array in problem.inputs.items() if problem.specs[name].whole}
+    given = {**radii, **counts}
+    laid_out = Problem(problem.operation, problem.options, given).laid_out().inputs
+    return propagate(problem.laid_out(), {**laid_out, **rows_of_tables(given, of_past=(0, 0))})
 
 
-@pytest.mark.parametrize("name", [name for name in FORWARD if not name.startswith("codes")])
+@pytest.mark.parametrize("name", NUMBERS)
 def test_no_stage_moves_further_than_its_radius(name: str) -> None:
     for seed, exponent in enumerate((-8.0, -3.0, -1.0, 0.5, 2.0, 3.5)):
         random, problem = np.random.default_rng(seed), draw(name, seed)
-        if problem.operation == "normalized_attention":
-            problem.inputs.pop("query_norm_weight", None), problem.inputs.pop("key_norm_weight", None)
         radii = draw_radii(problem, 10**exponent, random)
-        balls, evaluated = balls_of(problem, radii)
-        stages = evaluated(problem)
+        balls, stages = balls_of(problem, radii), problem.returned()
         assert list(balls) == list(stages)
         for stage, array in stages.items():
             np.testing.assert_allclose(balls[stage].value, array, rtol=1e-13, atol=1e-13)
@@ -278,7 +269,7 @@ def test_no_stage_moves_further_than_its_radius(name: str) -> None:
                 step = random.uniform(-1, 1, array.shape)
                 step = np.sign(step) if number % 2 else step
                 moved[each] = array + step * radii[each] if array.dtype == np.float64 else array
-            for stage, array in evaluated(problem.with_inputs(**moved)).items():
+            for stage, array in problem.with_inputs(**moved).returned().items():
                 infinite = np.isinf(stages[stage])
                 np.testing.assert_array_equal(np.isinf(array), infinite)
                 change = np.abs(np.where(infinite, 0, array) - np.where(infinite, 0, stages[stage]))
@@ -286,15 +277,15 @@ def test_no_stage_moves_further_than_its_radius(name: str) -> None:
                 assert (balls[stage].radius[infinite] == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in FORWARD if draw(name).operation in PROPAGATED])
+@pytest.mark.parametrize("name", NUMBERS)
 def test_radii_hold_to_first_order_and_are_no_many_times_that(name: str) -> None:
     random, problem, step = np.random.default_rng(4), draw(name, 4), 1e-5
-    exact = propagate(problem.operation, problem.options, Inputs(problem.inputs, draw_radii(problem, 0.0, random)))
+    exact = balls_of(problem, draw_radii(problem, 0.0, random))
     assert not any(ball.radius.any() for ball in exact.values())
     radii = draw_radii(problem, 1e-7, random)
     for radius in radii.values():  # a dozen numbers of every input move
         radius.flat[random.permutation(radius.size)[12:]] = 0
-    balls = propagate(problem.operation, problem.options, Inputs(problem.inputs, radii))
+    balls = balls_of(problem, radii)
     moves = {stage: np.zeros(ball.value.shape) for stage, ball in balls.items()}
     for each, radius in radii.items():
         for index in map(tuple, np.argwhere(radius > 0)):
