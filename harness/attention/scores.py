@@ -59,7 +59,7 @@ def _exact(_: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
 def _error(at: At, query: Operand, key: Operand) -> Products:
     stored = stored_operand_of("query", query, at.rounding)
     met = stored_operand_of("key", key, at.rounding)
-    if query.max_error is not None:  # of the query itself, which the mean of the keys meets as well
+    if query.max_error is not None and met.value is not key.value:  # the mean of the keys meets that as well
         met = replace(met, value=np.maximum(np.abs(met.value), np.abs(key.value)))
     met = met.for_query_heads(heads_of(query.value))
     products, centred = products_of(stored, met, at.rounding.of_scores), at.rounding.quantization_of("query")
