@@ -101,15 +101,17 @@ def scales_of(array: Array, quantization: Quantization) -> Array:
     height = {"rows": quantization.count, "row": 1, "columns": 1}.get(quantization.per, max(rows, 1))
     height = quantization.count if quantization.per == "rows of a channel" else height
     width = {"columns": quantization.count, "channel": 1, "rows of a channel": 1}.get(quantization.per, max(columns, 1))
-    found = np.ones_like(array)
+    found, signs = np.ones_like(array), np.ones_like(array)
     for row in range(0, rows, height):
         for column in range(0, columns, width):
             block = array[..., row : row + height, column : column + width]
             axes = None if quantization.per == "tensor" else (-2, -1)
             if quantization.per != "none":
-                scale = np.abs(block).max(axis=axes, keepdims=True) / np.float32(quantization.grid.largest)
+                most, least = (end(block, axis=axes, keepdims=True) for end in (np.max, np.min))
+                scale = np.maximum(most, -least) / np.float32(quantization.grid.largest)
                 found[..., row : row + height, column : column + width] = scale
-    found = _stored_scales(found, quantization)
+                signs[..., row : row + height, column : column + width] = np.where(most > -least, -1, 1)
+    found = _stored_scales(found, quantization) * (1 if np.isinf(quantization.grid.shorter) else signs)
     return np.where(found == 0, np.float32(1), found)
 
 
@@ -126,7 +128,7 @@ def _stored_scales(scales: Array, quantization: Quantization) -> Array:
 
 def codes_of(array: Array, grid: Grid) -> Array:
     """Round numbers of float32 to those of a narrow format; what is beyond it saturates."""
-    saturated = np.clip(array, -grid.largest, grid.largest)
+    saturated = np.clip(array, -grid.largest, min(grid.largest, grid.shorter))
     rounded = np.rint(saturated) if not grid.precision else saturated.astype(getattr(ml_dtypes, grid.name))
     return rounded.astype(np.float32)
 
@@ -305,6 +307,7 @@ sage1 = declared("sage1", product=partial(product_in_float16, promoted=64), prod
 sage2 = declared("sage2", weights_in="float8_e4m3fn", product=tensor_core(14, 32, 64), product_of_scores=exact_product)
 sage3 = declared("sage3", product=tensor_core(36, 64, exact=16), coding_of_weights=codes_before_scales)
 llama_q8_0 = declared("llama_q8_0")
+llama_q4_0 = declared("llama_q4_0")
 float16_of_32 = declared("fused with sums float16 per 32 products", product=partial(product_in_float16, promoted=32))
 volta = declared("fused with sums cut at 24 bits", product=tensor_core(24, 4))
 ampere = declared("fused with sums cut at 25 bits", product=tensor_core(25, 8))
@@ -320,6 +323,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "sage3": sage3,
     "int8_weights": int8_weights,
     "llama_q8_0": llama_q8_0,
+    "llama_q4_0": llama_q4_0,
     "float16_of_32": float16_of_32,
 }
 """Each with its class, as it declares it, and as ``kernel`` what returns a log_sum_exp as well."""

@@ -365,14 +365,15 @@ def error_of_codes(name: str, size: Real, rounding: RoundingModel, whole: Real |
         return NOTHING
     grid = quantization.grid
     if quantization.per == "none":
-        scale, lost = np.ones(()), np.maximum(size - grid.largest, 0.0)
+        scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter), 0.0)
     else:
         kept, scale = SCALE_FORMATS[quantization.scale_in], _largest_of_block(size, quantization) / grid.largest
         largest = scale.max() if whole is None else whole / grid.largest
         least = kept.least * largest if kept.second else kept.least
         scale, lost = (1 + kept.unit) * scale + least, quantization.lost_to_scale * size + least * grid.largest
         lost = lost + np.maximum(size - kept.largest * grid.largest, 0.0)
-    error: Real = np.maximum(grid.unit / (1 + grid.unit) * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
+    unit = max(grid.unit / (1 + grid.unit), 1 - grid.shorter / grid.largest)
+    error: Real = np.maximum(unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
     return np.where(size > 0, error, 0.0)
 
 

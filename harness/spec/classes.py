@@ -231,6 +231,11 @@ PRESETS: Mapping[str, Preset] = {
         "and value int8 per 32 columns scaled in float16",
         "llama.cpp's caches in Q8_0: blocks of 32 with a scale in float16, which the query meets in the same form",
     ),
+    "llama_q4_0": Preset(
+        "fused with query int8 per 32 columns scaled in float16 and key q4_0 per 32 columns scaled in float16 "
+        "and value q4_0 per 32 columns scaled in float16",
+        "llama.cpp's caches in Q4_0: four bits, -8 to 7, with a scale of the sign for which the largest is -8",
+    ),
 }
 """Classes by a name of their own."""
 

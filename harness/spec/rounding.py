@@ -67,12 +67,14 @@ class Grid:
     """The numbers of a narrow format, of which a scale makes others.
 
     ``precision`` counts bits of the significand, 0 where the numbers are whole; ``step`` is the distance of the least.
+    Where there is a ``shorter`` end, the scale has the sign for which the largest element lies at the other one.
     """
 
     name: str
     largest: float
     precision: int
     step: float
+    shorter: float = math.inf
 
     @property
     def unit(self) -> float:
@@ -93,6 +95,8 @@ GRIDS: Mapping[str, Grid] = {
         # symmetric, so that -128 and -8 are not used
         Grid("int8", 127.0, 0, 1.0),
         Grid("int4", 7.0, 0, 1.0),
+        # ggml, quantize_row_q4_0_ref: -8 to 7
+        Grid("q4_0", 8.0, 0, 1.0, shorter=7.0),
     )
 }
 
