@@ -189,7 +189,8 @@ class Measured:
     """The errors of one tensor against its bounds.
 
     ``ratio`` is the largest error over its bound B, ``index`` where that is, and ``error`` the one there;
-    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged.
+    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged, and
+    ``causes`` in how many rows, or columns where they are fewer.
     """
 
     tier: Tier
@@ -199,6 +200,7 @@ class Measured:
     mean_z: float
     elements: int
     error: float | None = None
+    causes: int = 0
 
 
 def threshold(elements: int) -> float:
@@ -236,9 +238,10 @@ def measure(
     tier = Tier.WITHIN
     if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
         tier = Tier.PROVEN
-    elif supports_statistics:
-        tier = _statistical(largest_z, mean_z if _causes(judged, count) >= MIN_CAUSES else 0.0, count)
-    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]))
+    causes = _causes(judged, count)
+    if tier is Tier.WITHIN and supports_statistics:
+        tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
+    return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
 
 
 def _causes(judged: NDArray[np.bool_], count: int) -> int:
