@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import combinations, islice, permutations, product
+from itertools import combinations, islice, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 Levels = dict[int, int]
 """The levels of some factors, both by number."""
 Numbers = NDArray[np.intp]
-"""Levels, numbered through all factors."""
 Exclusion = Mapping[int, Collection[int]]
 """Levels that do not go together: of each factor that it names, one of these."""
 _MOST_CHANGES = 1000
@@ -75,109 +74,143 @@ def covering_rows(sizes: Sequence[int], strength: int, excluded: Sequence[Exclus
 
 
 class _Rows:
-    """Rows being made. ``_counts`` has an axis of all levels for each that meet: how many rows have these."""
+    """Rows being made: a level of each factor.
+
+    All levels that meet have a place, those of the same factors side by side: levels l of factors f have the place
+    base + sum_i l_i stride_i. ``_counts`` says of each place how many rows have these levels.
+    """
 
     def __init__(self, sizes: Sequence[int], strength: int, excluded: Sequence[Exclusion]) -> None:
-        self._sizes, self._strength, self._excluded = sizes, strength, excluded
-        self._first = np.cumsum([0, *sizes[:-1]])
-        self._owners = np.repeat(np.arange(len(sizes)), sizes)
+        self._sizes, self._excluded = sizes, excluded
         self._bound = sorted({factor for each in excluded for factor in each})
         self._possible: dict[frozenset[tuple[int, int]], bool] = {}
-        self._counts = np.full((sum(sizes),) * strength, _IMPOSSIBLE, dtype=np.int16)
-        self._fewest = 0
-        for factors in combinations(range(len(sizes)), strength):
-            together = product(*(range(sizes[factor]) for factor in factors))
-            possible = [each for each in together if self._is_possible(dict(zip(factors, each, strict=True)))]
-            numbers = self._first[[*factors]] + np.array(possible, dtype=int).reshape(-1, strength)
-            for axes in permutations(numbers.T):
-                self._counts[axes] = 0
-            self._fewest = max(self._fewest, len(possible))
+        self._meeting = np.array([*combinations(range(len(sizes)), strength)])
+        together = [
+            np.indices([sizes[factor] for factor in factors]).reshape(strength, -1).T for factors in self._meeting
+        ]
+        lengths = [len(each) for each in together]
+        self._levels = np.concatenate(together)
+        self._factors = np.repeat(self._meeting, lengths, axis=0)
+        self._base = np.cumsum([0, *lengths[:-1]])
+        self._strides = np.ones_like(self._meeting)
+        self._strides[:, :-1] = np.array(sizes)[self._meeting][:, :0:-1].cumprod(axis=1)[:, ::-1]
+        self._of_factor = np.array(
+            [np.flatnonzero((self._meeting == factor).any(axis=1)) for factor in range(len(sizes))]
+        )
+        self._own_stride = np.array(
+            [self._strides[of][self._meeting[of] == factor] for factor, of in enumerate(self._of_factor)]
+        )
+        possible = np.full(len(self._levels), self._is_possible({}))
+        for place in np.flatnonzero(np.isin(self._factors, self._bound).any(axis=1)).tolist():
+            possible[place] = self._is_possible(self._met(place))
+        self._counts = np.where(possible, 0, _IMPOSSIBLE).astype(np.int16)
+        self._fewest = int(np.add.reduceat(possible, self._base).max())
+
+    def _met(self, place: int) -> Levels:
+        return dict(zip(self._factors[place].tolist(), self._levels[place].tolist(), strict=True))
 
     def make(self) -> list[tuple[int, ...]]:
         """Return rows in which no combination is missing, sorted."""
         rows = np.array([*self._greedy()], dtype=int).reshape(-1, len(self._sizes))
-        return sorted(map(tuple, (self._with_fewer(rows) - self._first).tolist()))
+        return sorted(map(tuple, self._with_fewer(rows).tolist()))
 
     def _greedy(self) -> Iterator[Numbers]:
         """Yield rows until no combination is missing."""
-        places = np.argwhere(self._counts == 0)
-        while len(places := places[self._counts[tuple(places.T)] == 0]):
-            factors = self._owners[places[0]]
-            begun = (places[0] - self._first[factors]).tolist()
-            levels = self._completed(dict(zip(factors.tolist(), begun, strict=True)))
-            row = self._first + [levels[factor] for factor in range(len(self._sizes))]
-            self._count(row, 1)
+        numbers = np.cumsum([0, *self._sizes[:-1]])[self._factors] + self._levels
+        places = np.lexsort(numbers.T[::-1])
+        while len(places := places[self._counts[places] == 0]):
+            row = self._completed(self._met(places[0]))
+            self._counts[self._places(row)] += 1
             yield row
 
-    def _completed(self, levels: Levels) -> Levels:
+    def _places(self, rows: Numbers) -> Numbers:
+        """Return the places of all that meets in rows."""
+        places: Numbers = self._base + (rows[..., self._meeting] * self._strides).sum(axis=-1)
+        return places
+
+    def _completed(self, levels: Levels) -> Numbers:
         """Give every other factor the level that completes most; those with many levels come first."""
+        row, given = np.zeros(len(self._sizes), int), np.zeros(len(self._sizes), np.bool_)
+        row[[*levels]], given[[*levels]] = [*levels.values()], True
         for factor in sorted(set(range(len(self._sizes))) - levels.keys(), key=lambda each: (-self._sizes[each], each)):
-            own = self._first[factor] + np.arange(self._sizes[factor])
-            present = [self._first[other] + level for other, level in levels.items()]
-            missing = self._counts[np.ix_(own, *[present] * (self._strength - 1))] == 0
-            gains = missing.reshape(len(own), -1).sum(axis=1)
-            possible = [level for level in range(len(own)) if self._is_possible({**levels, factor: level})]
-            levels[factor] = max(possible, key=lambda level: gains[level])
-        return levels
+            given[factor] = True
+            of, own = self._of_factor[factor], range(self._sizes[factor])
+            met = given[self._meeting[of]].all(axis=1)
+            of, stride = of[met], self._own_stride[factor][met]
+            places = self._base[of] + (row[self._meeting[of]] * self._strides[of]).sum(axis=1)
+            gains = (self._counts[places + np.outer(own, stride)] == 0).sum(axis=1)
+            is_free = factor not in self._bound
+            levels[factor] = row[factor] = max(
+                (level for level in own if is_free or self._is_possible({**levels, factor: level})),
+                key=lambda level: gains[level],
+            )
+        return row
 
     def _with_fewer(self, rows: Numbers) -> Numbers:
         """Drop rows as long as the others can get what these alone have; return those that are left."""
-        draws, change, kept = np.random.RandomState(0), 0, rows
+        draws, change, kept, places = np.random.RandomState(0), 0, rows, self._places(rows)
         changed = np.full(rows.shape, -_RESTS)
         while change < _MOST_CHANGES and len(kept) > self._fewest:
             if len(missing := np.flatnonzero(self._counts == 0)):
                 change += 1
-                wanted = np.unravel_index(missing[draws.randint(len(missing))], self._counts.shape)
+                wanted = self._drawn(missing, draws)
                 order = draws.permutation(len(rows))
-                ways = self._ways(np.array(wanted), rows, order, changed < change - _RESTS)
+                ways = self._ways(wanted, rows, places, order, changed < change - _RESTS)
                 for row, factor, level in islice(ways, 1):
-                    self._count(rows[row], -1)
+                    of, moved = self._of_factor[factor], (level - rows[row, factor]) * self._own_stride[factor]
+                    self._counts[places[row, of]] -= 1
+                    places[row, of] += moved
+                    self._counts[places[row, of]] += 1
                     rows[row, factor], changed[row, factor] = level, change
-                    self._count(rows[row], 1)
             else:
                 kept = rows.copy()
-                dropped = self._having(1, *[rows] * self._strength).argmin()
-                self._count(rows[dropped], -1)
-                rows = np.delete(rows, dropped, axis=0)
-                changed = np.delete(changed, dropped, axis=0)
+                dropped = (self._counts[places] == 1).sum(axis=1).argmin()
+                self._counts[places[dropped]] -= 1
+                rows, places, changed = (np.delete(each, dropped, axis=0) for each in (rows, places, changed))
         return kept
 
+    def _drawn(self, missing: Numbers, draws: np.random.RandomState) -> int:
+        """Draw one place, among all orders in which its levels may be named, sorted."""
+        numbers = np.cumsum([0, *self._sizes[:-1]])[self._factors[missing]] + self._levels[missing]
+        orders = numbers[:, [*permutations(range(numbers.shape[1]))]]
+        named = orders.reshape(-1, numbers.shape[1])
+        drawn = np.lexsort(named.T[::-1])[draws.randint(len(named))]
+        return int(missing[drawn // orders.shape[1]])
+
     def _ways(
-        self, wanted: Numbers, rows: Numbers, order: Numbers, rested: NDArray[np.bool_]
+        self, wanted: int, rows: Numbers, places: Numbers, order: Numbers, rested: NDArray[np.bool_]
     ) -> Iterator[tuple[int, int, int]]:
         """Yield a row, a factor and the one level there that completes what is wanted; first where that costs least."""
-        misses = rows[order][:, self._owners[wanted]] != wanted
+        factors, levels = self._factors[wanted], self._levels[wanted]
+        misses = rows[order][:, factors] != levels
         near = misses.sum(axis=1) == 1
-        row, level = order[near], wanted[misses[near].argmax(axis=1)]
-        factor, after = self._owners[level], rows[row]
-        after[np.arange(len(row)), factor] = level
-        others = [after] * (self._strength - 1)
-        cost = self._having(1, rows[row, factor, None], *others) - self._having(0, level[:, None], *others)
+        row, place = order[near], misses[near].argmax(axis=1)
+        factor, level = factors[place], levels[place]
+        before = places[row[:, None], self._of_factor[factor]]
+        after = before + (level - rows[row, factor])[:, None] * self._own_stride[factor]
+        cost = (self._counts[before] == 1).sum(axis=1) - (self._counts[after] == 0).sum(axis=1)
         for best in np.argsort(cost, kind="stable"):
-            if rested[row, factor][best] and self._is_possible(dict(enumerate((after[best] - self._first).tolist()))):
-                yield row[best], factor[best], level[best]
-
-    def _count(self, row: Numbers, times: int) -> None:
-        self._counts[np.ix_(*[row] * self._strength)] += times
-
-    def _having(self, count: int, *axes: Numbers) -> Numbers:
-        """Return of each row how many combinations, of a level from each axis, so many rows have."""
-        places = range(len(axes))
-        apart = [each[:, *(slice(None) if own == place else None for own in places)] for place, each in enumerate(axes)]
-        numbers: Numbers = (self._counts[tuple(apart)] == count).sum(axis=tuple(range(1, len(axes) + 1)))
-        return numbers
+            of, at, own = int(row[best]), int(factor[best]), int(level[best])
+            if rested[of, at] and self._is_possible({**dict(enumerate(rows[of].tolist())), at: own}):
+                yield of, at, own
 
     def _is_possible(self, levels: Levels) -> bool:
         """Return whether a row may have these levels: whether those that exclusions name can be chosen for the rest."""
-        bound = frozenset((factor, level) for factor, level in levels.items() if factor in self._bound)
+        bound = frozenset((factor, levels[factor]) for factor in self._bound if factor in levels)
         if bound not in self._possible:
             self._possible[bound] = self._can_be_completed(dict(bound))
         return self._possible[bound]
 
     def _can_be_completed(self, levels: Levels) -> bool:
-        if any(all(levels.get(factor) in several for factor, several in each.items()) for each in self._excluded):
-            return False
-        left = next((factor for factor in self._bound if factor not in levels), None)
-        return left is None or any(
-            self._can_be_completed({**levels, left: level}) for level in range(self._sizes[left])
+        threatening = [
+            each
+            for each in self._excluded
+            if all(levels[factor] in several for factor, several in each.items() if factor in levels)
+        ]
+        if not threatening:
+            return True
+        left = [[factor for factor in each if factor not in levels] for each in threatening]
+        nearest = min(left, key=len)
+        return bool(nearest) and any(
+            self._can_be_completed({**levels, nearest[0]: level}) for level in range(self._sizes[nearest[0]])
         )
