@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Real
 from attncheck.attention.problem import Computation
 from attncheck.attention.walk import value_walk
-from attncheck.backends import numpy_backend
-from attncheck.execution.operations import run_operation
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.readings import read_as_declared, readings_of
 from attncheck.judging.truth import Array, Stages, Truth, find_truth
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
-from attncheck.spec import DEFAULT_EMPTY_ROWS, FOLDED_INPUTS, computed_stages
+from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages
 
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
@@ -79,7 +77,7 @@ _MAX_KEPT = 1 << 13
 
 @dataclass(frozen=True, eq=False)
 class Approximation:
-    """The stages of a reading in float64, empty where NumPy cannot do it, and its rows without a key."""
+    """The stages of a reading in float64, and its rows without a key."""
 
     stages: Stages
     undefined_rows: UndefinedRows
@@ -164,24 +162,16 @@ def _mean_difference(array: Array, other: Array) -> float:
 
 
 def approximate_stages(plain: Problem) -> dict[str, Array]:
-    """Return the stages of a problem in canonical form, from the NumPy backend; nothing where it cannot do it.
-
-    A backend takes no inputs that this form alone has, and no softcap in another place; these are walked in float64.
-    """
+    """Return the stages of a problem in canonical form, evaluated in float64."""
     inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
     options = {name: value for name, value in plain.options.items() if value is not None}
-    try:
-        with np.errstate(all="ignore"):
-            if not inputs.keys().isdisjoint(FOLDED_INPUTS) or "softcap_follows" in options:
-                return _walked(Computation.of(Problem(plain.operation, options, inputs)))
-            return dict(run_operation(numpy_backend, plain.operation, inputs, options))
-    except NotImplementedError:
-        return {}
-
-
-def _walked(problem: Computation) -> dict[str, Array]:
-    walk, stages = value_walk(problem), computed_stages(problem.operation, problem.options, problem.inputs)
-    return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}
+    problem = Computation.of(Problem(plain.operation, options, inputs))
+    walk = value_walk(problem)
+    with np.errstate(all="ignore"):
+        return {
+            stage: problem.without_added(stage, walk.node(stage))
+            for stage in computed_stages(problem.operation, problem.options, problem.inputs)
+        }
 
 
 @dataclass(eq=False)
@@ -214,7 +204,7 @@ class Readings:
         return approximate(self.problem)
 
     def is_open(self, alternative: Alternative) -> bool:
-        """Whether no distance says how near a reading is: float64 NumPy cannot do it.
+        """Whether no distance says how near a reading is.
 
         Beside a softcap in another place, with which the problem is read already, every other reading has one.
         """

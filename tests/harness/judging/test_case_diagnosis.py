@@ -17,7 +17,9 @@ import pytest
 from problems import Array, Arrays, Options, Problem, failing, options_of
 from tables import tables_beside
 
+from attncheck.attention.problem import Computation
 from attncheck.attention.problem import Problem as PlainProblem
+from attncheck.attention.walk import Walk
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging import judge_implementation, residuals
 from attncheck.judging.diagnosis import Evidence, decide, evidence_of
@@ -372,13 +374,13 @@ def test_masked_keys_with_weight_are_told_as_that() -> None:
 
 def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[str] = []
-    run = residuals.run_operation
+    walk = residuals.value_walk
 
-    def counted(backend: Any, operation: str, inputs: Arrays, options: Options) -> Arrays:
-        evaluated.append(operation)
-        return dict(run(backend, operation, inputs, options))
+    def counted(problem: Computation) -> Walk:
+        evaluated.append(problem.operation)
+        return walk(problem)
 
-    monkeypatch.setattr(residuals, "run_operation", counted)
+    monkeypatch.setattr(residuals, "value_walk", counted)
     truth = Problem("attention", {}, BIASED).truth()
     for compute in (
         attend(scale=0.123),
