@@ -27,6 +27,7 @@ from attncheck.reports.frames import (
     Column,
     Frames,
     begins_of,
+    by_key,
     expected_failures,
     failing,
     groups,
@@ -112,10 +113,8 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
 
 def grouped(frames: Frames, rows: pd.DataFrame, diagnosed: Diagnosed) -> list[Defect]:
     """Put rows such as those of ``findings`` together where they are of one defect, in the order of the first ones."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for number, row in enumerate(records(rows)):
-        groups.setdefault(_key(row, diagnosed, number), []).append(row)
-    return [_defect(frames, of, diagnosed) for of in groups.values()]
+    alike = by_key(enumerate(records(rows)), lambda each: _key(each[1], diagnosed, each[0]))
+    return [_defect(frames, [row for _, row in of], diagnosed) for of in alike.values()]
 
 
 def cause_line(found: Sequence[Defect]) -> str:
@@ -331,11 +330,8 @@ def first_commands(frames: Frames) -> list[str]:
 
     What a document prints wrongly is no implementation's, and has no dtype.
     """
-    firsts: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for each in defects(frames):
-        if each.is_shown_by_calls:
-            firsts.setdefault(each.column, each.row)
-    found = (line for row in firsts.values() for line in commands_again(frames, row))
+    of_columns = by_key((each for each in defects(frames) if each.is_shown_by_calls), lambda each: each.column)
+    found = (line for first, *_ in of_columns.values() for line in commands_again(frames, first.row))
     return list(islice(found, _MAX_SHOWN))
 
 

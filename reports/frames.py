@@ -128,10 +128,8 @@ class Frames:
     """What did not run, and why, a line each."""
     has_faults: bool
     """Whether a case file could not be used."""
-    is_incomplete: bool
-    """Whether something that was asked for is not there; a framework that is simply not installed is not asked for."""
     problems: tuple[str, ...] = ()
-    """Those of the notes that say what was asked for and is not there."""
+    """Those of the notes that say what was asked for and is not there; a framework that is not installed is not."""
     announced: tuple[str, ...] = ()
     """Those of the problems that a run tells when it begins."""
     asked: Mapping[str, RequestedRun] = field(default_factory=dict)
@@ -418,7 +416,6 @@ def make_frames(merged: Merged) -> Frames:
         cases=merged.cases,
         notes=(*(text for _, text in notes), *merged.notes, *_warnings(merged)),
         has_faults=any(run.environment["faults"] for run in merged.runs),
-        is_incomplete=any(kind >= _PROBLEM for kind, _ in notes),
         problems=tuple(text for kind, text in notes if kind >= _PROBLEM),
         announced=tuple(text for kind, text in notes if kind == _ANNOUNCED),
         asked={run.label: RequestedRun.of(run.environment, len(run.cases), run.stopped) for run in merged.runs},

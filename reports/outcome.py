@@ -136,11 +136,8 @@ def verdict_of(explanation: Explanation) -> str:
 
 def first_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
     """Return the first command of the first failure of each of some implementations."""
-    firsts: dict[tuple[str, str], str] = {}
-    for each in failures:
-        if each.next:
-            firsts.setdefault((each.environment, each.implementation), each.next[0])
-    return list(firsts.values())[:_MOST_COMMANDS]
+    firsts = by_key((each for each in failures if each.next), lambda each: (each.environment, each.implementation))
+    return [first.next[0] for first, *_ in firsts.values()][:_MOST_COMMANDS]
 
 
 def outcome_document(

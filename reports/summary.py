@@ -23,6 +23,7 @@ from attncheck.reports.frames import (
     Frames,
     begins_of,
     by_convention,
+    by_key,
     count_numbers,
     element_in,
     expected_failures,
@@ -98,7 +99,7 @@ def exit_code_of(frames: Frames) -> ExitCode:
         return ExitCode.BAD_INPUT
     if ExitCode.DISAGREE in codes:
         return ExitCode.DISAGREE
-    return ExitCode.NOT_RUN if codes or frames.is_incomplete or coverage.unjudged(frames) else ExitCode.AGREE
+    return ExitCode.NOT_RUN if codes or frames.problems or coverage.unjudged(frames) else ExitCode.AGREE
 
 
 @once_for_frames
@@ -392,11 +393,14 @@ def _of_standard_cases(
     frames: Frames, whole: Sequence[coverage.Coverage], standard: Sequence[coverage.Coverage]
 ) -> str:
     """Say who was judged in all cases, and who in the standard ones."""
-    alike: dict[str, list[coverage.Coverage]] = {}
-    for each in whole:
-        alike.setdefault(f"{each.judged:,} of {counted(each.offered, 'case')}{each.in_dtypes}", []).append(each)
-    for each in standard:
-        alike.setdefault(f"the {counted(each.judged, 'standard case')}, which cover the rest", []).append(each)
+    alike = by_key(
+        [*whole, *standard],
+        lambda each: (
+            f"the {counted(each.judged, 'standard case')}, which cover the rest"
+            if each.stood_for
+            else f"{each.judged:,} of {counted(each.offered, 'case')}{each.in_dtypes}"
+        ),
+    )
     names = ([_name(frames, each.column) for each in found] for found in alike.values())
     few = (", ".join(of) if len(of) <= MAX_NAMED else f"{len(of)} implementations" for of in names)
     return "; ".join(f"{who}: {judged}" for who, judged in zip(few, alike, strict=True))
@@ -440,7 +444,7 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
         clauses.append(
             f"in {cases}, {_names(frames, [each for each in found if each.column.key in stopped])} could not be run"
         )
-    elif frames.is_incomplete:
+    elif frames.problems:
         clauses.append("not everything could be run")
     text = "; ".join(clauses)
     return f"All{text[3:]}" if text.startswith("all ") else text

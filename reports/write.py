@@ -101,10 +101,8 @@ def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
 
 def write_texts(texts: Mapping[str, str], directory: Path) -> None:
     """Write files of text, by name, with the line breaks that they have. Raises ``OutputError``."""
-    with OutputError.where(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (directory / name).write_text(text, encoding="utf-8", newline="\n")
+    for name, text in texts.items():
+        _write_pieces(directory / name, [text])
 
 
 def _harmless_columns(frame: pd.DataFrame) -> dict[str, pd.Series]:

@@ -40,8 +40,8 @@ LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 90
 """Markup of the matrix: of a case's row, and of each cell in it, where they are not all alike."""
 LETTERS_PER_CASE, LETTERS_PER_STAGE = 1_600, 70
 """Markup of a case's details: of what it is, and of each stage on one implementation in one dtype."""
-LETTERS_PER_NUMBER, LETTERS_PER_INPUT = 45, 25
-"""Markup of a document's number as it is printed, exact, or computed, and of one of an input."""
+LETTERS_PER_NUMBER = 70
+"""Markup of a document's number as one implementation computes it, with its part of the printed and the exact one."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from attncheck.reports.frames import (
     element_in,
     expected_failures,
     failing,
-    index_of,
     layout_in,
     records,
 )
@@ -324,7 +323,8 @@ class DrawnDocuments:
         kept |= self._failing
         self._shown = {name: [each for each in cases if each.id in kept] for name, cases in self._every.items()}
         shown = [each for cases in self._shown.values() for each in cases]
-        sizes = {each.id: _letters(each) for each in sorted(shown, key=lambda each: each.id not in self._failing)}
+        first = sorted(shown, key=lambda each: each.id not in self._failing)
+        sizes = {each.id: contents.LETTERS_PER_NUMBER * sum(map(len, each.rows.values())) for each in first}
         self._with_numbers = contents.within(sizes, sizes.__getitem__, budget.number_letters)
         self._left = {True: budget.failing_pictures, False: budget.pictures}
         self._are_late = len(shown) > budget.computations
@@ -396,17 +396,6 @@ def _failing(shown: Sequence[Details]) -> tuple[bool, Mark]:
     failing, every = sum(each.is_open for each in shown), counted(len(shown), "computation")
     words = Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
     return bool(failing), words
-
-
-def _letters(found: Computation) -> int:
-    """Return how much markup a computation's numbers take."""
-    letters = contents.LETTERS_PER_INPUT * sum(len(row) for _, _, rows in found.given for row in rows)
-    for rows in found.rows.values():
-        for dtype in {row["dtype"] for row in rows}:
-            own = [row for row in rows if row["dtype"] == dtype]
-            columns = {(row["environment"], row["implementation"]) for row in own}
-            letters += contents.LETTERS_PER_NUMBER * len(set(map(index_of, own))) * (3 + len(columns))
-    return letters
 
 
 def _inputs(found: Computation) -> list[Block]:

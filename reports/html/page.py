@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -275,18 +276,10 @@ def render_page(page: sections.Page, style: str) -> str:
 
 def _navigation(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the anchors of what the report has, and how its links are called."""
-    shown = (
-        (page["wrong"], "wrong", "What is wrong"),
-        (True, "verdicts", "Verdicts"),
-        (page["documents"], "documents", "Documents"),
-        (page["pairs"], "pairs", "Pairs"),
-        (page["properties"], "properties", "Properties"),
-        (page["expected_failures"], "expected-failures", "Expected failures"),
-        (True, "environments", "Environments"),
-        (True, "cases", "Cases"),
-        (page["probes"], "tags", "Tags"),
-    )
-    return [(anchor, title) for is_there, anchor, title in shown if is_there]
+    later = ("documents", "pairs", "properties", "expected_failures", "environments")
+    wrong, *others = ([(found.anchor, found.title)] if (found := page[name]) else [] for name in ("wrong", *later))
+    tags = [("tags", "Tags")] if page["probes"] else []
+    return [*wrong, ("verdicts", "Verdicts"), *chain.from_iterable(others), ("cases", "Cases"), *tags]
 
 
 def _template(name: str) -> Markup:
