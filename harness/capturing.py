@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.backends import BACKENDS
 from attncheck.errors import UsageError
 from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Array, Problem
 from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
 from attncheck.wording import slug
 
-Array = NDArray[Any]
 Layout = Literal["heads_first", "length_first"]
 
 _SPECS = inputs_of("attention", None)

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.backends.families import FAMILIES
 from attncheck.dtypes import rounded_once
@@ -33,10 +32,8 @@ from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.readings import ASKED, declaration_of, names_declared, problems_read_as
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Array, Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
-
-Array = NDArray[Any]
 
 WIDTH = 4
 """D and Dv: 1/sqrt(D) and 1/D are exact in every dtype."""

@@ -39,13 +39,13 @@ from attncheck.execution.user_code import Target
 from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_case
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
+from attncheck.reading.lowering import Array
 from attncheck.reading.selection import Selection
 from attncheck.reading.stored_arrays import SAFETENSORS
 from attncheck.run import RunSummary, Settings, run_cases
 from attncheck.spec import ROUNDING_MODELS, result_stages
 from attncheck.store import Store, digest_of, user_store
 
-Array = NDArray[Any]
 VERSION = 1
 LINES, ARRAYS = "vectors.jsonl", "vectors.safetensors"
 _DTYPES: Mapping[str, str] = {dtype.name: name for name, dtype in SAFETENSORS.items()}

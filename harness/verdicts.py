@@ -84,8 +84,3 @@ _EXIT_CODES = {
 }
 WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE)
 """What a wrong number can be; a wrong shape or dtype is no convention."""
-
-
-def worst(verdicts: list[Verdict]) -> Verdict:
-    """Return the most severe verdict; ``agree`` of none."""
-    return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.AGREE)

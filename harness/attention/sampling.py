@@ -8,12 +8,11 @@ of two in the kernels that have them; and the rest at random, from a fixed seed,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Array, Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import query_axis
 
@@ -29,7 +28,6 @@ JUDGED_ROWS = 64
 _SMALLEST_TILE = 16
 _SEED = 0
 
-Array = NDArray[Any]
 Rows = NDArray[np.intp]
 
 

@@ -35,12 +35,11 @@ from attncheck.onnx_data.files import (
 from attncheck.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import query_offset
+from attncheck.reading.lowering import Array, query_offset
 from attncheck.spec import inputs_of
 from attncheck.store import Store
 from attncheck.vectors import lacks
 
-Array = NDArray[Any]
 _PREFIX = "test_"
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from attncheck.backends.onnx_attention import INPUTS, OUTPUTS, TYPES, up_to_the_last
@@ -25,10 +24,10 @@ from attncheck.errors import OnnxDataError, OutputError
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import StoredArray
 from attncheck.reading.case import Case
+from attncheck.reading.lowering import Array
 from attncheck.reading.stored_arrays import MAX_FILE, MAX_STORED
 from attncheck.spec import DTYPES, Shape
 
-Array = NDArray[Any]
 MODEL, DATA_SET = "model.onnx", "test_data_set_"
 OPERATORS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Attention": (INPUTS, OUTPUTS),

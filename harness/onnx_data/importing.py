@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from attncheck.backends.onnx_attention import STAGE_OF_MODE, by_head, side_by_side
@@ -30,11 +29,10 @@ from attncheck.onnx_data.files import (
     softmax_entry,
 )
 from attncheck.reading.loader import case_of_data
-from attncheck.reading.lowering import within_window
+from attncheck.reading.lowering import Array, within_window
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.wording import slug
 
-Array = NDArray[Any]
 _ATTRIBUTES = frozenset(
     {
         *("is_causal", "scale", "softcap", "left_window_size", "right_window_size"),

@@ -20,7 +20,6 @@ from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.sessions import Session, SessionStep
 from attncheck.properties.problem import (
     AnyVariant,
-    Array,
     Change,
     Combine,
     FurtherCall,
@@ -36,7 +35,7 @@ from attncheck.properties.problem import (
     taken,
     times,
 )
-from attncheck.reading.lowering import Problem, poisoned
+from attncheck.reading.lowering import Array, Problem, poisoned
 from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
 

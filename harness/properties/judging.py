@@ -18,8 +18,8 @@ from attncheck.execution.sessions import bits
 from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import Array, PropertyVariant, StoredProblem, times
-from attncheck.reading.lowering import Problem
+from attncheck.properties.problem import PropertyVariant, StoredProblem, times
+from attncheck.reading.lowering import Array, Problem
 from attncheck.reading.shapes import show
 from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import PropertyOutcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,10 @@ from attncheck.execution.operations import Task
 from attncheck.execution.sessions import Session
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Array, Problem
 from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
 from attncheck.spec import OPERATIONS, Axes, result_stages
 
-Array = NDArray[Any]
 Change = Callable[[Array, int], Array]
 """What is done to an array along an axis, which is counted from the end."""
 

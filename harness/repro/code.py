@@ -35,15 +35,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.errors import UsageError
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.case import Case
+from attncheck.reading.lowering import Array
 from attncheck.spec import computed_stages, query_axis
 
-Array = NDArray[Any]
 _OURS = "attncheck"
 
 
@@ -273,7 +272,7 @@ def folded(line: str, width: int = WIDTH) -> list[str]:
     return wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def written(array: NDArray[Any]) -> str:
+def written(array: Array) -> str:
     """Write an array as an expression that gives exactly it, as short as it can be."""
     if not array.size:
         return f"np.zeros({array.shape}, {dtype_code(array)})"
@@ -294,7 +293,7 @@ def written(array: NDArray[Any]) -> str:
     return _of_bytes(f'zlib.decompress(base64.b64decode("""\n{packed}"""))', array)
 
 
-def _spelled(array: NDArray[Any]) -> str:
+def _spelled(array: Array) -> str:
     """Write every number in as few digits as tell it from its neighbours; bytes where these do not give it back."""
     plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     text = np.array2string(plain, separator=", ", threshold=sys.maxsize, floatmode="unique")
@@ -307,11 +306,11 @@ def _spelled(array: NDArray[Any]) -> str:
     return f"np.array({text}, {dtype_code(array)})"
 
 
-def _of_bytes(expression: str, array: NDArray[Any]) -> str:
+def _of_bytes(expression: str, array: Array) -> str:
     return f"np.frombuffer({expression}, {dtype_code(array)}).reshape({array.shape}).copy()"
 
 
-def dtype_code(array: NDArray[Any]) -> str:
+def dtype_code(array: Array) -> str:
     """Return an array's dtype as code."""
     name = array.dtype.name
     return "bool" if name == "bool" else f"{'np' if hasattr(np, name) else 'ml_dtypes'}.{name}"
@@ -329,7 +328,7 @@ class Expected:
     exact: Any = np.nan
     allowed: Any = np.nan
     rest: Any = 0.0
-    rows: NDArray[Any] | None = None
+    rows: Array | None = None
     axis: int = -2
 
     def number(self, index: Sequence[int]) -> tuple[float, float, float]:

@@ -30,7 +30,8 @@ from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
-from attncheck.repro.code import Array, Expected, copied, folded, inlined, quoted, short, written
+from attncheck.reading.lowering import Array
+from attncheck.repro.code import Expected, copied, folded, inlined, quoted, short, written
 from attncheck.spec import CONVENTIONS, result_stages
 from attncheck.wording import listed
 

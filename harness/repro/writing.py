@@ -38,7 +38,8 @@ from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.repro.code import Array, expected_stages, folded, quoted
+from attncheck.reading.lowering import Array
+from attncheck.repro.code import expected_stages, folded, quoted
 from attncheck.repro.script import Script, UserCall, imported, loaded
 from attncheck.results.format import SCRIPTS_FOLDER, Row
 from attncheck.spec import result_stages

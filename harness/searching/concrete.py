@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -29,8 +28,6 @@ from attncheck.reading.shapes import bind_axes
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 from attncheck.wording import slug
-
-Array = NDArray[Any]
 
 MAX_SPELLED = 128
 """Numbers of an array that are handed to the loader one by one; larger ones go by way of a file, which is quicker."""

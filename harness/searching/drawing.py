@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import blocks_spread, poisoned
-from attncheck.searching.concrete import Array, ConcreteCase, axes_of
+from attncheck.reading.lowering import Array, blocks_spread, poisoned
+from attncheck.searching.concrete import ConcreteCase, axes_of
 from attncheck.searching.shapes import Random, Real
 from attncheck.spec import (
     OPERATIONS,

@@ -31,10 +31,10 @@ from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
+from attncheck.reading.lowering import Array
 from attncheck.reading.shapes import show
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.searching.concrete import (
-    Array,
     ConcreteCase,
     Seen,
     asked_of,

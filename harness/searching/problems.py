@@ -18,13 +18,13 @@ import numpy as np
 from attncheck.backends import numpy_backend
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Problem, blocks_spread, check_codes
+from attncheck.reading.lowering import Array, Problem, blocks_spread, check_codes
 from attncheck.reading.shapes import (
     ShapeFault,
     layout_fault,
     several,
 )
-from attncheck.searching.concrete import Array, ConcreteCase, Seen, axes_of
+from attncheck.searching.concrete import ConcreteCase, Seen, axes_of
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
 from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, some_as_modules
 from attncheck.spec import (

@@ -18,7 +18,8 @@ from typing import Any, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.searching.concrete import Array, ConcreteCase, axes_of
+from attncheck.reading.lowering import Array
+from attncheck.searching.concrete import ConcreteCase, axes_of
 from attncheck.searching.problems import stored
 from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec
 from attncheck.store import digest_of

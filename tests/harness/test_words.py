@@ -7,7 +7,6 @@ import io
 import shutil
 import subprocess
 import sys
-from itertools import permutations
 from pathlib import Path
 from typing import get_type_hints
 
@@ -24,7 +23,7 @@ from attncheck.errors import ExitCode, UsageError
 from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
-from attncheck.verdicts import Verdict, worst
+from attncheck.verdicts import Verdict
 
 
 def test_verdicts_have_their_words_severities_and_exit_codes() -> None:
@@ -34,10 +33,6 @@ def test_verdicts_have_their_words_severities_and_exit_codes() -> None:
     assert sorted(Verdict, key=lambda verdict: verdict.severity) == [Verdict(word) for word in words]
     assert len({verdict.severity for verdict in Verdict}) == len(words)
     assert all(Verdict(word).exit_code is ExitCode(code) for code, own in exit_codes.items() for word in own)
-    for milder, graver in (("agree", "unsupported"), ("misprint", "numeric"), ("shape", "error")):
-        for order in permutations([Verdict(milder), Verdict(graver), Verdict.AGREE]):
-            assert worst(list(order)) is Verdict(graver)
-    assert worst([]) is Verdict.AGREE
 
 
 def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
