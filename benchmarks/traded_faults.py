@@ -40,6 +40,9 @@ CLASSES = (
     "fused with value float8_e4m3fn per channel",
     "fused with value int8 per 64 rows",
     "fused with value float8_e4m3fnuz per head",
+    "fused with query float4_e2m1fn per 16 columns scaled in float8_e4m3fn alone less mean of 128 rows",
+    "fused with value float4_e2m1fn per 16 rows of a channel scaled in float8_e4m3fn alone",
+    "fused with weights float4_e2m1fn per 16 columns scaled in float8_e4m3fn",
 )
 """An operand in codes each, of the formats and the ways to share a scale."""
 
@@ -77,14 +80,17 @@ def _coded(change: Callable[[Array, Grid], Array]) -> Coding:
     return coding
 
 
+_OF_ROWS = ("rows", "row", "rows of a channel")
+
+
 def _next_block(scales: Array, quantization: Quantization) -> Array:
-    axis = -2 if quantization.per in ("rows", "row") else -1
+    axis = -2 if quantization.per in _OF_ROWS else -1
     return np.roll(scales, -max(quantization.count, 1), axis=axis)
 
 
 def _without_the_last_block(scales: Array, quantization: Quantization) -> Array:
     changed = scales.copy()
-    if quantization.per in ("rows", "row"):
+    if quantization.per in _OF_ROWS:
         changed[..., -(scales.shape[-2] % quantization.count or quantization.count) :, :] = 1
     else:
         changed[..., -(quantization.count if quantization.per == "columns" else 1) :] = 1
@@ -153,9 +159,13 @@ FAULTS: Mapping[str, Coding] = {
 """Each a way to store an operand, or to read it back."""
 
 
-def problems() -> Iterator[Problem]:
-    """Draw problems: of numbers of one size, of blocks and heads of many sizes, and of keys with much in common."""
-    for turn, sizes in enumerate((0.0, 0.5, 0.0)):
+def problems() -> Iterator[tuple[Problem, bool]]:
+    """Draw problems, and say if their roundings are noise.
+
+    They are of numbers of one size, of blocks and heads of many sizes, of keys with much in common, of keys that are
+    all alike but for one, and of a channel that has nearly all of the scores.
+    """
+    for turn, sizes in enumerate((0.0, 0.5, 0.0, 0.0, 0.5)):
         random = np.random.default_rng(turn)
         arrays = {"query": (2, 2, 70, 64), "key": (2, 2, 150, 64), "value": (2, 2, 150, 64)}
         inputs = {
@@ -164,7 +174,18 @@ def problems() -> Iterator[Problem]:
         }
         if turn == 2:
             inputs["key"] += 3 * random.normal(size=(1, 1, 1, 64))
-        yield Problem("attention", {}, {name: array.astype(np.float16) for name, array in inputs.items()})
+        if turn == 3:  # weights of all sizes between a half and one of the largest, each alike in all of a row
+            direction = random.normal(size=64)
+            inputs["query"] = np.linspace(0, 1, 70)[:, np.newaxis] * direction * np.ones((2, 2, 1, 1))
+            inputs["key"] = np.repeat(inputs["key"][..., :1, :], 150, axis=-2)
+            inputs["key"][..., 0, :] += 8 * np.log(2) * direction / (direction @ direction)
+            inputs["value"] = np.abs(inputs["value"])
+        if turn == 4:
+            is_last = np.arange(64) == 63
+            inputs["query"] = inputs["query"] * np.where(is_last, 24, 0.1) + 24 * is_last
+            inputs["key"][..., 48:63] /= 10
+        stored = {name: array.astype(np.float16) for name, array in inputs.items()}
+        yield Problem("attention", {}, stored), turn != 3
 
 
 def flagged(kernel: Callable[..., tuple[Array, Array]], problem: Problem, truth: Truth, name: str) -> tuple[bool, ...]:
@@ -189,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("results/traded"))
     options = parser.parse_args(arguments)
-    drawn = [(each, find_truth(each, "float16", supports_statistics=True)) for each in problems()]
+    drawn = [(each, find_truth(each, "float16", supports_statistics=is_noise)) for each, is_noise in problems()]
     finders = ("attncheck", *TOLERANCES)
     counts = {finder: {"faults": 0, "right kernels": 0} for finder in finders}
     missed, asked = [], 0

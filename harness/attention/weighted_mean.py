@@ -45,6 +45,10 @@ _MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
 _MODERATE = 2.0**-30, 2.0**30
 """Squares of columns whose largest value is in between lose no more than that as they are."""
+_MANY = 1 << 22
+"""Products of weights and values that are worth to be put into order."""
+_OWN_LOSS = 2.0**-40
+"""What a mean of float64 numbers loses, relative to the largest of them."""
 _SLACK = 1 + 2.0**-10
 """Room for the roundings of weights whose own error is known."""
 _UNCERTAIN = 0.5
@@ -188,6 +192,33 @@ def _share(weights: Real, rounding: RoundingModel) -> Real | float:
     return share
 
 
+def furthest_move(rows: Rows, value: Real, mean: Real) -> Real:
+    """Return how far the mean moves at most, where each weight is p e^theta over their sum, |theta| at most E.
+
+    Values above some number have the largest weights then, and those below it the least ones, or the other way round.
+    """
+    most, least, moves = rows.weights + rows.grown, rows.weights * np.exp(-rows.exponent), np.empty(mean.shape)
+    for column in range(value.shape[-1]):
+        own = np.broadcast_to(value[..., column], (*most.shape[:-2], value.shape[-2]))
+        order = np.argsort(own, axis=-1)[..., np.newaxis, :]
+        ordered = np.take_along_axis(own[..., np.newaxis, :], order, axis=-1)
+        high, low = (np.take_along_axis(each, np.broadcast_to(order, each.shape), axis=-1) for each in (most, least))
+        up, down = _extreme_mean(low, high, ordered).max(axis=-1), _extreme_mean(high, low, ordered).min(axis=-1)
+        moves[..., column] = np.maximum(up - mean[..., column], mean[..., column] - down)
+    found: Real = moves + _OWN_LOSS * np.abs(value).max(axis=-2, keepdims=True, initial=0)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _extreme_mean(below: Real, above: Real, value: Real) -> Real:
+    """Return the means of values where those before each have some weights, and it and all behind it others."""
+    rest = np.cumsum(above[..., ::-1] * value[..., ::-1], axis=-1)[..., ::-1]
+    weight = np.cumsum(above[..., ::-1], axis=-1)[..., ::-1]
+    rest[..., 1:] += np.cumsum(below * value, axis=-1)[..., :-1]
+    weight[..., 1:] += np.cumsum(below, axis=-1)[..., :-1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return rest / weight
+
+
 def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel) -> Real:
     """Return B."""
     unit, terms, output = rounding.compute_unit, rows.count + rows.blocks, scaled.output
@@ -195,6 +226,8 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: R
     by_variance = np.sqrt(variance * rows.grown_squares)
     moved = np.minimum(grown_size + output * rows.grown_sum, by_variance) / rows.least_sum
     moved = np.minimum(moved, _largest_move(rows, scaled))
+    if rounding.quantized and rows.weights.size * output.shape[-1] <= _MANY and not rounding.from_log_sum_exp:
+        moved = np.minimum(moved, furthest_move(rows, scaled.value.value, scaled.signed_output))
     amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / rows.least_sum
     amount = np.minimum(amount, scaled.largest)
     if scaled.value.max_error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,7 +30,9 @@ from traded_kernels import (
 
 from attncheck import check
 from attncheck.accuracy import lines_of, measure_accuracy, small_cases
-from attncheck.attention.errors import Operand, stored_operand_of
+from attncheck.attention.errors import Operand, exact_logits, stored_operand_of
+from attncheck.attention.softmax import rows_of, softmax
+from attncheck.attention.weighted_mean import furthest_move
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.reports.summary import headline
@@ -154,6 +157,20 @@ def test_what_queries_have_in_common_is_given_back_to_their_scores() -> None:
     errors = stored_operand_of("query", query, rounding_model_named("sage3", "float16")).max_error
     assert errors is not None
     assert 5 * errors[..., :128, :].mean() < errors[..., 128:, :].mean()
+
+
+def test_a_mean_moves_furthest_where_weights_are_at_their_ends() -> None:
+    random = np.random.default_rng(8)
+    logits, value = random.normal(size=(1, 2, 3, 7)), random.normal(size=(1, 2, 7, 2))
+    logits[0, 0, 1, 3:] = -np.inf
+    error = exact_logits(logits, np.abs(random.normal(size=logits.shape)))
+    both = softmax(logits)
+    rows, mean = rows_of(error, *both, rounding_model_named("fused", "float16")), both.weights @ value
+    largest = np.zeros_like(mean)
+    for signs in itertools.product((-1, 1), repeat=7):
+        weights = rows.weights * np.exp(rows.exponent * signs)
+        largest = np.maximum(largest, np.abs(weights @ value / weights.sum(axis=-1, keepdims=True) - mean))
+    np.testing.assert_allclose(furthest_move(rows, value, mean), largest, rtol=1e-9)
 
 
 def test_sums_of_8_bits_that_are_not_promoted_are_found_over_many_keys() -> None:
