@@ -129,7 +129,7 @@ def _of_keys(problem: Computation, query: Operand, square: Real) -> Real:
     return variance
 
 
-BACKWARD_WEIGHTS = Step(lambda _, weights, *__: weights, _error_of_weights, reach=handed_on)
+BACKWARD_WEIGHTS = Step(handed_on, _error_of_weights, reach=handed_on)
 
 
 def _at_most(own: Rows) -> Real:

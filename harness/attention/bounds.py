@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Bound, Elementwise, Real, as_float64
+from attncheck.attention.errors import Ball, Elementwise, Real, as_float64
+from attncheck.attention.errors import Bound as Bound
 from attncheck.attention.graph import graph_of, reached
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.sampling import rows_of_stage
@@ -36,17 +37,6 @@ from attncheck.attention.walk import error_walk, radius_walk, value_walk
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS, computed_stages, query_axis
 from attncheck.spec.rounding import RoundingModel
-
-__all__ = [
-    "Arrays",
-    "Bound",
-    "accumulated_bounds",
-    "bounds_by_rows",
-    "bounds_of",
-    "for_bounds",
-    "introduced_bounds",
-    "propagate",
-]
 
 Arrays = Mapping[str, NDArray[Any]]
 State = TypeVar("State", bound=Elementwise)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,6 @@ def reach_of_scores(*shared: str) -> Callable[[Reach, Flags, Flags], Flags]:
     return reach
 
 
-def handed_on(_: Reach, flags: Flags, *__: Flags) -> Flags:
-    """Follow the first operand element by element."""
-    return flags
+def handed_on(_: object, first: Any, *__: Any) -> Any:
+    """Return the first operand: flags follow it element by element."""
+    return first

@@ -27,14 +27,13 @@ from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import SETTLED, Enclosure, ExactArray, Exponentials, Flags, enclose, join, log_sum
 from attncheck.attention.graph import graph_of, nearest
-from attncheck.attention.problem import LOGITS, Computation, OutsideDomain, check_domain
+from attncheck.attention.problem import LOGITS, Computation, check_domain
+from attncheck.attention.problem import OutsideDomain as OutsideDomain
 from attncheck.attention.sampling import ADDS_QUERIES_UP
 from attncheck.attention.walk import exact_walk, magnitude, magnitude_walk
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPERATIONS, STAGES, Shape, computed_stages, query_axis, stages_of
-
-__all__ = ["OutsideDomain", "PrecisionExhausted", "exact_from", "exact_stages", "predecessors", "with_enough_precision"]
 
 Found = TypeVar("Found")
 

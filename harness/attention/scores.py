@@ -231,14 +231,6 @@ def _inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> 
         return DoubleWords((1 / Balls.of_numbers(number).sqrt()).split())
 
 
-def _handed_on(_: object, node: ExactArray) -> ExactArray:
-    return node
-
-
-def _radius_of_raw(_: Around, __: Real, product: Ball) -> Real:
-    return product.radius
-
-
 def _radius_of_scaled(around: Around, _: Real, product: Ball) -> Real:
     radius: Real = product.radius * abs(scale_of(around.problem))
     if _OF_HEADS in around.problem.inputs:
@@ -336,5 +328,5 @@ def _is_power_of_four(number: Factor) -> PerHead:
     return is_power_of_two(number) & (np.frexp(np.abs(number))[1] % 2 == 1)
 
 
-RAW_SCORES = Step(_handed_on, _error_of_raw, _radius_of_raw, stored_logits, handed_on)
+RAW_SCORES = Step(handed_on, _error_of_raw, lambda _, __, product: product.radius, stored_logits, handed_on)
 SCORES = Step(exact_scaled, _error_of_scaled, _radius_of_scaled, stored_logits, _reach_of_scaled)
