@@ -25,6 +25,7 @@ from attncheck.execution.runner import Group, GroupRunner, lone_runner, task_of
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose
+from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
@@ -144,7 +145,7 @@ def _judged(
             outcome = runner.evaluate(task_of(case, inputs))
             if not isinstance(outcome, Computed):
                 continue
-            truth = truth_of_case(case, dtype, inputs, outcome.stages)
+            truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages), implementation.reads_calls_as)
             own = own_empty_rows(implementation, expected, case.id, dtype)
             by_class = {
                 name: judge_and_diagnose(truth, outcome.stages, case.stage_shapes, name, own, diagnoses=False)
