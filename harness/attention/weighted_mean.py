@@ -39,16 +39,16 @@ from attncheck.attention.softmax import (
     total_error,
 )
 from attncheck.attention.step import Around, At, NotFiniteError, Step
-from attncheck.spec.rounding import RoundingModel
+from attncheck.spec.rounding import SCALE_FORMATS, RoundingModel
 
 _MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
 _MODERATE = 2.0**-30, 2.0**30
 """Squares of columns whose largest value is in between lose no more than that as they are."""
-_MANY = 1 << 22
-"""Products of weights and values that are worth to be put into order."""
-_OWN_LOSS = 2.0**-40
-"""What a mean of float64 numbers loses, relative to the largest of them."""
+_MANY = 1 << 14
+"""Products of weights and values that are worth to be put into order: more would double what bounds cost."""
+_OWN_LOSS = 2.0**-48
+"""What a mean of float64 numbers loses for each of them, relative to the largest one and to what its weights were."""
 _SLACK = 1 + 2.0**-10
 """Room for the roundings of weights whose own error is known."""
 _UNCERTAIN = 0.5
@@ -140,7 +140,7 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     lost = scaled.restored(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
     lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
     if rounding.has_narrow_weights:
-        lost = lost + scaled.restored(np.asarray(lost_to_step(rows, rounding)) @ scaled.size)
+        lost = lost + scaled.restored(_lost_to_codes(rows, scaled, rounding))
     spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
     max_error = _worst(rows, scaled, mean_size, variance, lost, rounding)
     if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
@@ -192,31 +192,40 @@ def _share(weights: Real, rounding: RoundingModel) -> Real | float:
     return share
 
 
+def _lost_to_codes(rows: Rows, scaled: _Scaled, rounding: RoundingModel) -> Real:
+    """Return what narrow weights cost the mean: in blocks, all of them together lose hardly more than themselves.
+
+    What rounds up is at most doubled, by a scale that may have been rounded up itself.
+    """
+    lost: Real = np.asarray(lost_to_step(rows, rounding)) @ scaled.size
+    codes = rounding.quantization_of("weights")
+    if codes is None:
+        return lost
+    scale = SCALE_FORMATS[codes.scale_in]
+    return np.minimum(lost, (_SLACK + 2 * scale.unit + rows.count * scale.least) * scaled.largest)
+
+
 def furthest_move(rows: Rows, value: Real, mean: Real) -> Real:
     """Return how far the mean moves at most, where each weight is p e^theta over their sum, |theta| at most E.
 
     Values above some number have the largest weights then, and those below it the least ones, or the other way round.
     """
-    most, least, moves = rows.weights + rows.grown, rows.weights * np.exp(-rows.exponent), np.empty(mean.shape)
-    for column in range(value.shape[-1]):
-        own = np.broadcast_to(value[..., column], (*most.shape[:-2], value.shape[-2]))
-        order = np.argsort(own, axis=-1)[..., np.newaxis, :]
-        ordered = np.take_along_axis(own[..., np.newaxis, :], order, axis=-1)
-        high, low = (np.take_along_axis(each, np.broadcast_to(order, each.shape), axis=-1) for each in (most, least))
-        up, down = _extreme_mean(low, high, ordered).max(axis=-1), _extreme_mean(high, low, ordered).min(axis=-1)
-        moves[..., column] = np.maximum(up - mean[..., column], mean[..., column] - down)
-    found: Real = moves + _OWN_LOSS * np.abs(value).max(axis=-2, keepdims=True, initial=0)
-    return np.where(np.isnan(found), np.inf, found)
-
-
-def _extreme_mean(below: Real, above: Real, value: Real) -> Real:
-    """Return the means of values where those before each have some weights, and it and all behind it others."""
-    rest = np.cumsum(above[..., ::-1] * value[..., ::-1], axis=-1)[..., ::-1]
-    weight = np.cumsum(above[..., ::-1], axis=-1)[..., ::-1]
-    rest[..., 1:] += np.cumsum(below * value, axis=-1)[..., :-1]
-    weight[..., 1:] += np.cumsum(below, axis=-1)[..., :-1]
+    most, least = rows.weights + rows.grown, rows.weights * np.exp(-rows.exponent)
+    values = np.broadcast_to(value, (*most.shape[:-2], *value.shape[-2:])).swapaxes(-1, -2)[..., np.newaxis, :]
+    order = np.argsort(values, axis=-1)  # (..., Dv, 1, Lk)
+    more = np.take_along_axis((most - least)[..., np.newaxis, :, :], order, axis=-1)
+    moved = np.cumsum(more * np.take_along_axis(values, order, axis=-1), axis=-1).swapaxes(-3, -1)  # (..., Lk, Lq, Dv)
+    more = np.cumsum(more, axis=-1).swapaxes(-3, -1)
+    (all_most, largest), (all_least, smallest) = (
+        (each.sum(axis=-1, keepdims=True), each @ value) for each in (most, least)
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
-        return rest / weight
+        up = ((largest[..., np.newaxis, :, :] - moved) / (all_most[..., np.newaxis, :, :] - more)).max(axis=-3)
+        down = ((smallest[..., np.newaxis, :, :] + moved) / (all_least[..., np.newaxis, :, :] + more)).min(axis=-3)
+        found: Real = np.maximum(up - mean, mean - down)
+        own = all_most / all_least * (rows.count + 4) * _OWN_LOSS
+        found = found + own * np.abs(value).max(axis=-2, keepdims=True, initial=0)
+    return np.where(np.isnan(found), np.inf, found)
 
 
 def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel) -> Real:
