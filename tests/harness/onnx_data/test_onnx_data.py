@@ -164,7 +164,16 @@ def test_the_cases_are_judged_against_what_the_tests_say(data: Path, tmp_path: P
 
 
 def test_cases_of_the_corpus_are_computed_alike_by_the_standard_s_evaluator(tmp_path: Path) -> None:
-    files = ("attention", "caches", "lengths", "masks_of_models", "query_offsets", "probes/masks", "windows")
+    files = (
+        "attention",
+        "caches",
+        "lengths",
+        "masks_of_models",
+        "probes/masks",
+        "probes/scale_and_bias",
+        "query_offsets",
+        "windows",
+    )
     chosen = [f"{name}/*" for name in files]
     said = run("export", "onnx", str(tmp_path), *chosen, "--dtype", "float64", "--no-cache")
     assert "sinks, which the operator does not have" in said
