@@ -85,8 +85,12 @@ def make_gradients(
 
 def with_gradients(backend: Any, **functions: Operation) -> SimpleNamespace:
     """Return a backend that has these functions, and the gradients of each, as its framework takes them."""
-    gradients = {f"{name}_gradients": make_gradients(each, backend.gradients) for name, each in functions.items()}
-    return with_functions(backend, functions | gradients)
+
+    def gradients(*given: Any, **more: Any) -> Any:  # of which a backend in a script for a bug report has none
+        return backend.gradients(*given, **more)
+
+    differentiated = {f"{name}_gradients": make_gradients(each, gradients) for name, each in functions.items()}
+    return with_functions(backend, functions | differentiated)
 
 
 def absorbed(

@@ -158,10 +158,10 @@ def _own(path: Path) -> Path:
 
 
 def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
-    with OutputError.where(path):
+    with OutputError.where(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(pieces)
+    with OutputError.where(path), path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(pieces)
 
 
 def write_junit(frames: Frames, path: Path) -> None:
