@@ -208,7 +208,7 @@ def test_a_case_that_kills_workers_is_one_crash(runs: Runs) -> None:
         ("small/small/b-weights", "killer.eager")
     ]
     # Dask gives it up after two deaths here, and then it is tried alone.
-    assert "worker died 3 times with this evaluation" in crashes["message"].item()
+    assert "worker died 4 times with this evaluation" in crashes["message"].item()
     assert (summary.exit_code, summary.evaluations, len(units_of(found))) == (ExitCode.NOT_RUN, 8, 8)
     assert set(found.rows[found.rows["verdict"] != "crash"]["verdict"]) == {"agree"}
 

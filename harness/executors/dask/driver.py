@@ -220,6 +220,8 @@ def fetched(future: Future) -> Any:
 
 
 _LOOK_SECONDS = 0.2
+_TURNS_ALONE = 2
+"""How often an evaluation has to kill a worker alone: the first one may have been dying of another evaluation."""
 
 
 @dataclass(frozen=True)
@@ -238,10 +240,12 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
     unit = suspect.unit
     batch, groups, answers = pack(plan, [unit]), serving(cluster, unit), []
     for group in groups:
-        needs = cluster.groups[group].implementation.needs
-        key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}"
-        somebody = _somebody(cluster, needs, look)
-        answer = _call_on(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
+        needs, answer = cluster.groups[group].implementation.needs, None
+        for turn in range(_TURNS_ALONE):
+            key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}-{turn}"
+            if answer is None:
+                somebody = _somebody(cluster, needs, look)
+                answer = _call_on(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
         answers.append(_crashed(suspect) if answer is None else answer)
     key = f"judge-{cluster.job.name}-alone-{unit.position}"
     somebody = _somebody(cluster, {}, look)
@@ -253,7 +257,7 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
 
 
 def _crashed(suspect: QuarantinedUnit) -> GroupOutcomes:
-    times = suspect.deaths + 1
+    times = suspect.deaths + _TURNS_ALONE
     reason = f"the cluster's worker died {times} times with this evaluation, the last time with nothing beside it"
     return GroupOutcomes((Failure("crash", reason),), {}, 0.0)
 
