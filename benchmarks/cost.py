@@ -155,9 +155,9 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            plain = case.problem(convert_inputs(case, exact_inputs, dtype).arrays).canonical()
+            plain = case.problem(convert_inputs(case, exact_inputs, dtype).arrays).lowered().canonical()
             try:
-                times = _case_times(case.operation, plain.options, plain.inputs, dtype, repetitions)
+                times = _case_times(plain, dtype, repetitions)
             except OutsideDomain:
                 continue
             oracle.append((times["oracle"].median, case.id, dtype))
@@ -169,15 +169,16 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     return table((count, "median, CPU ms", "largest, CPU ms", "sum, CPU s", "largest is"), rows)
 
 
-def _case_times(
-    operation: str, options: Mapping[str, Any], arrays: Arrays, dtype: str, repetitions: int
-) -> dict[str, Times]:
-    exact = {name: enclosure.high for name, enclosure in exact_stages(Problem(operation, options, arrays)).items()}
+def _case_times(problem: Problem, dtype: str, repetitions: int) -> dict[str, Times]:
+    def anew() -> Problem:  # a problem keeps what was made of it
+        return Problem(problem.operation, problem.options, problem.inputs)
+
+    exact = {name: enclosure.high for name, enclosure in exact_stages(anew()).items()}
     rounding = rounding_model_named(EAGER[dtype], dtype)
     return measure(
         {
-            "oracle": lambda: exact_stages(Problem(operation, options, arrays)),
-            "bounds": lambda: accumulated_bounds(Problem(operation, options, arrays), rounding, exact),
+            "oracle": lambda: exact_stages(anew()),
+            "bounds": lambda: accumulated_bounds(anew(), rounding, exact),
         },
         repetitions,
     )
