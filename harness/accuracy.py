@@ -24,7 +24,8 @@ from attncheck.execution.padding import padded_call
 from attncheck.execution.runner import Group, GroupRunner, lone_runner, task_of
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
-from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose
+from attncheck.judging.judge_implementation import judge_and_diagnose
+from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import own_empty_rows
@@ -32,6 +33,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.classes import PRESETS
+from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
 _MAX_ELEMENTS = 1 << 14
@@ -121,14 +123,14 @@ def measure_accuracy(
     used, computed, wrong_anyhow = dict.fromkeys(names, 0.0), 0, []
     for case, found in _judged(implementation, chosen, dtype, limits, names):
         computed += 1
-        failing = [name for name, judged in found.items() if any(each.verdict.exit_code for each in judged.judgements)]
+        failing = [name for name, judgements in found.items() if any(each.verdict.exit_code for each in judgements)]
         if len(failing) == len(names):
             wrong_anyhow.append(case.id)
             continue
         for name in failing:
             wrong[name].append(case.id)
-        for name, judged in found.items():
-            errors = [error for each in judged.judgements for error in (each.accumulated, each.introduced)]
+        for name, judgements in found.items():
+            errors = [error for each in judgements for error in (each.accumulated, each.introduced)]
             used[name] = max([used[name], *(error.ratio for error in errors if error is not None)])
     uses = [ClassUse(name, wrong[name], used[name]) for name in names]
     uses.sort(key=lambda use: (len(use.wrong), -use.used if not use.wrong else use.used))
@@ -137,7 +139,11 @@ def measure_accuracy(
 
 def _judged(
     implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits, names: Sequence[str]
-) -> Iterator[tuple[Case, Mapping[str, JudgedStages]]]:
+) -> Iterator[tuple[Case, Mapping[str, Sequence[StageJudgement]]]]:
+    """Yield the cases that it computes, with its stages by class, but for those that are right by its own convention.
+
+    The errors of these are measured against the case's.
+    """
     expected = expected_failures_of([implementation.entry.name])
     with lone_runner(Group(implementation, (dtype,)), limits) as runner:
         for case in cases:
@@ -146,11 +152,11 @@ def _judged(
             if not isinstance(outcome, Computed):
                 continue
             truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages), implementation.reads_calls_as)
-            own = own_empty_rows(implementation, expected, case.id, dtype)
-            by_class = {
-                name: judge_and_diagnose(truth, outcome.stages, case.stage_shapes, name, own, diagnoses=False)
-                for name in names
-            }
+            own = replace(own_empty_rows(implementation, expected, case.id, dtype), is_asked=not outcome.not_asked)
+            by_class: dict[str, list[StageJudgement]] = {}
+            for name in names:
+                judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, name, own, diagnoses=False)
+                by_class[name] = [stage for stage in judged.judgements if stage.verdict is not Verdict.SEMANTIC]
             yield case, by_class
 
 
