@@ -100,16 +100,16 @@ for (const width of [380, 768, 1280]) {
   check(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `${width} pixels: nothing runs over`);
   await picture(page, `width-${width}`);
 }
-for (const colorScheme of ["light", "dark"]) {
-  page = await open({ colorScheme, bypassCSP: true });
-  await picture(page, colorScheme);
+for (const [colorScheme, width] of [["light", 1280], ["dark", 1280], ["light", 390]]) {
+  page = await open({ colorScheme, width, bypassCSP: true });
+  await picture(page, `${colorScheme}-${width}`);
   await page.evaluate(() => {
     for (const one of [...document.querySelectorAll("details")].slice(0, 60)) one.open = true;
     document.head.append(Object.assign(document.createElement("style"), { textContent: "*{content-visibility:visible!important}" }));
   });
   await page.addScriptTag({ content: axe });
   const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
-  check(violations.length === 0, `axe-core, ${colorScheme}: ${violations.length} violations`);
+  check(violations.length === 0, `axe-core, ${colorScheme}, ${width} pixels: ${violations.length} violations`);
   for (const { id, nodes } of violations) console.log(`     ${id}: ${nodes.length} times, first ${nodes[0].html.slice(0, 160)}`);
 }
 page = await open();
