@@ -196,9 +196,8 @@ def _reasons(unsupported: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Return what each case lacks: that a dtype is lacking says least, as other dtypes of the case tell more."""
     reasons: dict[str, tuple[str, str]] = {}
     for row in records(unsupported.drop_duplicates(["case", "lacks", "message"])):
-        lacks = row["lacks"] if isinstance(row["lacks"], str) else ""
         if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
-            reasons[row["case"]] = (lacks, str(row["message"]))
+            reasons[row["case"]] = (row["lacks"] or "", str(row["message"]))
     return reasons
 
 
@@ -437,7 +436,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     widest = min((str(row["dtype"]) for row in rows), key=DTYPES.index)
     by_index = {str(row["index"]): row for row in rows if row["dtype"] == widest}
     numbers = tuple((index, str(row["printed"]), _value_text(row["exact"])) for index, row in by_index.items())
-    called = rows[0]["called"] if isinstance(rows[0]["called"], str) and rows[0]["called"] else stage
+    called = rows[0]["called"] or stage
     if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
     sentences = [
@@ -446,7 +445,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     ]
     more = len(sentences) - _MAX_NUMBERS
     rest = [f"And {counted(more, 'more number')} of it"] if more > 0 else []
-    hints = Counter(str(row["hint"]) for row in by_index.values() if isinstance(row["hint"], str))
+    hints = Counter(row["hint"] for row in by_index.values() if row["hint"] is not None)
     rest += [
         f"{hint[0].upper()}{hint[1:]}"
         if count == len(numbers)
@@ -460,7 +459,7 @@ def _beside(row: Mapping[str, Any]) -> str:
     """Write an exact answer with as many digits as tell it from what is printed, which may be no plain number."""
     try:
         return told_apart(float(row["printed"]), row["exact"])[1]
-    except ValueError:
+    except (TypeError, ValueError):
         return _value_text(row["exact"])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.reports.cells import State
-from attncheck.reports.frames import Frames, by_key, documents_of, index_of, once_for_frames, records
+from attncheck.reports.frames import Frames, by_key, documents_of, once_for_frames, records
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text
 from attncheck.spec import DTYPES
@@ -77,7 +77,7 @@ class Computation:
         """Return its inputs and exact stages, with what is printed wrongly in them; empty where none were kept."""
         printed: dict[str, dict[str, str]] = {}
         for row in self.numbers or ():
-            if row["verdict"] == Verdict.MISPRINT and index_of(row):
+            if row["verdict"] == Verdict.MISPRINT and row["index"]:
                 printed.setdefault(row["stage"], {})[row["index"]] = str(row["printed"])
         kept = next(iter(self.kept.values()), None)
         return drawings_of(self.case, kept, in_columns=self.in_columns, printed=printed) if kept else ()
@@ -198,8 +198,8 @@ def _numbers(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: Kep
     firsts: dict[str, Record] = {}
     by_index: dict[str, dict[tuple[str, str], Record]] = {}
     for row in rows:
-        firsts.setdefault(index_of(row), row)
-        by_index.setdefault(index_of(row), {})[row["environment"], row["implementation"]] = row
+        firsts.setdefault(row["index"] or "", row)
+        by_index.setdefault(row["index"] or "", {})[row["environment"], row["implementation"]] = row
     present = set().union(*by_index.values())
     columns = [column for column in frames.columns if column.key in present]
     is_printed = expected["basis"] != "unprinted"
@@ -218,7 +218,7 @@ def _numbers(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: Kep
 
 def _printed(first: Record, rows: Collection[Record]) -> Inline:
     """Write a number as it is printed, and that it is wrong where the exact answer misses it."""
-    printed = Mark(first["printed"] if isinstance(first["printed"], str) else "")
+    printed = Mark(first["printed"] or "")
     misses = {bool(row["xfail"]) for row in rows if row["verdict"] == Verdict.MISPRINT}
     mark = "erratum" if misses == {True} else "misprint"
     return Coloured((printed, " ", Mark(mark, "strong")), mark) if misses else printed
@@ -246,7 +246,7 @@ def _half_unit(row: Mapping[str, Any]) -> float:
 def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return beside(row["reference"], "float64", 0.0)
-    index = index_from(index_of(row))  # a single number stands at no index
+    index = index_from(row["index"] or "")  # a single number stands at no index
     if exact is None or len(index) != exact.ndim or any(i >= n for i, n in zip(index, exact.shape, strict=True)):
         return ""
     return beside(float(exact[index]), "float64", _half_unit(row))
@@ -314,8 +314,10 @@ def spread_sentence(pairs: Rows, stage: str) -> str:
 
 def _matrix(dtype: str, rows: Rows, expected: Record) -> Block:
     """Lay the exact numbers out in the document's rows, in fewer digits."""
-    places = {index: index_from(element(index, expected)[1:-1]) or (0,) for index in map(index_of, rows)}
-    exact = {places[index_of(row)]: row["reference"] for row in reversed(rows)}
+    places = {
+        index: index_from(element(index, expected)[1:-1]) or (0,) for index in {row["index"] or "" for row in rows}
+    }
+    exact = {places[row["index"] or ""]: row["reference"] for row in reversed(rows)}
     matrix: dict[str, list[str]] = {}
     for (*row, _), value in sorted(exact.items()):
         matrix.setdefault(written_element(row) if row else "", []).append(f"{np.float64(value):.8g}")

@@ -310,7 +310,7 @@ def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell,
         SubElement(test, "system-out").text = f"{cell.verdict}: the document's, reported among the printed numbers"
     elif cell.state is State.XFAIL:
         row = notes[State.XFAIL][key]
-        lines = [f"xfail {cell.verdict}", _text(row["reason"]) or _text(row["message"]), _text(row["thread"])]
+        lines = [f"xfail {cell.verdict}", row["reason"] or row["message"], row["thread"]]
         SubElement(test, "system-out").text = xml_text("\n".join(filter(None, lines)))
     elif cell.state is State.ERRATUM:
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
@@ -381,13 +381,8 @@ def add_result(test: Element, kind: str, message: str, its_type: str = "") -> El
 _COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
-def _in_words(message: object, verdict: str) -> str:
-    text = _text(message)
-    return text if text.startswith(verdict) else f"{verdict}: {text}" if text else verdict
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _in_words(message: str | None, verdict: str) -> str:
+    return verdict if not message else message if message.startswith(verdict) else f"{verdict}: {message}"
 
 
 def xml_text(text: str) -> str:

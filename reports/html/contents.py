@@ -268,7 +268,7 @@ class CaseDetails(NamedTuple):
         for dtype, cell in self.row[column].items():
             own = self.rows.get((*column.key, dtype), {})
             stages = [_stage_cell(own[stage]) if stage in own else None for stage in self.stages]
-            padded = next((row["padded"] for row in own.values() if isinstance(row["padded"], str)), "")
+            padded = next((row["padded"] for row in own.values() if row["padded"] is not None), "")
             yield dtype, cell, stages if any(stages) else (), padded, str(own[""]["message"]) if "" in own else ""
 
 
@@ -298,7 +298,7 @@ def case_details(
 def _stage_cell(row: Mapping[str, Any]) -> StageCell:
     if row["verdict"] == Verdict.UNVERIFIED:
         return StageCell("?", "", "", "")
-    tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if isinstance(tier, str) and tier != "within"]
+    tiers = [tier for tier in (row["tier"], row["introduced_tier"]) if tier not in (None, "within")]
     open_ = "?" if not pd.isna(row["unjudged"]) and row["unjudged"] else ""  # elements without an exact answer
     # in the order of the alphabet, the worst first
     mark = row["verdict"] if row["state"] else min(tiers, default=open_)

@@ -125,10 +125,10 @@ def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
 
 def _reason(rows: list[dict[str, Any]]) -> Iterator[Text]:
     """Yield why a failure is expected, where one says so."""
-    expected = next((row for row in rows if row["xfail"] and isinstance(row["reason"], str)), None)
+    expected = next((row for row in rows if row["xfail"] and row["reason"] is not None), None)
     if expected is None:
         return
-    thread = expected["thread"] if isinstance(expected["thread"], str) else ""
+    thread = expected["thread"] or ""
     where: Inline = (" (", Mark(thread, "link", address_of(thread)), ")") if thread else ""
     yield Text((Mark("Expected failure:", "strong"), f" {expected['reason']}", where))
 
@@ -153,7 +153,7 @@ _WORST = ("stage", "verdict", "element", "computed", "should be", "difference", 
 
 def _worst(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Block]:
     """Yield a table of the element of each stage, or the number, at which the two differ most."""
-    named = [_worst_cells(row, case) for row in rows if isinstance(row["index"], str)][:_MAX_ROWS]
+    named = [_worst_cells(row, case) for row in rows if row["index"] is not None][:_MAX_ROWS]
     if named:
         yield Table("The worst element of each stage", _WORST, named, "lllrrrrl")
     if len(rows) > _MAX_ROWS:
@@ -163,7 +163,7 @@ def _worst(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Bloc
 
 def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inline, ...]:
     is_number, exact, printed = row["against"] == "number", row.get("exact"), row.get("printed")
-    against = f"the printed {printed}" if is_number and isinstance(printed, str) else _AGAINST.get(row["against"], "")
+    against = f"the printed {printed}" if is_number and printed is not None else _AGAINST.get(row["against"], "")
     # A number is shown beside the exact answer too, and stands itself where there is none.
     should_be = exact if is_number and exact is not None and not pd.isna(exact) else row["reference"]
     return (
