@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attncheck.reports.heatmaps import INK, Picture, drawing, picture_of
+from attncheck.showing.heatmaps import INK, Picture, drawing, picture_of
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
 

@@ -31,9 +31,9 @@ from attncheck.reading.expected_failures import ExpectedFailureEntry
 from attncheck.reports.frames import COLUMNS, NUMBERS, PAIRS, RESULTS
 from attncheck.reports.frames import PROPERTIES as PROPERTY_COLUMNS
 from attncheck.reports.json_documents import Document, ErrorDocument, Record, Row, fields_of
-from attncheck.reports.json_schema import DOCUMENTS, records, summary_of
 from attncheck.reports.survey import document_of, read_findings
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
+from attncheck.showing.json_schema import DOCUMENTS, records, summary_of
 from attncheck.spec import OPERATIONS, PROPERTIES, SCORE_INPUTS, STAGES, InputSpec
 from attncheck.spec.classes import PARTS, PRESETS
 

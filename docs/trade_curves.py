@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from attncheck.judging.truth import find_truth
 from attncheck.reading.lowering import Problem
-from attncheck.reports.heatmaps import Picture, drawing, picture_of
+from attncheck.showing.heatmaps import Picture, drawing, picture_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from traded_kernels import KERNELS, declared

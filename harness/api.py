@@ -88,8 +88,8 @@ class CheckResult:
         Args:
             most: How many failing cases are explained.
         """
-        from attncheck.reports.explanation import explanation_text
         from attncheck.reports.failure_patterns import in_common_lines, simplicity
+        from attncheck.showing.explanation import explanation_text
 
         if not self.failures:
             return str(self)

@@ -159,7 +159,7 @@ class ImplementationJudge:
         from attncheck.execution.call import Limits
         from attncheck.explain import explain_again, failure_seen_now
         from attncheck.reading.case import case_record
-        from attncheck.reports.explanation import explanation_text
+        from attncheck.showing.explanation import explanation_text
 
         explained, lines = seen, []
         if before and _REPEATED[self.implementation.name] >= _MAX_REPEATED:

@@ -44,8 +44,7 @@ from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.frames import Frames, environment_facts, failing, make_frames, records
-from attncheck.reports.json_documents import opening
-from attncheck.reports.json_schema import BisectionDocument, DifferenceDocument, DifferenceRecord
+from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening
 from attncheck.reports.markdown import page_text
 from attncheck.reports.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.sections import Block, Items, Mark, Page, Section, Table, Text

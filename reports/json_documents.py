@@ -253,6 +253,46 @@ class PropertiesDocument(Document):
     properties: Annotated[Sequence[PropertyRecord], "A record for each way in which a property was asked."]
 
 
+class DifferenceRecord(Record):
+    """What changed between two results. The columns of its rows are those of the files of `attncheck diff --output`."""
+
+    before: Annotated[str, "The first results."]
+    after: Annotated[str, "The second."]
+    compared: Annotated[int, "Evaluations that both have."]
+    only: Annotated[Sequence[int], "Evaluations that only the first has, and only the second."]
+    sentences: Annotated[Sequence[str], "What changed, the worst first."]
+    verdicts: Annotated[Sequence[Row], "Verdicts that changed; change is worse, better or other."]
+    errors: Annotated[Sequence[Row], "Errors that grew or shrank by more than rounding explains."]
+    expected_failures: Annotated[Sequence[Row], "How often failures happened that are expected, where that changed."]
+    cases: Annotated[Sequence[Row], "Cases that only one of the two has, or that are not the same."]
+    environments: Annotated[Sequence[Row], "Versions, processors and settings that differ."]
+
+
+class DifferenceDocument(DifferenceRecord, Document):
+    """diff: what changed between two results. Its failures are the verdicts that got worse."""
+
+
+class ReleaseRecord(Record):
+    """What a release came to."""
+
+    release: Annotated[str, "Its version."]
+    right: Annotated[int, "Evaluations that agree."]
+    failing: Annotated[int, "Evaluations that fail."]
+    unsupported: Annotated[int, "Evaluations that it does not support."]
+    worse: Annotated[int | None, "Verdicts that got worse with it; null of the first."]
+    better: Annotated[int | None, "Verdicts that got better."]
+    other: Annotated[int | None, "Verdicts that changed otherwise."]
+
+
+class BisectionDocument(Document):
+    """bisect: what several releases gave."""
+
+    distribution: Annotated[str, "What was released."]
+    releases: Annotated[Sequence[ReleaseRecord], "What each release came to, the oldest first."]
+    steps: Annotated[Sequence[DifferenceRecord], "What changed from each to the next."]
+    missed: Annotated[Mapping[str, str], "Releases that could not be run, and why."]
+
+
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Numbers that JSON cannot hold, as texts; float() of Python and Number() of JavaScript read them."""
 _SURROGATE = re.compile("[\ud800-\udfff]")

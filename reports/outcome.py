@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.explain import NUMBERS, Explanation
-from attncheck.reading.case import case_record
+from attncheck.explain import NUMBERS
 from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import commands_again, defects, first_commands
@@ -20,7 +19,6 @@ from attncheck.reports.failure_patterns import in_common, shape_text
 from attncheck.reports.frames import Frames, by_key, failing, once_for_frames, records
 from attncheck.reports.summary import findings, make_summary, verdict_table
 from attncheck.results.format import Row
-from attncheck.verdicts import Verdict
 from attncheck.wording import index_from
 
 AGAIN = ("explain", "repro")
@@ -51,26 +49,27 @@ def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]
 def _failure(frames: Frames, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> json_documents.Failure:
     case = frames.cases[row["case"]]
     shown = next((each for each in rows if each["stage"] == row["stage"]), rows[0] if rows else None)
-    diagnosed = next((each["diagnosis"] for each in rows if isinstance(each.get("diagnosis"), str)), None)
+    diagnosed = next((each["diagnosis"] for each in rows if each.get("diagnosis") is not None), None)
     numbers = _NONE_NAMED if shown is None else {**_numbers_of_row(shown), "diagnosis": diagnosed or None}
     of_implementation = bool(row["implementation"] and row["dtype"])
     return json_documents.Failure(
         **{key: row[key] for key in (*_KEYS, "verdict", "stage", "message", "rows")},
         **numbers,
-        **_of_case(case),
+        **facts_of_case(case),
         next=list(commands_again(frames, row, AGAIN)) if of_implementation else [],
     )
 
 
-def _of_case(case: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a failure says of its case."""
     return {"file": case["file"], "line": case["line"], "shape": shape_text(case), "tags": list(case["tags"])}
 
 
 def _numbers_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of the element that a row names. In frames, what is not there is NaN."""
-    against = _text(row.get("against"))
+    against = row.get("against")
     ratio = row.get("introduced_ratio") if against == "step" else row.get("ratio")
-    if _text(row["index"]) is None:
+    if row["index"] is None:
         return {**_NONE_NAMED, "ratio": _number(ratio)}
     return {
         "element_stage": row["stage"],
@@ -89,10 +88,6 @@ def _element(index: str) -> list[int] | None:
     return list(index_from(index)) if not index or _ELEMENT.fullmatch(index) else None
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
@@ -100,38 +95,6 @@ def _number(value: Any) -> float | None:
 def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
     """Return a frame's rows; a cell without a value is None."""
     return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in records(frame)]
-
-
-def failure_of(explanation: Explanation, commands: Sequence[str]) -> json_documents.Failure | None:
-    """Return the failure of an explanation; None where nothing is wrong, or where that was expected."""
-    unexpected = [stage for stage in explanation.failing_stages if stage not in explanation.expected_failures]
-    if not unexpected:
-        return None
-    judgement = explanation.first_failing
-    return json_documents.Failure(
-        implementation=explanation.implementation,
-        environment="",
-        case=explanation.case.id,
-        dtype=explanation.dtype,
-        verdict=str(judgement.verdict if judgement else explanation.failure.partition(":")[0]),
-        stage=explanation.begins_at,
-        **explanation.numbers,
-        message=explanation.failure if judgement is None else judgement.message,
-        rows=len(unexpected),
-        next=list(commands),
-        **_of_case(case_record(explanation.case, {})),
-    )
-
-
-def verdict_of(explanation: Explanation) -> str:
-    """Return the verdict of the first stage that is wrong, or of the call; agree, or unverified, where nothing is."""
-    if explanation.failure:
-        return explanation.failure.partition(":")[0]
-    judgement = explanation.first_failing
-    if judgement is not None:
-        return judgement.verdict.value
-    verdicts = {each.verdict for each in explanation.judgements}
-    return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
 
 
 def first_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:

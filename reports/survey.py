@@ -11,7 +11,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -19,16 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
-from attncheck.conventions import Measured
-from attncheck.errors import ExitCode, ResultsError
+from attncheck.errors import ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import Frames, by_key
-from attncheck.reports.json_documents import opening
-from attncheck.reports.json_schema import ConventionsDocument
-from attncheck.reports.sections import Inline, Mark, Table
-from attncheck.reports.terminal import print_lines
+from attncheck.reports.sections import Inline, Mark
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
 from attncheck.verdicts import ALL_CASES, PropertyOutcome, Verdict
@@ -383,66 +379,3 @@ def _finding(path: Path, heading: re.Match[str], body: str) -> Finding:
     around = body[: script.start()].strip() + "\n\n" + body[script.end() :].strip()
     said = _LINK.sub(r"\1", around.strip())
     return Finding(heading["library"], heading["release"], heading["title"], said, script["script"])
-
-
-Conventions = Mapping[str, Sequence[Measured]]
-"""What was measured of each implementation, by its name and dtype, in the order of the questions."""
-
-
-def print_conventions(measured: Conventions) -> None:
-    """Print a line for each question, and below what is declared wrongly, or has to be declared."""
-    rows = []
-    for answers in zip(*measured.values(), strict=True):
-        question = answers[0].question
-        expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
-        rows.append((f"{question.name}: {question.asks}", expected, *map(_cell, answers)))
-    table = Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
-    print_lines([table, *(f"{name}: {line}" for name, answers in measured.items() for line in _notes(answers))])
-
-
-def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
-    """Return the same for programs."""
-    answers = [answer for each in measured.values() for answer in each]
-    counts = {
-        "answers": sum(answer.kind in ("measured", "open") for answer in answers),
-        "unlike attncheck's cases": sum(answer.departs for answer in answers),
-        "unlike what is declared": sum(answer.contradicts for answer in answers),
-    }
-    return ConventionsDocument.derive(
-        {"implementations": measured},
-        **opening("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
-        notes=[
-            *(f"{name} is not installed" for name in missing),
-            *(f"{name}: {line}" for name, each in measured.items() for line in _notes(each)),
-        ],
-    )
-
-
-def _cell(answer: Measured) -> str:
-    if answer.kind in ("unsupported", "failed"):
-        return answer.kind
-    return f"{answer.means} (differs)" if answer.departs else answer.means
-
-
-def _notes(answers: Sequence[Measured]) -> Iterator[str]:
-    for answer in answers:
-        if answer.contradicts:
-            yield f"it declares {answer.declared} for {answer.question.name}, and gives {answer.means}"
-    if declared := {answer.declares: answer.declaration for answer in answers if answer.declaration}:
-        yield f"declare what it does: attention.conventions = {json.dumps(declared)}"
-    departing = [answer for answer in answers if answer.departs and not (answer.declaration or answer.declared)]
-    if departing:
-        yield f"attncheck's cases mean otherwise: {_names(departing)}"
-    if inexact := [answer for answer in answers if not answer.is_exact]:
-        yield f"less accurate than it declares, and recognised all the same: {_names(inexact)}"
-    for answer in answers:
-        if answer.kind == "failed":
-            yield f"{answer.question.name} failed: {answer.means}"
-    unsupported = [answer for answer in answers if answer.kind == "unsupported"]
-    for reason in dict.fromkeys(answer.means for answer in unsupported):
-        without = [answer for answer in unsupported if answer.means == reason]
-        yield f"not asked ({reason})" + ("" if len(without) == len(answers) else f": {_names(without)}")
-
-
-def _names(answers: Sequence[Measured]) -> str:
-    return "; ".join(answer.question.name for answer in answers)

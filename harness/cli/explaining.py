@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from attncheck.explain import Explanation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
-    from attncheck.reports.json_schema import ScriptDocument
     from attncheck.results.last_failed import Checked
+    from attncheck.showing.json_schema import ScriptDocument
 
 
 _EXPLAINED = Path("results/explained")
@@ -67,7 +67,7 @@ def explain(
     The case is computed again, in a fresh process, and judged stage by stage. If a check found it wrong and the fresh
     process does not, the case is repeated after the calls that came before it in the check.
     """
-    from attncheck.reports.explanation import explanation_document, print_explanation
+    from attncheck.showing.explanation import explanation_document, print_explanation
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     explained = _explanation_of(subject, limits)
@@ -152,10 +152,9 @@ def repro(
 def _script_document(
     explained: Explanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
-    from attncheck.reports.explanation import answer_of, of_case
     from attncheck.reports.json_documents import opening
-    from attncheck.reports.json_schema import ScriptDocument
-    from attncheck.reports.outcome import failure_of
+    from attncheck.showing.explanation import answer_of, failure_of, of_case
+    from attncheck.showing.json_schema import ScriptDocument
 
     failure = failure_of(explained, [command, *_commands(subject, limits, ("explain",))])
     return ScriptDocument(
@@ -202,9 +201,9 @@ def _reduced(explained: Explanation, subject: _CaseSubject, limits: Limits) -> t
 
 def _script(explained: Explanation, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
-    from attncheck.reports.explanation import explanation_text
     from attncheck.repro import repro_script
     from attncheck.searching.search import element_of
+    from attncheck.showing.explanation import explanation_text
 
     return repro_script(
         explained.case,

@@ -232,7 +232,7 @@ def schema(
     if tags and results:
         raise UsageError("--tags and --results are two schemas: give one")
     if results:
-        from attncheck.reports.json_schema import results_schema
+        from attncheck.showing.json_schema import results_schema
 
         typer.echo(results_schema(), nl=False)
         return
@@ -268,7 +268,7 @@ def show(
 
     Numbers that a document prints stand beside the exact ones.
     """
-    from attncheck.reports.show import image_format, print_case, save_case, work_out
+    from attncheck.showing.show import image_format, print_case, save_case, work_out
 
     if save is not None:
         image_format(save)  # before anything takes time
@@ -276,7 +276,7 @@ def show(
     shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
     written = [] if save is None else save_case(shown, save)
     if as_json:
-        from attncheck.reports.show import case_document
+        from attncheck.showing.show import case_document
 
         print_document(case_document(shown, [str(path) for path in written]))
     elif save is None:

@@ -39,7 +39,7 @@ def print_document(document: Document) -> None:
 def outcome_of(command: str, code: int, answer: str, **fields: Any) -> Document:
     """Return the document of a command, with the fields that every one begins with and its own."""
     from attncheck.reports.json_documents import opening
-    from attncheck.reports.json_schema import DOCUMENTS
+    from attncheck.showing.json_schema import DOCUMENTS
 
     return DOCUMENTS[command](**opening(command, code, answer), **fields)
 

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from attncheck.execution.programs import Rule
     from attncheck.properties.run import PropertyQuestion
     from attncheck.reports.json_documents import Document
-    from attncheck.reports.json_schema import AccuracyDocument
     from attncheck.results.format import Row
     from attncheck.searching.search import Search
+    from attncheck.showing.json_schema import AccuracyDocument
 
 
 @app.command(
@@ -85,9 +85,9 @@ def search(
     exit code is 1 if something was found, and 3 if nothing could be judged.
     """
     from attncheck.explain import find_implementation
-    from attncheck.reports.explanation import print_search, search_document
     from attncheck.searching.findings import SearchFolder, WorkerJudge
     from attncheck.searching.search import Search, SearchRequest
+    from attncheck.showing.probes import print_search, search_document
     from attncheck.spec import OPERATIONS
 
     if operation is not None and operation not in OPERATIONS:
@@ -231,9 +231,9 @@ def reduce(
     case fails, and 0 if there is nothing to reduce.
     """
     from attncheck.explain import find_implementation
-    from attncheck.reports.explanation import reduction_document, reduction_lines
     from attncheck.searching.findings import write_case
     from attncheck.searching.search import reduce_case
+    from attncheck.showing.probes import reduction_document, reduction_lines
 
     found, _ = select_one(case)
     chosen_dtype = dtype_of(found, dtype)
@@ -399,7 +399,7 @@ def conventions(
     otherwise, and 3 if nothing could be measured.
     """
     from attncheck.conventions import ask_all
-    from attncheck.reports.survey import conventions_document, print_conventions
+    from attncheck.showing.probes import conventions_document, print_conventions
 
     limits = allowed.limits()
     chosen = _chosen(implementations, function, limits)
@@ -461,7 +461,7 @@ def accuracy(
 
 def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
     from attncheck.reports.json_documents import opening
-    from attncheck.reports.json_schema import AccuracyDocument
+    from attncheck.showing.json_schema import AccuracyDocument
 
     by_dtype = ("computed", "declared", "wrong_anyhow", "classes")
     return AccuracyDocument.derive(
@@ -509,7 +509,7 @@ def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
 
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> Document:
     from attncheck.commands import joined
-    from attncheck.reports.json_schema import RuleRecord
+    from attncheck.showing.json_schema import RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
     said = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"

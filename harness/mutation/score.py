@@ -46,9 +46,9 @@ from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records
 from attncheck.reports.json_documents import opening
-from attncheck.reports.json_schema import MutantsDocument
 from attncheck.reports.outcome import rows_of
 from attncheck.reports.terminal import plain_console
+from attncheck.showing.json_schema import MutantsDocument
 from attncheck.spec import STAGES
 
 SEED_STEP = 1_000_003

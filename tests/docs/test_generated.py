@@ -33,7 +33,7 @@ from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expec
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
-from attncheck.reports.json_schema import DOCUMENTS, results_schema
+from attncheck.showing.json_schema import DOCUMENTS, results_schema
 from attncheck.spec import OPERATIONS
 
 SCHEMA = DOCS / "reference" / "results.schema.json"

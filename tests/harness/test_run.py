@@ -28,13 +28,13 @@ from attncheck.reading.expected_failures import (
     recorded_empty_rows,
 )
 from attncheck.reading.selection import select_cases
-from attncheck.reports.explanation import explanation_text
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import EXACT, FORMAT, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.showing.explanation import explanation_text
 from attncheck.spec import DTYPES
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

@@ -37,8 +37,8 @@ from tables import CASES
 from attncheck import accuracy
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
-from attncheck.reports.json_schema import results_schema
 from attncheck.results.reader import read_run
+from attncheck.showing.json_schema import results_schema
 
 DATA: dict[str, Any] = yaml.load(Path(__file__).with_name("sessions.yaml").read_text("utf-8"), yaml.CSafeLoader)
 TEXTS, SESSIONS = CASES | DATA["texts"], DATA["sessions"]

@@ -21,7 +21,6 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.documents import Computation, documents, expectation_parts
 from attncheck.reports.failure_patterns import in_common_lines, length_maps, lengths_of
 from attncheck.reports.frames import Frames
-from attncheck.reports.heatmaps import Picture, heatmaps
 from attncheck.reports.html.contents import drawn_lengths
 from attncheck.reports.html.evidence import heat_of
 from attncheck.reports.panels import (
@@ -38,8 +37,9 @@ from attncheck.reports.panels import (
     short_number,
 )
 from attncheck.reports.sections import Coloured, Details, Figure, Mark, OnPage, Table, Text
-from attncheck.reports.show import image_format, matrix_text, print_case, save_case, work_out
 from attncheck.reports.terminal import plain_text
+from attncheck.showing.heatmaps import Picture, heatmaps
+from attncheck.showing.show import image_format, matrix_text, print_case, save_case, work_out
 
 
 @pytest.fixture(scope="module")

@@ -23,16 +23,16 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
 from attncheck.reports.documents import beside, element
-from attncheck.reports.explanation import inputs_line, of_case
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import opening
-from attncheck.reports.json_schema import ArrayRecord, CaseDocument, NumberRecord
 from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row
+from attncheck.showing.explanation import inputs_line, of_case
+from attncheck.showing.json_schema import ArrayRecord, CaseDocument, NumberRecord
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from attncheck.reports.heatmaps import Format
+    from attncheck.showing.heatmaps import Format
 
 Array = NDArray[Any]
 
@@ -122,7 +122,7 @@ def _numbers(
 
 
 def holds(row: Row) -> bool:
-    """Whether the exact answer is what is printed: within half a unit, and what the inputs' rounding moves it by."""
+    """Return whether the exact answer is as printed: within half a unit, and what the inputs' rounding moves it by."""
     if row.verdict == Verdict.NONFINITE or row.difference is None or row.allowed is None:
         return False
     if row.value is None or row.reference is None or not np.isfinite(row.reference):
@@ -133,7 +133,7 @@ def holds(row: Row) -> bool:
 
 
 def outcome_of(row: Row) -> str:
-    """Say in a word or two what became of a printed number."""
+    """Return in a word or two what became of a printed number."""
     if row.allowed is None:
         return "not compared"
     return "holds" if holds(row) else "erratum" if row.xfail else "does not hold"
@@ -243,7 +243,7 @@ def save_case(shown: Shown, path: Path) -> list[Path]:
     What does not fit on a page goes on several: of a PDF into one file, else into FILE-1.png, FILE-2.png and so on.
     Raises ``OutputError`` where a file cannot be written.
     """
-    from attncheck.reports.heatmaps import heatmap_document, heatmap_pages, heatmaps
+    from attncheck.showing.heatmaps import heatmap_document, heatmap_pages, heatmaps
 
     kind = image_format(path)
     pages = heatmap_pages([panel for drawing in shown.drawings for panel in drawing.panels])

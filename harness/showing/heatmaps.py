@@ -37,7 +37,7 @@ PAPER = "#fffffe"
 _DOTS_PER_INCH = 150
 _FONT_SIZE = 8.0
 _MAX_LETTERS = 4000
-"""What an accessible name may be long; whoever wants every number has them in tables."""
+"""Letters of an accessible name; whoever wants every number has them in tables."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "figure.facecolor": PAPER,

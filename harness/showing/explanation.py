@@ -1,18 +1,15 @@
-"""One case on one implementation, stage by stage, and what a search or a reduction found: for people and as JSON."""
+"""One case on one implementation, stage by stage: for people and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import StringIO
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from attncheck.errors import ExitCode
-from attncheck.explain import NUMBERS, Explanation, Repetition
+from attncheck.explain import Explanation, Repetition
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
@@ -20,23 +17,12 @@ from attncheck.reading.model import TagEntry
 from attncheck.reading.shapes import show
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import Failure, opening
-from attncheck.reports.json_schema import (
-    CaseRecord,
-    ExplanationDocument,
-    ReductionDocument,
-    SearchDocument,
-    StageRecord,
-)
-from attncheck.reports.outcome import failure_of, first_of_each, verdict_of
+from attncheck.reports.outcome import facts_of_case
 from attncheck.reports.sections import Table
 from attncheck.reports.terminal import Line, print_lines
+from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, StageRecord
 from attncheck.verdicts import Verdict
 from attncheck.wording import at_most, written_element, written_ratio
-
-if TYPE_CHECKING:
-    from attncheck.searching.concrete import ConcreteCase
-    from attncheck.searching.findings import Finding
-    from attncheck.searching.search import ReducedCase, Search
 
 _MAX_CALLS = 10
 """Calls that are listed."""
@@ -92,7 +78,7 @@ def _explanation_lines(explanation: Explanation, tags: Mapping[str, TagEntry]) -
 
 
 def _repetition(repeated: Repetition) -> Iterator[str]:
-    """Say that a fresh process does not show a failure, and what it takes."""
+    """Yield that a fresh process does not show a failure, and what it takes."""
     since = f" {repeated.remark}." if repeated.remark else ""
     calls = f"the {repeated.before:,} calls" if repeated.before > 1 else "the call"
     yield "In a fresh process nothing is wrong with this case."
@@ -114,7 +100,7 @@ def _repetition(repeated: Repetition) -> Iterator[str]:
 
 
 def _how_many(repeated: Repetition) -> str:
-    """Say how many of the calls before it a failure takes."""
+    """Return how many of the calls before it a failure takes, in words."""
     needed, before = len(repeated.needed or ()), repeated.before
     if before == 1:
         return "the call"
@@ -125,11 +111,12 @@ def _how_many(repeated: Repetition) -> str:
 
 
 def inputs_line(case: Case) -> str:
-    """Say what goes in: the inputs' shapes, the options."""
-    return _given_line(case.input_shapes, case.options)
+    """Write what goes in: the inputs' shapes, the options."""
+    return given_line(case.input_shapes, case.options)
 
 
-def _given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, object]) -> str:
+def given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, object]) -> str:
+    """Write the inputs' shapes and the options."""
     inputs = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
     return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
@@ -154,7 +141,7 @@ def _stages(explanation: Explanation) -> Table:
 
 
 def _conditions(explanation: Explanation) -> Iterator[str]:
-    """Say what the condition is, and that agreement is no accuracy where numbers are ill-conditioned."""
+    """Yield what the condition is, and that agreement is no accuracy where numbers are ill-conditioned."""
     if not explanation.conditioning:
         return
     yield "condition: median error bound, in ulps of the result."
@@ -186,7 +173,7 @@ def _story(explanation: Explanation) -> list[str]:
 
 
 def _nothing_wrong(explanation: Explanation) -> list[str]:
-    """Say that what was judged is right, and what was not judged."""
+    """Return that what was judged is right, and what was not judged."""
     open_ = [f"{each.stage}: {each.message}." for each in explanation.judgements if each.unjudged]
     if not open_:
         return ["Every stage is within its error bound of the exact answer."]
@@ -231,8 +218,40 @@ def explanation_document(explanation: Explanation, code: ExitCode, commands: Seq
     )
 
 
+def failure_of(explanation: Explanation, commands: Sequence[str]) -> Failure | None:
+    """Return the failure of an explanation; None where nothing is wrong, or where that was expected."""
+    unexpected = [stage for stage in explanation.failing_stages if stage not in explanation.expected_failures]
+    if not unexpected:
+        return None
+    judgement = explanation.first_failing
+    return Failure(
+        implementation=explanation.implementation,
+        environment="",
+        case=explanation.case.id,
+        dtype=explanation.dtype,
+        verdict=str(judgement.verdict if judgement else explanation.failure.partition(":")[0]),
+        stage=explanation.begins_at,
+        **explanation.numbers,
+        message=explanation.failure if judgement is None else judgement.message,
+        rows=len(unexpected),
+        next=list(commands),
+        **facts_of_case(case_record(explanation.case, {})),
+    )
+
+
+def verdict_of(explanation: Explanation) -> str:
+    """Return the verdict of the first stage that is wrong, or of the call; agree, or unverified, where nothing is."""
+    if explanation.failure:
+        return explanation.failure.partition(":")[0]
+    judgement = explanation.first_failing
+    if judgement is not None:
+        return judgement.verdict.value
+    verdicts = {each.verdict for each in explanation.judgements}
+    return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
+
+
 def answer_of(explanation: Explanation) -> str:
-    """Say in a line what an implementation does with a case."""
+    """Return in a line what an implementation does with a case."""
     who = f"{explanation.implementation} in {explanation.dtype}"
     if explanation.failure:
         return f"{who}: {explanation.failure}"
@@ -251,122 +270,3 @@ def _stage(judgement: StageJudgement, explanation: Explanation) -> StageRecord:
         condition=explanation.conditioning.get(judgement.stage),
         expected_failure=explanation.expected_failures.get(judgement.stage, ""),
     )
-
-
-Commands = Mapping[str, Sequence[str]]
-"""What to run for each finding, by its file."""
-
-
-def print_search(search: Search, commands: Commands) -> None:
-    """Print how much was searched, and every finding with its case, its script and what to run."""
-    print_lines(search_lines(search, commands))
-
-
-def search_lines(search: Search, commands: Commands) -> Iterator[str]:
-    """Yield what is printed of a search."""
-    for finding in search.folder.findings:
-        yield from _finding_lines(finding, search.folder.path, commands[finding.file])
-        yield ""
-    for finding in search.fixed:
-        yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
-    for reason, count in search.known.most_common():
-        yield f"Known, in {count:,} problem{'' if count == 1 else 's'}: {reason}"
-    found, name = len(search.folder.findings), search.judge.implementation.name
-    refused = f", {search.refused:,} of them unsupported" if search.refused else ""
-    interrupted = ", interrupted" if search.is_interrupted else ""
-    yield f"{name}: {search.asked:,} problems{refused}{interrupted}; {found or 'no'} finding{'' if found == 1 else 's'}"
-
-
-def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
-    yield finding.title
-    yield f"  {finding.element}"
-    if finding.needs_calls:
-        yield f"  not in a fresh process: after up to {finding.needs_calls} other calls, or by chance"
-    else:
-        smallest = "" if finding.is_smallest else ", perhaps not the smallest"
-        yield f"  problem {finding.problem} in {finding.dtype}, reduced in {finding.tries} tries{smallest}"
-    yield f"  case    {folder / finding.file}"
-    if finding.script:
-        yield f"  script  {folder / finding.script}"
-    yield from (f"  {command}" for command in commands)
-
-
-def search_document(search: Search, commands: Commands, code: ExitCode) -> SearchDocument:
-    """Return a search for programs."""
-    failures = [_failure(each, search, commands[each.file]) for each in search.folder.findings]
-    return SearchDocument.derive(
-        search,
-        **opening("search", code, list(search_lines(search, commands))[-1]),
-        failures=failures,
-        next=first_of_each(failures),
-        seconds=round(search.seconds, 1),
-        no_longer_failing=[each.file for each in search.fixed],
-    )
-
-
-def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failure:
-    numbers = dict.fromkeys(NUMBERS) | dict(finding.numbers)
-    path = str(search.folder.path / finding.file)
-    return Failure(
-        implementation=search.judge.implementation.name,
-        environment="",
-        case=path,
-        file=path,
-        line=None,
-        dtype=finding.dtype,
-        verdict=finding.symptom.verdict,
-        stage=finding.symptom.stage,
-        **{name: numbers[name] for name in NUMBERS},
-        message=finding.element,
-        shape=" ".join(f"{letter}={length}" for letter, length in finding.lengths.items()),
-        tags=[],
-        rows=1,
-        next=list(commands),
-    )
-
-
-def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:
-    """Yield what is printed of a reduction."""
-    from attncheck.searching.search import element_of
-
-    assert reduced.problem is not None, "there is nothing to say of a case that does not fail"
-    if reduced.original is not None:
-        yield f"before   {shape_line(reduced.original)}"
-    yield f"reduced  {shape_line(reduced.problem)}"
-    yield f"  {element_of(reduced.explanation)}"
-    smallest = "nothing smaller fails alike" if reduced.is_smallest else "it may not be the smallest"
-    yield f"{path}: {reduced.tries} tries; {smallest}"
-    yield from (f"  {command}" for command in commands)
-
-
-def reduction_document(
-    case: Case, reduced: ReducedCase, path: Path | None, commands: Sequence[str]
-) -> ReductionDocument:
-    """Return a reduction for programs; ``path`` is None where the case does not fail."""
-    from attncheck.searching.search import element_of
-
-    explanation = reduced.explanation
-    failure = failure_of(explanation, commands)
-    if failure is not None and path is not None:
-        failure = replace(failure, case=str(path), file=str(path), line=None)
-    of_both = [shape_line(each) if each is not None else "" for each in (reduced.original, reduced.problem)]
-    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(explanation)}"
-    code, answer = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
-    if path is not None:
-        code, answer = ExitCode.DISAGREE, fails
-    return ReductionDocument.derive(
-        reduced,
-        **opening("reduce", code, answer),
-        failures=[] if failure is None or path is None else [failure],
-        next=[] if path is None else list(commands),
-        case=case.id,
-        file=path,
-        before=of_both[0],
-        reduced=of_both[1],
-    )
-
-
-def shape_line(problem: ConcreteCase) -> str:
-    """Say a problem's operation, shapes and options."""
-    shapes = {name: array.shape for name, array in problem.inputs.items()}
-    return f"{problem.operation}: {_given_line(shapes, problem.options)}"

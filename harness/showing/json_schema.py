@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from attncheck.reports.json_documents import (
     NOT_FINITE,
     SCHEMA,
+    BisectionDocument,
+    DifferenceDocument,
     Document,
     ErrorDocument,
     Outcome,
@@ -46,7 +48,7 @@ class Errors(Record):
 
 
 class ConditionRecord(Record):
-    """How large the error bounds of a stage are beside its numbers."""
+    """Sizes of a stage's error bounds beside its numbers."""
 
     median: Annotated[float, "The bound in units of rounding the number itself, in the median."]
     largest: Annotated[float, "The largest."]
@@ -182,48 +184,8 @@ class ReductionDocument(Document):
     is_smallest: Annotated[bool, "Whether nothing smaller fails alike."]
 
 
-class DifferenceRecord(Record):
-    """What changed between two results. The columns of its rows are those of the files of `attncheck diff --output`."""
-
-    before: Annotated[str, "The first results."]
-    after: Annotated[str, "The second."]
-    compared: Annotated[int, "Evaluations that both have."]
-    only: Annotated[Sequence[int], "Evaluations that only the first has, and only the second."]
-    sentences: Annotated[Sequence[str], "What changed, the worst first."]
-    verdicts: Annotated[Sequence[Row], "Verdicts that changed; change is worse, better or other."]
-    errors: Annotated[Sequence[Row], "Errors that grew or shrank by more than rounding explains."]
-    expected_failures: Annotated[Sequence[Row], "How often failures happened that are expected, where that changed."]
-    cases: Annotated[Sequence[Row], "Cases that only one of the two has, or that are not the same."]
-    environments: Annotated[Sequence[Row], "Versions, processors and settings that differ."]
-
-
-class DifferenceDocument(DifferenceRecord, Document):
-    """diff: what changed between two results. Its failures are the verdicts that got worse."""
-
-
-class ReleaseRecord(Record):
-    """What a release came to."""
-
-    release: Annotated[str, "Its version."]
-    right: Annotated[int, "Evaluations that agree."]
-    failing: Annotated[int, "Evaluations that fail."]
-    unsupported: Annotated[int, "Evaluations that it does not support."]
-    worse: Annotated[int | None, "Verdicts that got worse with it; null of the first."]
-    better: Annotated[int | None, "Verdicts that got better."]
-    other: Annotated[int | None, "Verdicts that changed otherwise."]
-
-
-class BisectionDocument(Document):
-    """bisect: what several releases gave."""
-
-    distribution: Annotated[str, "What was released."]
-    releases: Annotated[Sequence[ReleaseRecord], "What each release came to, the oldest first."]
-    steps: Annotated[Sequence[DifferenceRecord], "What changed from each to the next."]
-    missed: Annotated[Mapping[str, str], "Releases that could not be run, and why."]
-
-
 class Meaning(Record):
-    """What an implementation means by one question."""
+    """The meaning that an implementation has in one question."""
 
     convention: Annotated[str, "The question.", "question.name"]
     asks: Annotated[str, "It in words.", "question.asks"]
@@ -263,7 +225,7 @@ class AccuracyDocument(Document):
 
 
 class FindingRecord(Record):
-    """What a search keeps of a failure, besides its record among the failures, which are in the same order."""
+    """A failure as a search keeps it, besides its record among the failures, which are in the same order."""
 
     title: Annotated[str, "It in a line."]
     verdict: Annotated[str, "One word of docs/reference/verdicts.md.", "symptom.verdict"]

@@ -1,0 +1,208 @@
+"""Findings of a search, a reduced case, and conventions as they were measured: for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attncheck.conventions import Measured
+from attncheck.errors import ExitCode
+from attncheck.explain import NUMBERS
+from attncheck.reading.case import Case
+from attncheck.reports.json_documents import Failure, opening
+from attncheck.reports.outcome import first_of_each
+from attncheck.reports.sections import Table
+from attncheck.reports.terminal import print_lines
+from attncheck.showing.explanation import failure_of, given_line
+from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument, SearchDocument
+
+if TYPE_CHECKING:
+    from attncheck.searching.concrete import ConcreteCase
+    from attncheck.searching.findings import Finding
+    from attncheck.searching.search import ReducedCase, Search
+
+Commands = Mapping[str, Sequence[str]]
+"""Commands to run for each finding, by its file."""
+
+
+def print_search(search: Search, commands: Commands) -> None:
+    """Print how much was searched, and every finding with its case, its script and what to run."""
+    print_lines(search_lines(search, commands))
+
+
+def search_lines(search: Search, commands: Commands) -> Iterator[str]:
+    """Yield what is printed of a search."""
+    for finding in search.folder.findings:
+        yield from _finding_lines(finding, search.folder.path, commands[finding.file])
+        yield ""
+    for finding in search.fixed:
+        yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
+    for reason, count in search.known.most_common():
+        yield f"Known, in {count:,} problem{'' if count == 1 else 's'}: {reason}"
+    found, name = len(search.folder.findings), search.judge.implementation.name
+    refused = f", {search.refused:,} of them unsupported" if search.refused else ""
+    interrupted = ", interrupted" if search.is_interrupted else ""
+    yield f"{name}: {search.asked:,} problems{refused}{interrupted}; {found or 'no'} finding{'' if found == 1 else 's'}"
+
+
+def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
+    yield finding.title
+    yield f"  {finding.element}"
+    if finding.needs_calls:
+        yield f"  not in a fresh process: after up to {finding.needs_calls} other calls, or by chance"
+    else:
+        smallest = "" if finding.is_smallest else ", perhaps not the smallest"
+        yield f"  problem {finding.problem} in {finding.dtype}, reduced in {finding.tries} tries{smallest}"
+    yield f"  case    {folder / finding.file}"
+    if finding.script:
+        yield f"  script  {folder / finding.script}"
+    yield from (f"  {command}" for command in commands)
+
+
+def search_document(search: Search, commands: Commands, code: ExitCode) -> SearchDocument:
+    """Return a search for programs."""
+    failures = [_failure(each, search, commands[each.file]) for each in search.folder.findings]
+    return SearchDocument.derive(
+        search,
+        **opening("search", code, list(search_lines(search, commands))[-1]),
+        failures=failures,
+        next=first_of_each(failures),
+        seconds=round(search.seconds, 1),
+        no_longer_failing=[each.file for each in search.fixed],
+    )
+
+
+def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failure:
+    numbers = dict.fromkeys(NUMBERS) | dict(finding.numbers)
+    path = str(search.folder.path / finding.file)
+    return Failure(
+        implementation=search.judge.implementation.name,
+        environment="",
+        case=path,
+        file=path,
+        line=None,
+        dtype=finding.dtype,
+        verdict=finding.symptom.verdict,
+        stage=finding.symptom.stage,
+        **{name: numbers[name] for name in NUMBERS},
+        message=finding.element,
+        shape=" ".join(f"{letter}={length}" for letter, length in finding.lengths.items()),
+        tags=[],
+        rows=1,
+        next=list(commands),
+    )
+
+
+def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:
+    """Yield what is printed of a reduction."""
+    from attncheck.searching.search import element_of
+
+    assert reduced.problem is not None, "there is nothing to say of a case that does not fail"
+    if reduced.original is not None:
+        yield f"before   {shape_line(reduced.original)}"
+    yield f"reduced  {shape_line(reduced.problem)}"
+    yield f"  {element_of(reduced.explanation)}"
+    smallest = "nothing smaller fails alike" if reduced.is_smallest else "it may not be the smallest"
+    yield f"{path}: {reduced.tries} tries; {smallest}"
+    yield from (f"  {command}" for command in commands)
+
+
+def reduction_document(
+    case: Case, reduced: ReducedCase, path: Path | None, commands: Sequence[str]
+) -> ReductionDocument:
+    """Return a reduction for programs; ``path`` is None where the case does not fail."""
+    from attncheck.searching.search import element_of
+
+    explanation = reduced.explanation
+    failure = failure_of(explanation, commands)
+    if failure is not None and path is not None:
+        failure = replace(failure, case=str(path), file=str(path), line=None)
+    of_both = [shape_line(each) if each is not None else "" for each in (reduced.original, reduced.problem)]
+    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(explanation)}"
+    code, answer = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
+    if path is not None:
+        code, answer = ExitCode.DISAGREE, fails
+    return ReductionDocument.derive(
+        reduced,
+        **opening("reduce", code, answer),
+        failures=[] if failure is None or path is None else [failure],
+        next=[] if path is None else list(commands),
+        case=case.id,
+        file=path,
+        before=of_both[0],
+        reduced=of_both[1],
+    )
+
+
+def shape_line(problem: ConcreteCase) -> str:
+    """Write a problem's operation, shapes and options."""
+    shapes = {name: array.shape for name, array in problem.inputs.items()}
+    return f"{problem.operation}: {given_line(shapes, problem.options)}"
+
+
+Conventions = Mapping[str, Sequence[Measured]]
+"""Answers of each implementation, by its name and dtype, in the order of the questions."""
+
+
+def print_conventions(measured: Conventions) -> None:
+    """Print a line for each question, and below what is declared wrongly, or has to be declared."""
+    rows = []
+    for answers in zip(*measured.values(), strict=True):
+        question = answers[0].question
+        expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
+        rows.append((f"{question.name}: {question.asks}", expected, *map(_meaning_cell, answers)))
+    table = Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
+    print_lines(
+        [table, *(f"{name}: {line}" for name, answers in measured.items() for line in _convention_notes(answers))]
+    )
+
+
+def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
+    """Return the same for programs."""
+    answers = [answer for each in measured.values() for answer in each]
+    counts = {
+        "answers": sum(answer.kind in ("measured", "open") for answer in answers),
+        "unlike attncheck's cases": sum(answer.departs for answer in answers),
+        "unlike what is declared": sum(answer.contradicts for answer in answers),
+    }
+    return ConventionsDocument.derive(
+        {"implementations": measured},
+        **opening("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
+        notes=[
+            *(f"{name} is not installed" for name in missing),
+            *(f"{name}: {line}" for name, each in measured.items() for line in _convention_notes(each)),
+        ],
+    )
+
+
+def _meaning_cell(answer: Measured) -> str:
+    if answer.kind in ("unsupported", "failed"):
+        return answer.kind
+    return f"{answer.means} (differs)" if answer.departs else answer.means
+
+
+def _convention_notes(answers: Sequence[Measured]) -> Iterator[str]:
+    for answer in answers:
+        if answer.contradicts:
+            yield f"it declares {answer.declared} for {answer.question.name}, and gives {answer.means}"
+    if declared := {answer.declares: answer.declaration for answer in answers if answer.declaration}:
+        yield f"declare what it does: attention.conventions = {json.dumps(declared)}"
+    departing = [answer for answer in answers if answer.departs and not (answer.declaration or answer.declared)]
+    if departing:
+        yield f"attncheck's cases mean otherwise: {_names(departing)}"
+    if inexact := [answer for answer in answers if not answer.is_exact]:
+        yield f"less accurate than it declares, and recognised all the same: {_names(inexact)}"
+    for answer in answers:
+        if answer.kind == "failed":
+            yield f"{answer.question.name} failed: {answer.means}"
+    unsupported = [answer for answer in answers if answer.kind == "unsupported"]
+    for reason in dict.fromkeys(answer.means for answer in unsupported):
+        without = [answer for answer in unsupported if answer.means == reason]
+        yield f"not asked ({reason})" + ("" if len(without) == len(answers) else f": {_names(without)}")
+
+
+def _names(answers: Sequence[Measured]) -> str:
+    return "; ".join(answer.question.name for answer in answers)
