@@ -237,6 +237,7 @@ def no_leaked_threads() -> Iterator[None]:
         if _children() - children and _came_back(heard):
             raise Misbehaved("forked, and the child process came back from the call")
         frames = sys._current_frames()
+        del frames[threading.get_ident()]  # it refers to this dictionary: a cycle that would keep the call's arrays
         new = [thread for thread in threading.enumerate() if thread not in threads | excused and thread.is_alive()]
         left = [thread.name for thread in new if _may_compute(thread, frames)]
         if left:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -300,6 +301,20 @@ def test_a_thread_that_a_framework_starts_is_its_own_affair_and_any_other_a_faul
     for leak in leaks:
         with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), no_leaked_threads():
             leak()
+
+
+def test_a_call_keeps_nothing_for_the_garbage_collector() -> None:
+    def call() -> weakref.ref[Any]:
+        held = np.zeros(3)
+        with no_leaked_threads():
+            pass
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPoolExecutor, ThreadPool])
