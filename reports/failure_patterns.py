@@ -150,17 +150,16 @@ def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) 
     cases = [frames.cases[case] for case in names]
     fails, passes = np.zeros(len(cases), dtype=bool), np.zeros(len(cases), dtype=bool)
     fails[of_case[failing]] = passes[of_case[~failing]] = True
-    if not (fails & passes).any():  # all dtypes of a case are alike: cases are counted
-        found = _fitting(case_features(cases), fails, 1.0)
-        noun = "case"
-    else:
+    ways: list[tuple[str, Holds, Iterator[Feature], float]] = [("case", fails, case_features(cases), 1.0)]
+    if (fails & passes).any():  # some dtypes of a case fail: at first these count, then cases of which any does
         of_evaluations = (Feature(each.text, each.holds[of_case], each.tile) for each in case_features(cases))
         features = (each for part in (dtype_features(judged["dtype"].tolist()), of_evaluations) for each in part)
-        found = _fitting(features, failing, len(cases) / len(failing))  # dtypes of a case are no cases of their own
-        noun = "evaluation"
+        # Dtypes of a case are no cases of their own.
+        ways = [("evaluation", failing, features, len(cases) / len(failing)), *ways]
+    fitting = ((*way[:2], _fitting(*way[1:], looks=len(ways))) for way in ways)
+    noun, of, found = next((way for way in fitting if way[2]), ("", failing, None))
     if found is None:
         return None
-    of = fails if noun == "case" else failing
     failed, held = int((of & found.holds).sum()), int(found.holds.sum())
     return FailurePattern(
         column,
@@ -176,8 +175,11 @@ def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) 
     )
 
 
-def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feature | None:
-    """Return the feature that tells failing from passing, else what comes closest, of single features and pairs."""
+def _fitting(failing: Holds, features: Iterator[Feature], weight: float, *, looks: int) -> Feature | None:
+    """Return the feature that tells failing from passing, else what comes closest, of single features and pairs.
+
+    It is one of so many ``looks`` at the same failing cases.
+    """
     candidates: list[Feature] = []
     nearly_all: list[Feature] = []
     seen: set[bytes] = set()
@@ -192,7 +194,7 @@ def _fitting(features: Iterator[Feature], failing: Holds, weight: float) -> Feat
             candidates.append(feature)
         elif int(feature.holds[failing].sum()) >= most:
             nearly_all.append(feature)
-    test = _Test(int(failing.sum()), len(failing), len(seen), weight)
+    test = _Test(int(failing.sum()), len(failing), len(seen) * looks, weight)
     for feature in candidates:
         if int(feature.holds.sum()) == test.failing:
             return feature if test.is_evident(test.failing, test.all) else None

@@ -332,6 +332,12 @@ def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: J
     # A dtype is a feature of evaluations.
     [found] = in_common(judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths)))
     assert (found.where, found.noun) == ("the dtype is float32 and H differs from Hkv", "evaluation")
+    # Where each fails in one dtype and passes in the other, a case counts of which any fails.
+    wide = [case["line"] for case in corpus if lengths_of(case)["D"] > 64]
+    [found] = in_common(
+        judged(corpus, lambda case, lengths, dtype: lengths["D"] > 64 and dtype == DTYPES[case["line"] % 2])
+    )
+    assert (found.where, found.noun, found.failing, found.holding) == ("D > 64", "case", len(wide), len(wide))
 
 
 def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
