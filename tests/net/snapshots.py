@@ -216,7 +216,7 @@ def _published(folder: Path) -> str:
     lines = ("publish before --published kept", "publish --check after --published kept")
     lines = (*lines, "survey before --output survey", "survey --check after --output survey")
     texts = [command(line) for line in lines]
-    pages = sorted(path for name in ("kept", "survey") for path in (folder / name).rglob("*.md"))
+    pages = sorted((*(folder / "kept").iterdir(), folder / "survey" / "README.md"))
     texts += [f"== {path.relative_to(folder)}\n{path.read_text(encoding='utf-8')}" for path in pages]
     texts.append(f"== survey/index.html\n{_of_page(folder / 'survey' / 'index.html')}")
     return _without_version("\n".join(texts))

@@ -44,7 +44,6 @@ def pair(hand: Any) -> Callable[..., Difference]:
 
 
 TABLES = tables_beside(__file__)
-AGREES: dict[str, Any] = {}
 FAILS, KNOWN = TABLES["fails"], TABLES["expected"]
 STALE = {"verdict": "xpass", "stage": "", "message": "no longer happens"}
 
@@ -61,14 +60,7 @@ def test_a_verdict_got_worse_where_it_fails_and_did_not_or_gives_nothing_and_did
     assert compared(*map(hand.run, spared)).exit_code == 0
 
 
-def test_a_failure_says_where_it_begins_and_what_happened(pair: Callable[..., Difference], hand: Any) -> None:
-    for before, after, said in (
-        (AGREES, FAILS, ("", "weights", "wrong now")),
-        (FAILS, AGREES, ("weights", "", "before: wrong now")),
-    ):
-        (row,) = pair(before, after).verdicts.to_dict("records")
-        assert (row["before_stage"], row["after_stage"], row["message"]) == said
-    # At another stage it changed, and in other words it did not.
+def test_another_stage_is_a_change_and_another_message_is_none(pair: Callable[..., Difference], hand: Any) -> None:
     assert list(pair(FAILS, FAILS | {"begins_at": "scores"}).verdicts["change"]) == ["other"]
     assert pair(FAILS, FAILS | {"message": "wrong by another digit"}).verdicts.empty
     # A stale entry does not hide what fails beside it.
@@ -106,19 +98,7 @@ def test_cases_that_one_lacks_or_that_are_not_the_same_are_told_and_their_errors
     assert (row["case_changed"], row["change"]) == (True, "worse")
 
 
-def test_versions_processors_implementations_and_expected_failures_that_differ_are_told(hand: Any) -> None:
-    rows = [{}, {"implementation": "torch.eager"}]
-    before = hand.run(rows, versions={"numpy.eager": "2.0", "torch.eager": "2.5"})
-    after = hand.run(rows[:1], versions={"numpy.eager": "2.4"}, cpu_features=["AVX2", "AMX"], processors=4)
-    found = {(row.change, row.what, row.before, row.after) for row in compared(before, after).environments.itertuples()}
-    assert found == {
-        ("changed", "numpy.eager", "2.0", "2.4"),
-        ("removed", "torch.eager", "2.5", ""),
-        ("changed", "processors", "2", "4"),
-        ("changed", "cpu features", "", "AMX"),
-        ("changed", "implementation numpy.eager", "2.0", "2.4"),
-        ("removed", "implementation torch.eager", "2.5", ""),
-    }
+def test_expected_failures_that_differ_are_told_by_their_reasons(hand: Any) -> None:
     before = hand.run([KNOWN, KNOWN | {"case": "file/two"}])
     after = hand.run([KNOWN, KNOWN | {"case": "file/two", "reason": "something else"}])
     known = {
@@ -198,17 +178,11 @@ def test_every_frame_has_its_columns_and_any_text_is_shown_as_it_is(everything: 
     assert files[0].keys() == {"diff.md"} | {f"diff_{name}.{kind}" for name in tables for kind in ("csv", "parquet")}
 
 
-def test_the_command_ends_with_one_where_something_got_worse_and_only_then(tmp_path: Path, hand: Any) -> None:
-    def diff(*arguments: str | Path) -> tuple[int, str, str]:
-        return command_here(["diff", *arguments])
-
+def test_the_command_ends_with_one_where_something_got_worse_and_only_then(hand: Any) -> None:
     good, bad = hand.run([{}], name="good"), hand.run([FAILS], name="bad")
-    assert diff(good, bad, "--output", tmp_path / "out")[0] == 1
-    assert diff(bad, good)[0] == 0
-    assert diff(bad, good, "--quiet") == (0, "", "")
-    assert "wrong now" in diff(good, bad, "--quiet")[1]
-    code, out, err = diff(good, hand.run([{"implementation": "torch.eager"}]))
-    assert (code, out, err.count("\n"), err.startswith("attncheck: ")) == (2, "", 1, True), "it cannot compare"
+    assert command_here(["diff", bad, good, "--quiet"]) == (0, "", "")
+    code, out, _ = command_here(["diff", good, bad, "--quiet"])
+    assert (code, "wrong now" in out) == (1, True)
 
 
 def changes_of(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> pd.DataFrame:

@@ -50,7 +50,7 @@ from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import section_lines, verdict_section
 from attncheck.reports.outcome import failures_of, outcome_document
 from attncheck.reports.terminal import print_summary
-from attncheck.reports.write import render_junit, write_junit, write_report, xml_text
+from attncheck.reports.write import write_junit, write_report, xml_text
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import Verdict
@@ -260,29 +260,6 @@ def test_the_summary_stays_short_and_fits_into_what_is_left(hand: Any, tmp_path:
         assert path.stat().st_size <= MAX_SUMMARY_BYTES
     with pytest.raises(OutputError, match=r"the summary .* cannot be written: [^\n]+$"):
         append_summary("text", tmp_path)
-
-
-def parse(frames: Frames) -> Element:
-    """Parse the XML, and hold it against the schema and its own counts."""
-    root = ElementTree.fromstring("".join(render_junit(frames)).encode("utf-8"))
-    held_to_schema(root)
-    for suite in root:
-        counted = [len(suite.findall(f"testcase{tag}")) for tag in ("", "/failure", "/error", "/skipped")]
-        assert [int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")] == counted
-    for name in ("tests", "failures", "errors"):
-        assert int(root.attrib[name]) == sum(int(suite.attrib[name]) for suite in root)
-    return root
-
-
-def test_what_is_wrong_is_a_failure_and_what_did_not_come_to_an_end_is_an_error(hand: Any) -> None:
-    wrong, ended = ("numeric", "nonfinite", "semantic", "shape", "dtype"), ("crash", "error", "timeout")
-    rows = [{"case": f"file/{verdict}", "verdict": verdict, "message": "off"} for verdict in wrong]
-    rows += [{"case": f"file/{verdict}", "verdict": verdict, "message": "off", "stage": ""} for verdict in ended]
-    root = parse(hand.frames(rows, again={"numpy.eager": ["a.py:f", "--framework", "torch"]}))
-    assert {failure.attrib["type"] for failure in root.iter("failure")} == set(wrong)
-    assert {error.attrib["type"] for error in root.iter("error")} == set(ended)
-    command = "attncheck explain file/crash a.py:f --dtype float64 --framework torch"
-    assert command in "".join(error.text or "" for error in root.iter("error"))
 
 
 def test_no_character_is_left_that_xml_cannot_hold_and_the_schema_holds_for_what_is_recorded() -> None:

@@ -77,13 +77,6 @@ def test_a_failing_cell_shows_its_numbers_and_how_to_see_it_again(failing_frames
     commands = [f"attncheck {name} file/one bad.eager --dtype float64" for name in ("explain", "repro")]
     assert texts(bad.all("pre", of_class="command")) == commands
     assert "Expected failure: It always was ( numpy/numpy#12 )" in old.text
-    # Pairs are counted both ways and lead to the worst case.
-    pairs = page.one("section", id="pairs")
-    disagree, near = "✗ 1 of 1 10 of the allowed", "✓ 0 of 1 0.5 of the allowed"
-    assert sorted(sorted(texts(row.all("td"))) for row in pairs.one("tbody").all("tr")) == sorted(
-        [sorted(["—", disagree, near]), sorted([disagree, "—", ""]), sorted([near, "", "—"])]
-    )
-    assert set(links(pairs)) == {"#case:file/one"}
 
 
 def test_dtypes_that_differ_are_told_apart_and_implementations_that_are_alike_share_a_cell(

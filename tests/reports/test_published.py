@@ -50,22 +50,13 @@ def command(*words: str | Path) -> tuple[int, str, str]:
     return command_here(words)
 
 
-def test_what_fails_or_is_known_is_published_with_its_place(tmp_path: Path, hand: Any) -> None:
-    known = {"case": "file/b", "verdict": "semantic", "xfail": True, "reason": "so"}
-    rows = [
-        {"case": "file/a", "verdict": "numeric", "begins_at": "scores"},
-        known | {"stage": "output"},
-        known,
-        {"case": "file/c", "stage": "", "verdict": "crash"},
-        {"case": "file/d"},
-        {"case": "file/d", "comparison": "printed", "verdict": "misprint", "xfail": True},
-    ]
-    publish(hand.frames(rows), tmp_path / "published")
+def test_what_is_known_is_published_with_its_first_place_and_an_erratum_with_none(tmp_path: Path, hand: Any) -> None:
+    known = {"case": "file/a", "verdict": "semantic", "xfail": True, "reason": "so"}
+    erratum = {"case": "file/b", "comparison": "printed", "verdict": "misprint", "xfail": True}
+    publish(hand.frames([known | {"stage": "output"}, known, {"case": "file/b"}, erratum]), tmp_path / "published")
     assert (tmp_path / "published" / "verdicts.csv").read_text().splitlines()[1:] == [
-        "file/a,numpy.eager,float64,numeric,scores,false",
-        "file/b,numpy.eager,float64,semantic,weights,true",
-        "file/c,numpy.eager,float64,crash,,false",
-        "file/d,numpy.eager,float64,misprint,,true",
+        "file/a,numpy.eager,float64,semantic,weights,true",
+        "file/b,numpy.eager,float64,misprint,,true",
     ]
 
 

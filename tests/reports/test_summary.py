@@ -18,7 +18,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports import ci
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.ci import Badge, annotation_lines, badge_of
-from attncheck.reports.coverage import coverage, unjudged
+from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
 from attncheck.reports.failure_patterns import (
     described,
@@ -158,18 +158,6 @@ def test_what_was_judged_and_what_the_rest_lacks(hand: Any) -> None:
     rows += [{"case": "file/b", "implementation": "mine.k"} | lacking("mask")]
     said = "mine.k: judged 1 of 2 cases; 1 unsupported: mask 1. The other: judged 2 of 2 cases"
     assert make_summary(hand.frames(rows)).judged == said
-
-
-def test_too_little_ends_a_comparison_with_3_and_is_told(hand: Any) -> None:
-    rows = [{}, {"implementation": "mine.kernel"} | lacking("mask")]
-    assert unjudged(hand.frames(rows)) == ()
-    frames = hand.frames(rows, asked={"by_name": ["mine.kernel"]})
-    line = "mine.kernel was asked for by name and not judged in the only case"
-    assert unjudged(frames) == (line,)
-    assert exit_code_of(frames) is ExitCode.NOT_RUN
-    assert make_summary(frames).sentences[0] == f"Too little was judged: {line}."
-    least = hand.frames(rows, asked={"min_judged": "50%"})
-    assert unjudged(least) == ("mine.kernel was judged in 0 of 1 cases; at least 50% have to be (min_judged)",)
 
 
 LEFT_OUT = UNSUPPORTED | {"lacks": "--all-cases", "message": "left out"}
