@@ -20,7 +20,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
-from attncheck.execution.worker import Computed
+from attncheck.execution.worker import Computed, Outcome
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.residuals import as_declared
@@ -30,7 +30,7 @@ from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.options import FunctionOptions
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import read_called
 from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
 from attncheck.results.records import changed
@@ -136,18 +136,31 @@ def explain_case(
 
     ``expected_failures`` of the implementation; None is what is bundled, and what the project names.
     """
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
         absent = f"unsupported: declares no {dtype}"
         return Explanation(case, dtype, implementation.name, "none", (), "", absent, lacks=(dtype,))
     if expected_failures is None:
         expected_failures = expected_failures_of([implementation.entry.name])
-    evaluation = (implementation.name, case.id, dtype)
-    task = task_of(case, inputs)
+    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
     group = Group(implementation, (dtype,))
     with nullcontext(runner) if runner else lone_runner(group, limits, with_neighbours=True) as worker:
-        outcome = worker.evaluate(task)
+        outcome = worker.evaluate(task_of(case, inputs))
+    return explain_outcome(case, implementation, dtype, inputs, outcome, expected_failures)
+
+
+def explain_outcome(
+    case: Case,
+    implementation: Implementation,
+    dtype: str,
+    inputs: Inputs,
+    outcome: Outcome,
+    expected_failures: Sequence[ExpectedFailure],
+) -> Explanation:
+    """Judge every stage of what an implementation returned for a case, in a dtype that it declares."""
+    rounding_model = implementation.rounding_model(dtype)
+    assert rounding_model is not None
+    evaluation = (implementation.name, case.id, dtype)
     if not isinstance(outcome, Computed):
         failure = f"{outcome.verdict}: {outcome.message}"
         found = reason_for(expected_failures, *evaluation, "", outcome.verdict)

@@ -8,22 +8,23 @@ that started it, too.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import pickle
 import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing import Pipe, current_process, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, local
 from time import monotonic, perf_counter, sleep
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
@@ -389,6 +390,73 @@ class WorkerProcess:
             end(self._process)
         self._asked.put(None)
         _living.discard(self)
+
+
+class WorkerProcesses:
+    """Calls functions side by side in processes of its own, as many as there are processors; ``close`` ends them.
+
+    A process starts where there is something to call, and calls ``prepare`` first. Where it dies, for want of memory
+    perhaps, or the function raises, the call is made here instead: whatever is wrong shows as it would without any.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[..., None],
+        *given: object,
+        processes: int | None = None,
+        during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """``given`` is what every process gets once; ``during`` is entered for every call."""
+        self._prepare, self._given, self._during = prepare, given, during
+        self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck calls")
+        self._own = local()
+        self._started: list[WorkerProcess] = []
+        self._here = Lock()
+        self._closed = False
+
+    def submit(
+        self, function: Callable[..., Answer], *arguments: object, otherwise: Callable[[], Answer] | None = None
+    ) -> Future[Answer]:
+        """Have a function of a module called; ``otherwise`` is called here where that fails, by default the same."""
+        return self._threads.submit(self._called, function, arguments, otherwise or partial(function, *arguments))
+
+    def close(self) -> None:
+        """End the processes; what has not been called is dropped."""
+        self._closed = True
+        for worker in self._started:
+            worker.end()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _called(
+        self, function: Callable[..., Answer], arguments: tuple[object, ...], otherwise: Callable[[], Answer]
+    ) -> Answer:
+        try:
+            worker = self._worker()
+            with self._during():
+                return worker.call(function, *arguments, seconds=math.inf)
+        except (WorkerDied, RemoteError):
+            self._end_worker()
+            if self._closed:
+                raise
+        with self._here:  # one at a time: memory may be what was missing
+            return otherwise()
+
+    def _worker(self) -> WorkerProcess:
+        """Return this thread's own process."""
+        if getattr(self._own, "worker", None) is None:
+            worker = WorkerProcess()
+            self._started.append(worker)
+            if self._closed:  # while it started; whoever closed may not have seen it
+                worker.end()
+            worker.call(self._prepare, *self._given, seconds=math.inf)
+            self._own.worker = worker
+        found: WorkerProcess = self._own.worker
+        return found
+
+    def _end_worker(self) -> None:
+        worker, self._own.worker = getattr(self._own, "worker", None), None
+        if worker is not None:
+            worker.end()
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from queue import Full, Queue, SimpleQueue
-from threading import Condition, Lock, local
+from threading import Condition, Lock
 from time import perf_counter, sleep
 from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
 from attncheck.attention.exact_array import SETTLED
-from attncheck.execution.call import RemoteError, WorkerDied, WorkerProcess
+from attncheck.execution.call import WorkerProcesses
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome, limit_threads
@@ -61,12 +61,8 @@ class JudgingProcesses:
         self, judge: Judge, cases: Sequence[Case], processes: int | None = None, times: Times | None = None
     ) -> None:
         self._judge, self._cases = judge, cases
-        self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck judges")
-        self._own = local()
-        self._living: list[WorkerProcess] = []
-        self._here = Lock()
-        self._closed = False
-        self._times = Times() if times is None else times
+        during = partial((Times() if times is None else times).of, "judging")
+        self._processes = WorkerProcesses(_prepare, judge, cases, processes=processes, during=during)
 
     def submit(
         self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
@@ -75,46 +71,13 @@ class JudgingProcesses:
 
         ``case`` is the place of its case, ``found`` what the store was seen to have, if somebody has looked.
         """
-        return self._threads.submit(self._judged, case, dtype, inputs, outcomes, found)
+        question = dtype, inputs, outcomes, found
+        judged_otherwise = lambda: (self._judge.judge(self._cases[case], *question), Counter[str]())  # noqa: E731
+        return self._processes.submit(_judge_here, case, *question, otherwise=judged_otherwise)
 
     def close(self) -> None:
         """End the processes; what has not been judged is dropped."""
-        self._closed = True
-        for worker in self._living:
-            worker.end()
-        self._threads.shutdown(cancel_futures=True)
-
-    def _judged(
-        self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
-    ) -> tuple[UnitResult, Counter[str]]:
-        try:
-            worker = self._worker()
-            with self._times.of("judging"):
-                return worker.call(_judge_here, case, dtype, inputs, outcomes, found, seconds=math.inf)
-        except (WorkerDied, RemoteError):
-            self._end_worker()
-            if self._closed:
-                raise
-        with self._here:  # one at a time: memory may be what was missing
-            return self._judge.judge(self._cases[case], dtype, inputs, outcomes, found), Counter()
-
-    def _worker(self) -> WorkerProcess:
-        """Return this thread's own process."""
-        if getattr(self._own, "worker", None) is None:
-            worker = WorkerProcess()
-            self._living.append(worker)
-            if self._closed:  # while it started; whoever closed may not have seen it
-                worker.end()
-            worker.call(limit_threads, 1, seconds=math.inf)
-            worker.call(_prepare, self._judge, self._cases, seconds=math.inf)
-            self._own.worker = worker
-        found: WorkerProcess = self._own.worker
-        return found
-
-    def _end_worker(self) -> None:
-        worker, self._own.worker = getattr(self._own, "worker", None), None
-        if worker is not None:
-            worker.end()
+        self._processes.close()
 
 
 _judge: Judge | None = None
@@ -124,6 +87,7 @@ _cases: Sequence[Case] = ()
 def _prepare(judge: Judge, cases: Sequence[Case]) -> None:
     """Called once in a judging process."""
     global _judge, _cases
+    limit_threads(1)
     _judge, _cases = judge, cases
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,11 +23,12 @@ from pydantic import TypeAdapter
 from attncheck.config import expected_failures_of
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.errors import CaseError, OutputError, UsageError
-from attncheck.execution.call import Limits
+from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
-from attncheck.execution.runner import GroupRunner, group_by_process
-from attncheck.explain import Explanation, explain_case
+from attncheck.execution.runner import GroupRunner, group_by_process, task_of
+from attncheck.execution.worker import Computed, limit_threads
+from attncheck.explain import Explanation, explain_case, explain_outcome
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -85,13 +87,14 @@ def symptom_of(explanation: Explanation) -> Symptom | None:
 
 @dataclass
 class WorkerJudge:
-    """Judges one problem after the other by the worker of an implementation, which was ``asked`` so many."""
+    """Judges problems that the worker of an implementation, which was ``asked`` so many, computes one by one."""
 
     implementation: Implementation
     limits: Limits
     expected_failures: Sequence[ExpectedFailure]
     asked: int = 0
     _runners: dict[str, GroupRunner[Any]] = field(default_factory=dict)
+    _judging: WorkerProcesses = field(default_factory=lambda: WorkerProcesses(limit_threads, 1))
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
 
@@ -117,12 +120,21 @@ class WorkerJudge:
 
     def explain(self, problem: ConcreteCase) -> Explanation:
         """Have a problem computed and judged. Raises ``CaseError`` where it is none."""
+        return self.begin(problem, beside=False).result()
+
+    def begin(self, problem: ConcreteCase, *, beside: bool) -> Future[Explanation]:
+        """Have a problem computed, and judged ``beside`` what comes next, or at once. Raises ``CaseError``."""
         case = self.read(problem)
-        found = explain_case(
-            case, self.implementation, problem.dtype, self.limits, self._runner(problem.dtype), self.expected_failures
-        )
+        inputs = convert_inputs(case, make_exact_inputs(case), problem.dtype)
+        outcome = self._runner(problem.dtype).evaluate(task_of(case, inputs))
         self.asked += 1
-        self._tidy()
+        question = case, self.implementation, problem.dtype, inputs, outcome, self.expected_failures
+        if beside and isinstance(outcome, Computed):
+            found = self._judging.submit(explain_outcome, *question)
+        else:
+            found = Future()
+            found.set_result(explain_outcome(*question))
+        found.add_done_callback(lambda _: self._tidy(case))
         return found
 
     def symptom(self, problem: ConcreteCase) -> Symptom | None:
@@ -136,12 +148,12 @@ class WorkerJudge:
         """Judge a problem in a process of its own. Raises ``CaseError`` where it is none."""
         case, known = self.read(problem), self.expected_failures
         found = explain_case(case, self.implementation, problem.dtype, self.limits, expected_failures=known)
-        self._tidy()
+        self._tidy(case)
         return found
 
-    def _tidy(self) -> None:
+    def _tidy(self, case: Case) -> None:
         """Remove the arrays of what was judged: there may be many thousands of problems."""
-        for path in Path(self._folder.name).glob("*.npy"):
+        for path in Path(self._folder.name).glob(f"{case.id.rpartition('/')[2]}-*.npy"):
             path.unlink()
 
     def _runner(self, dtype: str) -> GroupRunner[Any]:
@@ -153,6 +165,7 @@ class WorkerJudge:
 
     def close(self) -> None:
         """End the workers."""
+        self._judging.close()
         for runner in self._runners.values():
             runner.close()
         self._folder.cleanup()

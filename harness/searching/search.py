@@ -6,8 +6,9 @@ Any failing case of any file, reduced: what ``attncheck reduce`` and ``attncheck
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,6 +39,12 @@ MAX_FINDINGS = 20
 _SAVED_EVERY = 200
 """Problems between two times that the state is written."""
 
+_AHEAD = 16
+"""Problems that are computed before the first of them has to be judged, however many processes judge: the same number
+of problems is the same search anywhere."""
+_WORTH_PROCESSES = 64
+"""Problems that take as long as processes that judge take to start."""
+
 Say = Callable[[str], None]
 
 
@@ -56,6 +63,16 @@ class SearchRequest:
     def key(self) -> str:
         """The name of a sequence of problems, which follows from it and from what was noted of them."""
         return f"{self.seed} {self.operation or 'all'} {','.join(self.dtypes)}"
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A problem that was computed as its number of a search says, after so many other calls, and is being judged."""
+
+    problem: ConcreteCase
+    number: int
+    calls: int
+    found: Future[Explanation]
 
 
 @dataclass
@@ -108,42 +125,50 @@ class Search:
         known = lambda problem: any(each.explains(problem) for each in self.folder.findings)  # noqa: E731
         source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.judge.lacks_of)
         number = self.folder.next_numbers.get(self.request.key, 0)
-        while not self._is_over():
+        begun: deque[_Begun] = deque()
+        while not self._is_over(len(begun)):
             problem = source.problem(number)
-            self.folder.next_numbers[self.request.key] = number = number + 1
+            number += 1
             try:
-                explanation = self.judge.explain(problem)
+                found = self.judge.begin(problem, beside=self.asked >= _WORTH_PROCESSES)
             except CaseError:  # what was drawn does not fit together
                 continue
-            self._note(problem, explanation, number - 1)
+            is_refused = found.done() and _is_refused(found.result())
+            self.folder.seen.note(problem, is_refused=is_refused, lacks=found.result().lacks if is_refused else ())
+            begun.append(_Begun(problem, number - 1, self.judge.asked - 1, found))
+            if len(begun) == _AHEAD:
+                self._note(begun.popleft())
+        while begun and len(self.folder.findings) < MAX_FINDINGS:
+            self._note(begun.popleft())
 
-    def _is_over(self) -> bool:
-        enough = self.request.problems is not None and self.asked >= self.request.problems
+    def _is_over(self, begun: int) -> bool:
+        enough = self.request.problems is not None and self.asked + begun >= self.request.problems
         late = self.seconds > self.request.seconds
         return enough or late or len(self.folder.findings) >= MAX_FINDINGS
 
-    def _note(self, problem: ConcreteCase, explanation: Explanation, number: int) -> None:
+    def _note(self, begun: _Begun) -> None:
+        explanation = begun.found.result()
+        self.folder.next_numbers[self.request.key] = begun.number + 1
         self.asked += 1
         self.folder.asked += 1
-        is_refused = explanation.failure.startswith(Verdict.UNSUPPORTED)
-        self.refused += is_refused
-        self.folder.seen.note(problem, is_refused=is_refused, lacks=explanation.lacks)
+        self.refused += _is_refused(explanation)
         if (symptom := symptom_of(explanation)) is not None:
-            self._add(problem, symptom, explanation, number)
+            self._add(begun, symptom, explanation)
         elif explanation.expected_failures:
             self.known.update(set(explanation.expected_failures.values()))
         if self.asked % _SAVED_EVERY == 0:
             self.folder.write()
 
-    def _add(self, problem: ConcreteCase, symptom: Symptom, explanation: Explanation, number: int) -> None:
+    def _add(self, begun: _Begun, symptom: Symptom, explanation: Explanation) -> None:
         """Reduce a failure that nothing explains which was found before, and write it down."""
+        problem, number = begun.problem, begun.number
         if self._is_counted(problem, symptom):
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
         if symptom_of(self.judge.afresh(problem)) != symptom:
             # It is of the calls before it, or of chance.
             finding = self._written(problem, symptom, explanation, number, None)
-            finding = replace(finding, needs_calls=max(1, self.judge.asked - 1))
+            finding = replace(finding, needs_calls=max(1, begun.calls))
         else:
             reduced = reduce_problem(problem, lambda each: self.judge.symptom(each) == symptom)
             simplest, found = simplest_afresh(reduced, self.judge, symptom)
@@ -188,6 +213,10 @@ class Search:
             has_nonfinite=problem.has_nonfinite,
             numbers=explanation.numbers,
         )
+
+
+def _is_refused(explanation: Explanation) -> bool:
+    return explanation.failure.startswith(Verdict.UNSUPPORTED)
 
 
 def simplest_afresh(reduced: Reduced, judge: WorkerJudge, symptom: Symptom) -> tuple[ConcreteCase, Explanation]:

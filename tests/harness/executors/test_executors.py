@@ -134,7 +134,7 @@ def test_processes_that_are_closed_while_they_start_are_ended(questions: list[As
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with judging(Judge((NUMPY,)), questions) as processes:
         futures = [processes.submit(number, *question[1:]) for number, question in enumerate(questions)]
-    assert all(future.cancelled() or isinstance(future.exception(), WorkerDied) for future in futures)
+    assert all(future.cancelled() or isinstance(future.exception(), WorkerDied | None) for future in futures)
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     assert not [child for child in left if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
 

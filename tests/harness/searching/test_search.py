@@ -97,6 +97,16 @@ def test_a_fault_is_found_reduced_and_written(first: tuple[Path, Any], monkeypat
     assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 0
 
 
+def test_a_search_is_the_same_however_many_processes_judge(
+    run: Run, first: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(WRONG)
+    monkeypatch.setattr("attncheck.searching.search._WORTH_PROCESSES", 0)
+    run(*PROBLEMS)
+    states = [json.loads((folder / "found" / STATE).read_text(encoding="utf-8")) for folder in (first[0], Path())]
+    assert states[0] == states[1]
+
+
 @pytest.mark.usefixtures("workers_here")
 def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -> None:
     shutil.copytree(first[0] / "found", "found")
