@@ -203,7 +203,7 @@ def attention(
         rounded = _codes_of_weights(powers, weights_in) if weights_in else powers.astype(query.dtype).astype(np.float32)
     output = product(rounded, operands["value"]) / np.maximum(total, np.finfo(np.float32).tiny)
     with np.errstate(divide="ignore"):
-        log_sum_exp = np.log(total) + maximum + (moved * factor if is_given_back else np.float32(0))
+        log_sum_exp = np.log(total) + maximum + (moved.astype(query.dtype) * factor if is_given_back else np.float32(0))
     return output.astype(query.dtype), log_sum_exp[..., 0]
 
 

@@ -103,7 +103,8 @@ class Logits(Elementwise):
     ``max_error`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of
     errors that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
     ``proportion``, the variance of a relative error that all scores have in common. ``constant`` says which are one and
-    the same number, error and all, and not computed from query and key.
+    the same number, error and all, and not computed from query and key. ``given_back``, (..., Lq, 1), is what rounding
+    takes of a number that a row's scores lost and its log_sum_exp gets back.
     """
 
     value: Real
@@ -113,6 +114,7 @@ class Logits(Elementwise):
     floor: Real
     proportion: float = 0.0
     constant: NDArray[np.bool_] | None = None
+    given_back: Real | None = None
 
     def shared_with_proportion(self, scores: Real) -> Real:
         """Return what keys share behind another step: it is in proportion to ``scores``, those before, no longer."""
@@ -350,6 +352,20 @@ def error_of_mean(name: str, operand: Operand, rounding: RoundingModel) -> Real:
     summed = width * rounding.of_scores.accumulate_unit + (length + 4) * _SINGLE
     error: Real = rounding.output_unit * np.abs(finite(operand.value) - mean) + summed * (size + np.abs(mean))
     return error
+
+
+def error_of_given_back(query: Operand, key: Operand, rounding: RoundingModel) -> Real | None:
+    """Return what q m loses, m the keys' mean, which log_sum_exp gets back in the format of results: (..., Lq, 1)."""
+    quantization, unit = rounding.quantization_of("key"), rounding.output_unit
+    if quantization is None or not quantization.is_centred or not key.value.size:
+        return None
+    mean, apart = (
+        transposed(for_query_heads(mean_of(each, quantization)[..., :1, :], heads_of(query.value)))
+        for each in (key.value, _PAIRS * unit * np.abs(key.value))
+    )
+    product = np.abs(finite(query.value) @ mean) + finite(query.magnitude) @ apart
+    moved = 0.0 if query.max_error is None else query.max_error @ np.abs(mean)
+    return unit * (product + moved) + rounding.output_underflow
 
 
 _TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,), "head": (-2, -1), "tensor": None}

@@ -49,7 +49,8 @@ def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
         max_error = max_error + rounding.compute_unit * (parts + error.max_error)
         independent = independent + rounding.compute_unit**2 * parts * parts
     shared = error.shared_with_proportion(before)
-    return Logits(after, max_error, independent, shared, error.floor + rounding.score_underflow)
+    floor = error.floor + rounding.score_underflow
+    return Logits(after, max_error, independent, shared, floor, given_back=error.given_back)
 
 
 def exact_grad_bias(problem: Computation, grad_logits: ExactArray) -> ExactArray:
@@ -125,6 +126,7 @@ def _with_fill(at: At, logits: Logits, value: Real, replaced: NDArray[np.bool_])
         np.where(replaced, 0.0, logits.shared_with_proportion(np.where(np.isinf(of_score), 0.0, of_score))),
         np.where(replaced, 0.0, logits.floor),
         constant=replaced,
+        given_back=logits.given_back,
     )
 
 

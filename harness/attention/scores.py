@@ -29,6 +29,7 @@ from attncheck.attention.errors import (
     Operand,
     Real,
     added,
+    error_of_given_back,
     error_of_mean,
     for_query_heads,
     heads_of,
@@ -63,6 +64,7 @@ def _error(at: At, query: Operand, key: Operand) -> Products:
         met = replace(met, value=np.maximum(np.abs(met.value), np.abs(key.value)))
     met = met.for_query_heads(heads_of(query.value))
     products, centred = products_of(stored, met, at.rounding.of_scores), at.rounding.quantization_of("query")
+    products = replace(products, given_back=error_of_given_back(query, key, at.rounding))
     if centred is None or not centred.is_centred or not query.value.size:
         return products
     # The product of the mean with the keys is given back, in the format of results, by keys that are no codes yet.
@@ -98,6 +100,7 @@ class Products:
     reduced: Real  # 0, 1 or 2: how many of q and k a product changes by rounding them
     computed: int  # how many of q and k have errors of their own
     grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed, or no product can fit it
+    given_back: Real | None = None  # what rounding takes of what log_sum_exp gets back: (..., Lq, 1)
 
 
 def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Products:
@@ -290,7 +293,8 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
         independent += size**2 * products.independent
     if products.shared is not NOTHING:
         shared = added(shared, size**2 * products.shared)
-    return Logits(exact, max_error, independent, shared, floor, common)
+    given_back = None if products.given_back is None else size * products.given_back
+    return Logits(exact, max_error, independent, shared, floor, common, given_back=given_back)
 
 
 def roundings_of_scale(scale: Factor) -> PerHead:

@@ -48,6 +48,7 @@ def _error(at: At, before: Logits) -> Logits:
         _with_column(before.shared_with_proportion(finite(before.value)) + whole, nothing),
         _with_column(before.floor + whole, nothing),
         constant=None if before.constant is None else _with_column(before.constant, np.zeros((1, 1), np.bool_)),
+        given_back=before.given_back,
     )
 
 

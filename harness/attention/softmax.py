@@ -85,7 +85,7 @@ class Rows(Elementwise):
     shared_sum: Real  # sum p c^2
     mean_shifted: Real  # sum p x
     log_sum_exp: Real  # L
-    common: Real  # of theta, what all keys of a row have alike, beyond E
+    common: Real  # of theta, what all keys of a row have alike, beyond E, and what L gets back
     proportion: float = 0.0  # variance of a relative error that all scores have in common
 
     @cached_property
@@ -135,6 +135,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         common = largest + rounding.maximum_count * rounding.compute_unit * (np.abs(maximum) + largest)
         common = np.where(even, common, 0.0)
         distance, apart, beyond = (np.where(even, 0.0, each) for each in (distance, maximum, largest))
+    common = common if error.given_back is None else added(common, error.given_back)
     exponent = _exponent(distance, shifted, _exponent_of_row(apart, beyond, count, blocks, rounding), rounding)
     grown, squares, least, lost = _perturbed(weights, logits, log_sum_exp, exponent, attended)
     independent, shared = _variances(shifted, apart, rescalings, error, rounding)

@@ -140,18 +140,20 @@ def test_right_kernels_hold_the_class_that_they_declare_and_are_told_of_without_
     assert told == set(KERNELS)
 
 
-def test_what_queries_have_in_common_is_given_back_to_their_scores() -> None:
-    random = np.random.default_rng(6)
+def test_what_queries_and_keys_have_in_common_is_given_back() -> None:
     shapes = {"query": (1, 2, 150, 16), "key": (1, 2, 40, 16), "value": (1, 2, 40, 6)}
-    inputs = {name: random.normal(size=shape) for name, shape in shapes.items()}
-    inputs["query"] += 20 * random.normal(size=16)
-    inputs["key"] += 5 * random.normal(size=16)
-    problem = Problem("attention", {"scale": 0.03}, inputs).stored("float16")
-    kernel: Any = KERNELS["sage3"]
-    for is_given_back in (True, False):
-        output, log_sum_exp = kernel.kernel(**problem.inputs, scale=0.03, is_given_back=is_given_back)
-        judged = problem.judged({"output": output, "log_sum_exp": log_sum_exp}, "float16", "sage3").judgements
-        assert all(each.verdict is Verdict.AGREE for each in judged) == is_given_back
+    for name, of_query, of_keys in (("sage1", 2, 200), ("sage3", 20, 5)):
+        random = np.random.default_rng(6)
+        direction = np.abs(random.normal(size=16))
+        inputs = {each: random.normal(size=shape) for each, shape in shapes.items()}
+        inputs["query"] += of_query * direction
+        inputs["key"] += of_keys * direction
+        problem = Problem("attention", {"scale": 0.03}, inputs).stored("float16")
+        kernel: Any = KERNELS[name]
+        for is_given_back in (True, False):
+            output, log_sum_exp = kernel.kernel(**problem.inputs, scale=0.03, is_given_back=is_given_back)
+            judged = problem.judged({"output": output, "log_sum_exp": log_sum_exp}, "float16", name).judgements
+            assert all(each.verdict is Verdict.AGREE for each in judged) == is_given_back, name
     # Within a whole block, codes are finer by as much as the mean takes away.
     query = Operand(problem.inputs["query"].astype(np.float64))
     errors = stored_operand_of("query", query, rounding_model_named("sage3", "float16")).max_error
@@ -198,7 +200,7 @@ def test_operands_of_products_on_the_way_back_are_held_to_their_codes() -> None:
     for turn, codes in enumerate(("int8 per 64 rows", "float8_e4m3fn per head", "int8 per head scaled in float16") * 3):
         random, keys = np.random.default_rng(turn), (5, 64, 130)[turn // 3]
         shapes = {"query": (1, 2, 70, 16), "key": (1, 2, keys, 16), "value": (1, 2, keys, 6)}
-        inputs = {name: random.normal(size=shape) for name, shape in shapes.items()}
+        inputs = {each: random.normal(size=shape) for each, shape in shapes.items()}
         inputs["grad_output"] = random.normal(size=(1, 2, 70, 6)) + turn % 2
         problem = Problem("attention_gradients", {}, inputs).stored("float16")
         name = "fused with " + " and ".join(f"{operand} {codes}" for operand in operands)
