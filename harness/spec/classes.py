@@ -215,7 +215,8 @@ PRESETS: Mapping[str, Preset] = {
         "fused with query int4 per 128 rows and key int4 per 64 rows less mean and value float8_e4m3fn per channel "
         "and weights float8_e4m3fn and sums cut at 14 bits per 64 products and score_sums int32",
         "Zhang et al. 2024, SageAttention2, arXiv 2411.10958: int4 in blocks, smoothed keys, FP8 weights and "
-        "values, whose sums of 64 keys are added up in float32",
+        "values, whose sums of 64 keys are added up in float32; as it is released, sage2 with query int8 per 32 rows "
+        "and key int8 per 64 rows less mean (thu-ml/SageAttention, sageattn_qk_int8_pv_fp8_cuda, fp32+fp32)",
     ),
     "sage3": Preset(
         "fused with query float4_e2m1fn per 16 columns scaled in float8_e4m3fn alone less mean of 128 rows "
