@@ -32,14 +32,13 @@ from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import read_called
+from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
 from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
 
 _Evaluation = tuple[str, str, str]
 """An implementation, a case and a dtype."""
-NUMBERS = ("element_stage", "element", "computed", "exact", "error", "bound", "ratio", "against", "diagnosis")
-"""Names of the numbers recorded of the element where a failure is worst."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class Explanation:
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        """The numbers that ``NUMBERS`` names, of the element where it is worst; None for what there is not."""
+        """The numbers that ``FAILURE_NUMBERS`` names, of the element where it is worst; None for what there is not."""
         found = self.first_failing
         if found is None:
-            return dict.fromkeys(NUMBERS)
+            return dict.fromkeys(FAILURE_NUMBERS)
         measured = found.introduced if found.against == "step" else found.accumulated
         return {
             "element_stage": None if found.index is None else found.stage,

@@ -27,7 +27,6 @@ from urllib.parse import quote
 import pandas as pd
 
 from attncheck.errors import ExitCode, OutputError
-from attncheck.explain import NUMBERS
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
@@ -38,6 +37,7 @@ from attncheck.reports.markdown import blocks_lines, code, escape
 from attncheck.reports.outcome import failures_of
 from attncheck.reports.sections import cut, implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
+from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.verdicts import Verdict
 from attncheck.wording import at_most
 
@@ -157,7 +157,7 @@ SCHEMA_URI = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas
 NOISY = "noisy"
 _MAX_RELATED = 20
 _MAX_CASES = 50
-_WITHOUT_CASE = ("verdict", "stage", *NUMBERS)
+_WITHOUT_CASE = ("verdict", "stage", *FAILURE_NUMBERS)
 
 HELP: Mapping[str, str] = {
     Verdict.MISPRINT: "A document prints a number that the exact answer misses.",

@@ -256,10 +256,12 @@ def _plain_values(column: pd.Series[Any]) -> list[Any]:
 
     Texts come out of Arrow's memory all at once, which takes a tenth of the time of one after the other.
     """
-    values = column.to_numpy(dtype=object).tolist() if isinstance(column.dtype, pd.StringDtype) else column.tolist()
-    if column.dtype.kind == "f" or not column.hasnans:  # NaN is a number
-        return values
-    return [None if absent else value for value, absent in zip(values, column.isna(), strict=True)]
+    if isinstance(column.dtype, pd.StringDtype) or column.dtype == object:
+        texts = column.to_numpy(dtype=object, copy=True)
+        texts[column.isna()] = None
+        return texts.tolist()
+    values = column.tolist()
+    return [None if value is pd.NA else value for value in values] if column.hasnans else values
 
 
 def of_column(frame: pd.DataFrame, column: Column) -> pd.DataFrame:

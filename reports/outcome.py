@@ -11,21 +11,20 @@ from typing import Any
 import pandas as pd
 
 from attncheck.errors import ExitCode
-from attncheck.explain import NUMBERS
 from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import commands_again, defects, first_commands
 from attncheck.reports.failure_patterns import in_common, shape_text
 from attncheck.reports.frames import Frames, by_key, failing, once_for_frames, records
 from attncheck.reports.summary import findings, make_summary, verdict_table
-from attncheck.results.format import Row
+from attncheck.results.format import FAILURE_NUMBERS, Row
 from attncheck.wording import index_from
 
 AGAIN = ("explain", "repro")
 """Commands about one case on one implementation that say more of its failure."""
 _KEYS = ("case", "dtype", "environment", "implementation")
 _ELEMENT = re.compile(r"\d+(?:,\d+)*")
-_NONE_NAMED: Mapping[str, Any] = dict.fromkeys(NUMBERS)
+_NONE_NAMED: Mapping[str, Any] = dict.fromkeys(FAILURE_NUMBERS)
 _MOST_COMMANDS = 3
 
 

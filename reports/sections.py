@@ -30,6 +30,7 @@ from attncheck.reports.frames import (
     under_erratum,
 )
 from attncheck.reports.json_documents import Failure
+from attncheck.reports.outcome import failures_of
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
     asked_rows,
@@ -297,8 +298,6 @@ def wrong(
     found = defects.defects(frames)
     if not found:
         return None
-    from attncheck.reports.outcome import failures_of
-
     shown = found[:most]
     failures = failures_of(frames, pd.DataFrame([each.row for each in shown]))
     entries = []

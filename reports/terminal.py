@@ -15,6 +15,7 @@ from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import Frames
+from attncheck.reports.outcome import failures_of
 from attncheck.reports.properties import broken_properties, command_for, facts_of, failing_first, sentence_of
 from attncheck.reports.sections import Coloured, Figure, Inline, how_wrong, implementations, properties_of
 from attncheck.reports.sections import Table as TableBlock
@@ -119,8 +120,6 @@ def _shown(frames: Frames) -> list[Defect]:
 
 def _lines(frames: Frames, defect: Defect) -> list[str]:
     """Return where a defect shows, and how in the simplest case."""
-    from attncheck.reports.outcome import failures_of
-
     row = defect.row
     dtypes = f" [{', '.join(defect.dtypes)}]" if row["dtype"] else ""
     which = f"{row['case']}{dtypes}"

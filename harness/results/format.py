@@ -210,6 +210,8 @@ EXACT = "exact answer"
 """Under this name the exact stages are kept, rounded to float64; NaN in query rows that were not judged."""
 INPUTS = "inputs"
 """Under this name the case's inputs are kept, as they were delivered."""
+FAILURE_NUMBERS = ("element_stage", "element", "computed", "exact", "error", "bound", "ratio", "against", "diagnosis")
+"""Names of the numbers recorded of the element where a failure is worst."""
 
 
 @dataclass(frozen=True)

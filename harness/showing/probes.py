@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from attncheck.conventions import Measured
 from attncheck.errors import ExitCode
-from attncheck.explain import NUMBERS
 from attncheck.reading.case import Case
 from attncheck.reports.json_documents import Failure, opening
 from attncheck.reports.outcome import first_of_each
 from attncheck.reports.sections import Table
 from attncheck.reports.terminal import print_lines
+from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.showing.explanation import failure_of, given_line
 from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument, SearchDocument
 
@@ -76,7 +76,7 @@ def search_document(search: Search, commands: Commands, code: ExitCode) -> Searc
 
 
 def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failure:
-    numbers = dict.fromkeys(NUMBERS) | dict(finding.numbers)
+    numbers = dict.fromkeys(FAILURE_NUMBERS) | dict(finding.numbers)
     path = str(search.folder.path / finding.file)
     return Failure(
         implementation=search.judge.implementation.name,
@@ -87,7 +87,7 @@ def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failu
         dtype=finding.dtype,
         verdict=finding.symptom.verdict,
         stage=finding.symptom.stage,
-        **{name: numbers[name] for name in NUMBERS},
+        **{name: numbers[name] for name in FAILURE_NUMBERS},
         message=finding.element,
         shape=" ".join(f"{letter}={length}" for letter, length in finding.lengths.items()),
         tags=[],

@@ -17,6 +17,7 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
 from attncheck.reading.shapes import show
 from attncheck.reports import panels
 from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported, states_of
@@ -200,8 +201,6 @@ def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArra
     sum. NaN where nothing was judged, or where the exact answer leaves open what is right; infinite where NaN or
     infinity stands in one of the two alone.
     """
-    from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
-
     ratio = quotient(absolute_difference(computed, reference), allowed)
     ratio[differing_nonfinite(computed, reference)] = np.inf
     ratio[np.isposinf(allowed) | np.isnan(allowed)] = np.nan
@@ -329,14 +328,14 @@ class DrawnDocuments:
         self._left = {True: budget.failing_pictures, False: budget.pictures}
         self._are_late = len(shown) > budget.computations
 
-    def section(self) -> Section | None:
-        """Return every document with the computations that anybody supports; None without any document."""
+    def section(self) -> Section:
+        """Return every document with the computations that anybody supports."""
         blocks: list[Block] = [Text(NUMBERS_EXPLAINED)]
         if left := sum(map(len, self._every.values())) - sum(map(len, self._shown.values())):
             text = f"{left:,} computation{'s' if left > 1 else ''} that no implementation supports "
             blocks.append(Text(f"{text}{'are' if left > 1 else 'is'} left out."))
         blocks += [self._index(), *(self._document(name, cases) for name, cases in self._shown.items() if cases)]
-        return Section("Documents", "documents", blocks) if self._every else None
+        return Section("Documents", "documents", blocks)
 
     def _index(self) -> Table:
         """Count the printed numbers of each document, each once."""

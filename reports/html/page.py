@@ -21,7 +21,7 @@ from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, 
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
 from attncheck.reports.frames import Frames, documents_of, expected_failures, failing, sampled_cases
-from attncheck.reports.html import contents
+from attncheck.reports.html import contents, evidence
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
 from attncheck.verdicts import Verdict
@@ -45,7 +45,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     every = defects(frames)
     detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
-    evidence, evidence_left_out = _evidence(frames, table, detailed, budget)
+    shown, evidence_left_out = evidence.make_evidence(frames, table, detailed, budget)
     failing_in = Counter(
         column
         for row in table.values()
@@ -59,7 +59,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     probes = {tag: entry for record in frames.cases.values() for tag, entry in record.get("probes", {}).items()}
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     maps = contents.drawn_lengths(frames) if every else ()
-    pictures = {why.key: why.figures for each in evidence.values() for why in each}
+    pictures = {why.key: why.figures for each in shown.values() for why in each}
     return {
         "answer": make_summary(frames),
         "tone": tone,
@@ -86,11 +86,11 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "anchor": sections.anchor_of,
         "cell_anchor": partial(contents.cell_anchor, frames),
         "detailed": detailed,
-        "details": contents.case_details(frames, table, detailed, evidence),
+        "details": contents.case_details(frames, table, detailed, shown),
         "details_left_out": len(table) - len(detailed),
         "evidence_left_out": evidence_left_out,
         "has_maps": any(pictures.values()),
-        "documents": _documents(frames, linked, budget),
+        "documents": evidence.DrawnDocuments(frames, linked, budget).section() if documents_of(frames) else None,
         "pairs": pair_section(frames),
         "expected_failures": sections.expected_to_fail(frames),
         "empty_rows": sections.queries_without_key(frames),
@@ -102,25 +102,6 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "address_of": _addresses(frames, linked),
         "signs": _SIGNS,
     }
-
-
-def _evidence(
-    frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: contents.Budget
-) -> tuple[Mapping[str, list[contents.Evidence]], int]:
-    """Return the evidence by case, and how many cells had to go without; what makes it is imported where any is."""
-    if not any(states_of(row).intersection(contents.URGENCY) for row in table.values()):
-        return {}, 0
-    from attncheck.reports.html.evidence import make_evidence
-
-    return make_evidence(frames, table, detailed, budget)
-
-
-def _documents(frames: Frames, linked: Collection[str], budget: contents.Budget) -> sections.Section | None:
-    if not documents_of(frames):
-        return None
-    from attncheck.reports.html.evidence import DrawnDocuments
-
-    return DrawnDocuments(frames, linked, budget).section()
 
 
 def _detailed(
