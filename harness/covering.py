@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import combinations, islice, permutations
+from itertools import combinations, islice, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ class _Rows:
     def __init__(self, sizes: Sequence[int], strength: int, excluded: Sequence[Exclusion]) -> None:
         self._sizes, self._excluded = sizes, excluded
         self._bound = sorted({factor for each in excluded for factor in each})
-        self._possible: dict[frozenset[tuple[int, int]], bool] = {}
+        self._possible: dict[tuple[tuple[int, int], ...], bool] = {}
         self._meeting = np.array([*combinations(range(len(sizes)), strength)])
         together = [
             np.indices([sizes[factor] for factor in factors]).reshape(strength, -1).T for factors in self._meeting
@@ -100,11 +100,20 @@ class _Rows:
         self._own_stride = np.array(
             [self._strides[of][self._meeting[of] == factor] for factor, of in enumerate(self._of_factor)]
         )
-        possible = np.full(len(self._levels), self._is_possible({}))
-        for place in np.flatnonzero(np.isin(self._factors, self._bound).any(axis=1)).tolist():
-            possible[place] = self._is_possible(self._met(place))
+        numbers = np.cumsum([0, *sizes[:-1]])[self._factors] + self._levels
+        orders = numbers[:, [*permutations(range(strength))]]
+        self._orders = (orders * sum(sizes) ** np.arange(strength)[::-1]).sum(axis=-1)
+        possible = np.concatenate([self._possible_of(factors.tolist()).ravel() for factors in self._meeting])
         self._counts = np.where(possible, 0, _IMPOSSIBLE).astype(np.int16)
         self._fewest = int(np.add.reduceat(possible, self._base).max())
+
+    def _possible_of(self, factors: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which levels of factors can meet, along an axis for each; those that no exclusion names can always."""
+        bound = [factor for factor in factors if factor in self._bound]
+        levels = product(*(range(self._sizes[factor]) for factor in bound))
+        possible = [self._is_possible(dict(zip(bound, each, strict=True))) for each in levels]
+        shape = [self._sizes[factor] if factor in bound else 1 for factor in factors]
+        return np.broadcast_to(np.reshape(possible, shape), [self._sizes[factor] for factor in factors])
 
     def _met(self, place: int) -> Levels:
         return dict(zip(self._factors[place].tolist(), self._levels[place].tolist(), strict=True))
@@ -116,8 +125,7 @@ class _Rows:
 
     def _greedy(self) -> Iterator[Numbers]:
         """Yield rows until no combination is missing."""
-        numbers = np.cumsum([0, *self._sizes[:-1]])[self._factors] + self._levels
-        places = np.lexsort(numbers.T[::-1])
+        places = self._orders[:, 0].argsort()
         while len(places := places[self._counts[places] == 0]):
             row = self._completed(self._met(places[0]))
             self._counts[self._places(row)] += 1
@@ -155,8 +163,7 @@ class _Rows:
                 change += 1
                 wanted = self._drawn(missing, draws)
                 order = draws.permutation(len(rows))
-                ways = self._ways(wanted, rows, places, order, changed < change - _RESTS)
-                for row, factor, level in islice(ways, 1):
+                for row, factor, level in islice(self._ways(wanted, rows, places, order, changed, change - _RESTS), 1):
                     of, moved = self._of_factor[factor], (level - rows[row, factor]) * self._own_stride[factor]
                     self._counts[places[row, of]] -= 1
                     places[row, of] += moved
@@ -171,32 +178,34 @@ class _Rows:
 
     def _drawn(self, missing: Numbers, draws: np.random.RandomState) -> int:
         """Draw one place, among all orders in which its levels may be named, sorted."""
-        numbers = np.cumsum([0, *self._sizes[:-1]])[self._factors[missing]] + self._levels[missing]
-        orders = numbers[:, [*permutations(range(numbers.shape[1]))]]
-        named = orders.reshape(-1, numbers.shape[1])
-        drawn = np.lexsort(named.T[::-1])[draws.randint(len(named))]
-        return int(missing[drawn // orders.shape[1]])
+        named = self._orders[missing].ravel()
+        drawn = named.argsort()[draws.randint(len(named))]
+        return int(missing[drawn // self._orders.shape[1]])
 
     def _ways(
-        self, wanted: int, rows: Numbers, places: Numbers, order: Numbers, rested: NDArray[np.bool_]
+        self, wanted: int, rows: Numbers, places: Numbers, order: Numbers, changed: Numbers, before: int
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield a row, a factor and the one level there that completes what is wanted; first where that costs least."""
+        """Yield a row, a factor and the one level there that completes what is wanted; first where that costs least.
+
+        Only levels that were ``changed`` last ``before`` a time.
+        """
         factors, levels = self._factors[wanted], self._levels[wanted]
-        misses = rows[order][:, factors] != levels
+        misses = rows[order[:, np.newaxis], factors] != levels
         near = misses.sum(axis=1) == 1
         row, place = order[near], misses[near].argmax(axis=1)
-        factor, level = factors[place], levels[place]
-        before = places[row[:, None], self._of_factor[factor]]
-        after = before + (level - rows[row, factor])[:, None] * self._own_stride[factor]
-        cost = (self._counts[before] == 1).sum(axis=1) - (self._counts[after] == 0).sum(axis=1)
-        for best in np.argsort(cost, kind="stable"):
+        rested = changed[row, factors[place]] < before
+        row, factor, level = row[rested], factors[place[rested]], levels[place[rested]]
+        had = places[row[:, np.newaxis], self._of_factor[factor]]
+        gets = had + (level - rows[row, factor])[:, np.newaxis] * self._own_stride[factor]
+        cost = (self._counts[had] == 1).sum(axis=1) - (self._counts[gets] == 0).sum(axis=1)
+        for best in cost.argsort(kind="stable"):
             of, at, own = int(row[best]), int(factor[best]), int(level[best])
-            if rested[of, at] and self._is_possible({**dict(enumerate(rows[of].tolist())), at: own}):
+            if at not in self._bound or self._is_possible({**dict(enumerate(rows[of].tolist())), at: own}):
                 yield of, at, own
 
     def _is_possible(self, levels: Levels) -> bool:
         """Return whether a row may have these levels: whether those that exclusions name can be chosen for the rest."""
-        bound = frozenset((factor, levels[factor]) for factor in self._bound if factor in levels)
+        bound = tuple([(factor, levels[factor]) for factor in self._bound if factor in levels])
         if bound not in self._possible:
             self._possible[bound] = self._can_be_completed(dict(bound))
         return self._possible[bound]
@@ -212,5 +221,5 @@ class _Rows:
         left = [[factor for factor in each if factor not in levels] for each in threatening]
         nearest = min(left, key=len)
         return bool(nearest) and any(
-            self._can_be_completed({**levels, nearest[0]: level}) for level in range(self._sizes[nearest[0]])
+            self._is_possible({**levels, nearest[0]: level}) for level in range(self._sizes[nearest[0]])
         )
