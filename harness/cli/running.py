@@ -21,6 +21,7 @@ from attncheck.cli.output import ReportPlace, frames_of, print_faults, show_answ
 from attncheck.cli.parameters import AsJson, Isa, Outlets, RunRequest, Watch
 from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
 from attncheck.options import RunOptions
+from attncheck.processors import available_processors
 
 if TYPE_CHECKING:
     from attncheck.execution.describing import DescribedWorkers
@@ -98,7 +99,8 @@ def _run(
     chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
-    with request.times.of("reading cases"), _said_after_a_moment("reading the bundled cases", visible=is_long):
+    first = partial(_begin_to_judge, "reading the bundled cases")
+    with request.times.of("reading cases"), _after_a_moment(first if is_long else lambda: None):
         selection = selected(options, store)
     if selection.faults and not selection.cases:  # the last results stay as they are
         raise CaseError(list(selection.faults))
@@ -138,16 +140,23 @@ def _run(
 
 
 @contextmanager
-def _said_after_a_moment(words: str, *, visible: bool) -> Iterator[None]:
-    """Print what is being done, once it takes longer than people wait without wondering."""
-    said = Timer(_MOMENT, typer.echo, [f"attncheck: {words}"], {"err": True})
-    said.daemon = True
-    if visible:
-        said.start()
+def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
+    """Do something once what is done takes longer than people wait without wondering."""
+    timer = Timer(_MOMENT, begin)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        said.cancel()
+        timer.cancel()
+
+
+def _begin_to_judge(words: str) -> None:
+    """Say what is being done, and start processes meanwhile: of cases that are new, answers are not known either."""
+    from attncheck.execution.call import start_ahead
+
+    typer.echo(f"attncheck: {words}", err=True)
+    start_ahead(available_processors(), "attncheck.judging.judge")
 
 
 def _with_properties(

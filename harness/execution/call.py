@@ -14,11 +14,13 @@ import pickle
 import signal
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from multiprocessing import Pipe, current_process, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -395,18 +397,18 @@ class WorkerProcess:
 class WorkerProcesses:
     """Calls functions side by side in processes of its own, as many as there are processors; ``close`` ends them.
 
-    A process starts where there is something to call, and calls ``prepare`` first. Where it dies, for want of memory
+    A process starts where there is something to call, if none was started ahead. Where it dies, for want of memory
     perhaps, or the function raises, the call is made here instead: whatever is wrong shows as it would without any.
     """
 
     def __init__(
         self,
-        prepare: Callable[..., None],
+        prepare: Callable[..., None] | None = None,
         *given: object,
         processes: int | None = None,
         during: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """``given`` is what every process gets once; ``during`` is entered for every call."""
+        """Every process calls ``prepare`` first, with what is ``given``; ``during`` is entered for every call."""
         self._prepare, self._given, self._during = prepare, given, during
         self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck calls")
         self._own = local()
@@ -444,11 +446,12 @@ class WorkerProcesses:
     def _worker(self) -> WorkerProcess:
         """Return this thread's own process."""
         if getattr(self._own, "worker", None) is None:
-            worker = WorkerProcess()
+            worker = _ahead.popleft().result() if _ahead else _of_one_thread()
             self._started.append(worker)
             if self._closed:  # while it started; whoever closed may not have seen it
                 worker.end()
-            worker.call(self._prepare, *self._given, seconds=math.inf)
+            if self._prepare is not None:
+                worker.call(self._prepare, *self._given, seconds=math.inf)
             self._own.worker = worker
         found: WorkerProcess = self._own.worker
         return found
@@ -457,6 +460,30 @@ class WorkerProcesses:
         worker, self._own.worker = getattr(self._own, "worker", None), None
         if worker is not None:
             worker.end()
+
+
+_ahead: deque[Future[WorkerProcess]] = deque()
+
+
+def start_ahead(count: int, module: str) -> None:
+    """Start processes that have imported a module when ``WorkerProcesses`` take them."""
+    threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
+    _ahead.extend(threads.submit(_of_one_thread, module) for _ in range(count))
+    threads.shutdown(wait=False)
+
+
+def _of_one_thread(module: str = "") -> WorkerProcess:
+    from attncheck.execution.worker import limit_threads  # which loads what only processes need that compute
+
+    worker = WorkerProcess()
+    worker.call(limit_threads, 1, seconds=math.inf)
+    if module:
+        worker.call(_import, module, seconds=math.inf)
+    return worker
+
+
+def _import(module: str) -> None:
+    import_module(module)
 
 
 @dataclass(frozen=True)

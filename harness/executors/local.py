@@ -35,7 +35,7 @@ from attncheck.attention.exact_array import SETTLED
 from attncheck.execution.call import WorkerProcesses
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
-from attncheck.execution.worker import Computed, Failure, Outcome, limit_threads
+from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.executors.base import ResultRecorder
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.plan import Plan, Unit
@@ -87,7 +87,6 @@ _cases: Sequence[Case] = ()
 def _prepare(judge: Judge, cases: Sequence[Case]) -> None:
     """Called once in a judging process."""
     global _judge, _cases
-    limit_threads(1)
     _judge, _cases = judge, cases
 
 

@@ -27,7 +27,7 @@ from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner, group_by_process, task_of
-from attncheck.execution.worker import Computed, limit_threads
+from attncheck.execution.worker import Computed
 from attncheck.explain import Explanation, explain_case, explain_outcome
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -94,7 +94,7 @@ class WorkerJudge:
     expected_failures: Sequence[ExpectedFailure]
     asked: int = 0
     _runners: dict[str, GroupRunner[Any]] = field(default_factory=dict)
-    _judging: WorkerProcesses = field(default_factory=lambda: WorkerProcesses(limit_threads, 1))
+    _judging: WorkerProcesses = field(default_factory=WorkerProcesses)
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
 

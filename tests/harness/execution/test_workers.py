@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,9 @@ from attncheck.execution.call import (
     RemoteError,
     WorkerDied,
     WorkerProcess,
+    WorkerProcesses,
     end_strays,
+    start_ahead,
 )
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementation_selection import select_implementations
@@ -68,6 +71,13 @@ def test_one_process_answers_one_call_after_the_other(worker: WorkerProcess) -> 
 
 
 @forked
+def test_processes_that_were_started_ahead_are_taken_and_have_one_thread_each() -> None:
+    start_ahead(1, "colorsys")
+    told = "'colorsys' in __import__('sys').modules, __import__('os').getenv('OPENBLAS_NUM_THREADS')"
+    with closing(WorkerProcesses(processes=1)) as processes:
+        assert processes.submit(eval, told).result() == (True, "1")
+
+
 def test_a_call_ends_when_its_time_is_up_or_somebody_ends_it(worker: WorkerProcess) -> None:
     threading.Timer(0.2, worker.end).start()
     with pytest.raises(WorkerDied):
