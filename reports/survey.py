@@ -262,12 +262,16 @@ def differences(kept: Survey, found: Survey) -> list[dict[str, str]]:
     that is not kept is none.
     """
     before = {row[:3]: _on_any_processor(row) for row in kept.judged}
+    left_out = {row[:3]: row.not_run for row in kept.judged if row.not_run}
+    # Other numbers of cases were left out: others stand for all of them now.
+    chosen_anew = {row[:2] for row in found.judged if left_out.get(row[:3], row.not_run) != row.not_run}
     known = {row[:2] for row in kept.judged}
     new = dict.fromkeys((row.implementation, row.version) for row in found.judged if row[:2] not in known)
     rows = [("added", *names, ALL, "not in the survey") for names in new]
     for row in found.judged:
         if row[:3] in before:
-            was, now = _comparable(before[row[:3]], _on_any_processor(row))
+            is_same = row[:2] not in chosen_anew or row[:3] not in left_out
+            was, now = _comparable(before[row[:3]], _on_any_processor(row), is_same_choice=is_same)
             if counts := ", ".join(f"{name} {was[name]} -> {now[name]}" for name in now if was[name] != now[name]):
                 is_lost = now["wrong"] > was["wrong"] or now.get(_GOOD, 0) < was.get(_GOOD, 0)
                 rows.append((WORSE if is_lost else OTHER, *row[:3], counts))
@@ -277,13 +281,15 @@ def differences(kept: Survey, found: Survey) -> list[dict[str, str]]:
     ]
 
 
-def _comparable(was: Mapping[str, int], now: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
+def _comparable(
+    was: Mapping[str, int], now: Mapping[str, int], *, is_same_choice: bool
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Return two counts of the same cases as they are, and of others only what was lost.
 
-    Of a run that left out more cases, or knows fewer, that is what is wrong more often; of one with more cases, what is
-    right less often too, for what was added can only be right more often.
+    Of a run that left out more cases or chose others, or knows fewer, that is what is wrong more often; of one with
+    more cases, what is right less often too, for what was added can only be right more often.
     """
-    if now["not_run"] > was["not_run"] or sum(now.values()) < sum(was.values()):
+    if not is_same_choice or now["not_run"] > was["not_run"] or sum(now.values()) < sum(was.values()):
         worse: dict[str, Callable[[int, int], int]] = {"wrong": max}
     elif sum(now.values()) > sum(was.values()):
         worse = {_GOOD: min, "wrong": max}

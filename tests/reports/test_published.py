@@ -262,6 +262,16 @@ def test_a_run_is_compared_with_what_is_kept() -> None:
         assert change_lines("counts", differences(a_survey(), Survey([row]))) == lines, fields
 
 
+def test_of_runs_that_chose_other_cases_to_stand_for_all_only_what_is_wrong_is_compared() -> None:
+    kept = Survey([judged(not_run=4), judged(feature="softmax", not_run=2), judged(feature="attention")])
+    changed, chosen = judged(right=2, unsupported=1, not_run=4), judged(feature="softmax", unsupported=1, not_run=1)
+    lost, wrong = judged(feature="attention", right=2, unsupported=1), judged(right=2, wrong=1, not_run=4)
+    assert not differences(kept, Survey([changed, chosen]))
+    for rows in ([changed], [lost, chosen], [wrong, chosen]):
+        [line] = differences(kept, Survey(rows))
+        assert line["change"] == "worse"
+
+
 def test_the_same_results_give_the_same_bytes_wherever_errors_are_others(tmp_path: Path, hand: Any) -> None:
     rows = [
         {"case": f"file/{case}", "dtype": dtype, "ratio": 0.1} for case in "cab" for dtype in ("float32", "float64")
