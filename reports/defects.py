@@ -309,7 +309,10 @@ def _text(frames: Frames, rows: Sequence[Row]) -> str:
         return BESIDE.join([*texts, last if is_meant else last.partition("; ")[0]])
     # What follows the first part of a mistake's description are its numbers.
     parts = [str(row["message"]).split("; ")[: None if row["verdict"] == Verdict.SEMANTIC else 1] for row in rows]
-    return "; ".join(part for part in parts[0] if all(part in each for each in parts)) or parts[0][0]
+    if len({first for first, *_ in parts}) > 1:
+        said, *more = {first.rpartition(": ")[0] for first, *_ in parts}
+        return min(map("; ".join, parts), key=len) if more or not said else said
+    return "; ".join(part for part in parts[0] if all(part in each for each in parts))
 
 
 _MAX_SHOWN = 3

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from attncheck.errors import ExitCode
 from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.cells import State, cell_table
-from attncheck.reports.frames import Column, Frames, once_for_frames
+from attncheck.reports.frames import Column, Frames, failing, of_column, once_for_frames
 from attncheck.spec import AXES, DTYPES, HEADS, MEMORY_LAYOUTS, OPERATIONS, OPTIONS, Options, inputs_of
 from attncheck.verdicts import Verdict
 
@@ -88,7 +88,7 @@ def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
     found: list[FailurePattern] = []
     for column in frames.columns:
-        judged = judged_of(frames, column)
+        judged = _looked_at(frames, column, judged_of(frames, column))
         is_wrong = any(_way(verdict, "") == _IS_WRONG for verdict in judged["verdict"][judged["fails"]])
         verb = _FAILS if is_wrong else _CANNOT_RUN
         found += _told(frames, column, judged, judged["fails"].to_numpy(), verb, (_way, _kind))
@@ -141,6 +141,15 @@ def judged_of(frames: Frames, column: Column) -> pd.DataFrame:
         if cell.state in _PASSING or (cell.state is State.FAILING and cell.verdict != Verdict.UNTRIED)
     ]
     return pd.DataFrame(rows, columns=["case", "dtype", "verdict", "stage", "fails"]).astype({"fails": bool})
+
+
+def _looked_at(frames: Frames, column: Column, judged: pd.DataFrame) -> pd.DataFrame:
+    """Leave out what passes and has none of the stages that fail elsewhere: nobody looked there."""
+    results = of_column(frames.results, column)
+    stages = set(failing(results)["stage"])
+    seen = pd.MultiIndex.from_frame(results.loc[results["stage"].isin(stages), ["case", "dtype"]])
+    is_seen = pd.MultiIndex.from_frame(judged[["case", "dtype"]]).isin(seen)
+    return judged if "" in stages else judged[judged["fails"] | is_seen]
 
 
 def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) -> FailurePattern | None:
@@ -349,7 +358,7 @@ def _past_tiles(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
 
 
 def _lengths(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
-    """Yield multiples, widths, for which kernels are compiled, and what is above and below a length that occurs."""
+    """Yield multiples, widths and numbers of heads, for which kernels are compiled, and what lies beside lengths."""
     for letter, values in axes.items():
         known = values >= 0
         for divisor in () if letter in _COUNTS else _MULTIPLES:
@@ -357,9 +366,9 @@ def _lengths(axes: Mapping[str, NDArray[Any]]) -> Iterator[Feature]:
             said, other = ("is even", "is odd") if divisor == 2 else (f"is a multiple of {divisor}", "")
             yield Feature(f"{letter} {other or f'is no multiple of {divisor}'}", known & ~whole)
             yield Feature(f"{letter} {said}", known & whole)
-    for letter in ("D", "Dv", "Dk"):
-        for width in np.unique(axes.get(letter, np.zeros(0)))[-_MAX_VALUES:]:
-            yield Feature(f"{letter} is {width}", axes[letter] == width)
+    for letter in ("D", "Dv", "Dk", *_COUNTS):
+        for number in np.unique(axes.get(letter, np.zeros(0)))[-_MAX_VALUES:]:
+            yield Feature(f"{letter} is {number}", axes[letter] == number)
     for letter, values in axes.items():
         known = values >= 0
         found = np.unique(values[known])

@@ -302,6 +302,7 @@ WHERE: dict[str, Callable[[Record, Mapping[str, int]], object]] = {
         case["options"].get("is_causal") and lengths["Lq"] != lengths["Lk"]
     ),
     "D > 64": lambda case, lengths: lengths["D"] > 64,
+    "H is 3": lambda case, lengths: lengths["H"] == 3,
     "keys lie past the last full tile of 128 and D is 16": lambda case, lengths: (
         lengths["D"] == 16 and lengths["Lk"] > 128 and lengths["Lk"] % 128
     ),
@@ -326,6 +327,29 @@ def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: J
         judged(corpus, lambda case, lengths, dtype: lengths["D"] > 64 and dtype == DTYPES[case["line"] % 2])
     )
     assert (found.where, found.noun, found.failing, found.holding) == ("D > 64", "case", len(wide), len(wide))
+
+
+def test_what_was_not_asked_for_the_stage_that_fails_does_not_pass(
+    corpus: list[dict[str, Any]], judged: Judged
+) -> None:
+    frames = judged(corpus, lambda case, lengths, dtype: grouped(lengths))
+    stages = frames.results["stage"].where(frames.results["verdict"] == "agree", "log_sum_exp")
+    assert in_common(replace(frames, results=frames.results.assign(stage=stages))) == ()
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        (["wide: [1, 0]; meant [2, 0]", "wide: [3, 0]; meant [4, 0]"], "wide"),
+        (["after the mask, which has -softcap; meant before", "after the mask; meant before"],
+         "after the mask; meant before"),
+        (["off; meant on; of 3", "off; meant on; of 4"], "off; meant on"),
+    ],
+)  # fmt: skip
+def test_a_defect_is_said_in_the_words_that_all_its_cases_share(hand: Any, messages: list[str], text: str) -> None:
+    reading = {"verdict": "semantic", "diagnosis": "a-reading"}
+    rows = [reading | {"case": f"file/{number}", "message": each} for number, each in enumerate(messages)]
+    assert [defect.text for defect in defects(hand.frames(rows))] == [text]
 
 
 def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
