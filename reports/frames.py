@@ -40,7 +40,7 @@ from attncheck.results.format import ROW_SCHEMA, Row, columns_of
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.spec import DTYPES, stage_position
-from attncheck.verdicts import Verdict
+from attncheck.verdicts import HARMLESS, Verdict
 from attncheck.wording import DocumentLayout, at_most, index_from, layout_of, written_element
 
 Array = NDArray[Any]
@@ -233,8 +233,7 @@ def _those(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFrame:
 
 def goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
     """Return which rows have a verdict that fails a run, were it not expected."""
-    harmless = [verdict.value for verdict in Verdict if not verdict.exit_code]
-    return ~frame["verdict"].isin(harmless)
+    return ~frame["verdict"].isin(list(HARMLESS))
 
 
 def begins_of(frame: pd.DataFrame) -> pd.Series[str]:

@@ -119,36 +119,33 @@ def test_what_a_run_said_is_kept(make_row: Callable[..., Row], write_run: WriteR
         assert said(rows, "pair") == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "inputs", "note"),
-    [
-        ({"options": {"is_causal": True}}, 1.0, "options nothing became {'is_causal': True}"),
-        ({}, 2.0, "the input scores differs"),
-        ({"title": "Another", "line": 99, "tags": ["new"], "notes": ["Said since."], "dtypes": ["float64"]}, 1.0, ""),
-    ],
-)
 def test_a_case_that_is_not_the_same_in_both_runs_is_told_and_not_compared(
-    changed: dict[str, Any],
-    inputs: float,
-    note: str,
-    make_row: Callable[..., Row],
-    write_run: WriteRun,
-    make_case_record: Callable[..., Any],
+    make_row: Callable[..., Row], write_run: WriteRun, make_case_record: Callable[..., Any]
 ) -> None:
-    arrays = [stored("numpy.eager", RIGHT), stored(bound_name("native"), BOUND)]
-    runs = [
-        write_run(
-            [make_row()],
-            label=label,
-            arrays=[*arrays, stored(INPUTS, number, stage="scores")],
-            cases=[make_case_record(**fields)],
-        )
-        for label, number, fields in (("a", 1.0, {}), ("b", inputs, changed))
-    ]
+    cases = ("file/options", "file/inputs", "file/same")
+    same: dict[str, Any] = {
+        "title": "Another",
+        "line": 99,
+        "tags": ["new"],
+        "notes": ["Said since."],
+        "dtypes": ["float64"],
+    }
+    changes: dict[str, dict[str, Any]] = {"file/options": {"options": {"is_causal": True}}, "file/same": same}
+    runs = []
+    for label, scores in (("a", 1.0), ("b", 2.0)):
+        records = [make_case_record(case, **changes.get(case, {}) if label == "b" else {}) for case in cases]
+        arrays = [stored(INPUTS, scores if case == "file/inputs" else 1.0, case=case, stage="scores") for case in cases]
+        for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND)):
+            arrays += [stored(name, number, case=case) for case in cases]
+        runs.append(write_run([make_row(case=case) for case in cases], label=label, arrays=arrays, cases=records))
     both = merged(*runs)
-    assert len(said(both.rows, "pair")) == (not note)
-    assert said(both.rows) == [("a", "numpy.eager", "agree"), ("b", "numpy.eager", "agree")]
-    assert both.notes == ((f"file/one is not the same case everywhere: {note} (a and b)",) if note else ())
+    assert list(both.rows[both.rows["comparison"] == "pair"]["case"]) == ["file/same"]
+    assert len(said(both.rows)) == 2 * len(cases)
+    start = "is not the same case everywhere"
+    assert sorted(both.notes) == [
+        f"file/inputs {start}: the input scores differs (a and b)",
+        f"file/options {start}: options nothing became {{'is_causal': True}} (a and b)",
+    ]
 
 
 def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: MakeRun) -> None:
