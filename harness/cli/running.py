@@ -152,7 +152,7 @@ def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
 
 
 def _begin_to_judge(words: str) -> None:
-    """Say what is being done, and start processes meanwhile: of cases that are new, answers are not known either."""
+    """Print what is being done, and start processes meanwhile: of cases that are new, answers are not known either."""
     from attncheck.execution.call import start_ahead
 
     typer.echo(f"attncheck: {words}", err=True)
