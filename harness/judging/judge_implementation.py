@@ -47,6 +47,8 @@ from attncheck.verdicts import WRONG_NUMBERS, Verdict
 
 MAX_ELEMENTS = 1 << 15
 """Elements of a score matrix up to which readings are tried; the oracle takes a tenth of a second for so many."""
+MAX_FITTED = 1 << 17
+"""Elements of the judged rows of a score matrix up to which numbers are fitted, which takes a few evaluations."""
 MAX_TRIALS = 8
 _MARGIN = 2.0**10
 """How many times its bound a mean difference may be until a reading is not worth a trial."""
@@ -64,9 +66,14 @@ def diagnose_case(truth: Truth, failed: Stages, rounding_model: str, right: Stag
         of_rows = undefined_row_conventions(wrong.problem)
         found = next((each for each in of_rows if does_fit(wrong, each, truth_of(truth, each))), None)
         return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
-    if not _is_small(truth) or not failed.keys() <= truth.exact.keys():
+    if not failed.keys() <= truth.exact.keys():
         return NO_FINDINGS
-    return _regular(wrong)
+    if _is_small(truth):
+        return _regular(wrong)
+    if math.prod(scores_shape(truth.computation)) > MAX_FITTED:
+        return NO_FINDINGS
+    fits, refuted = _fitted(wrong)
+    return Findings(tuple(fits), frozenset(refuted - {each.name for each in fits}))
 
 
 def _regular(wrong: WrongResult) -> Findings:
@@ -161,8 +168,7 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     missed = set[str]()
     fits: dict[str, Alternative] = {}
     for convention in fitted_numbers(wrong):
-        nearest = approximate(convention.problem)
-        if not residual(nearest, wrong.stages) <= _MARGIN * wrong.allowed:
+        if convention.replacement is None and not _is_near(wrong, convention):
             missed.add(convention.name)
         elif convention.name not in fits and (found := try_reading(wrong, convention)):
             fits[convention.name] = found
@@ -173,6 +179,11 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     accuracy, refuted = judge_accuracy(wrong)
     trades, others = judge_trades(wrong)
     return ([] if accuracy is None else [accuracy]) + trades, refuted | others | missed
+
+
+def _is_near(wrong: WrongResult, convention: Alternative) -> bool:
+    nearest = approximate(convention.problem, wrong.truth.query_rows)
+    return residual(nearest, wrong.stages) <= _MARGIN * wrong.allowed
 
 
 DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)

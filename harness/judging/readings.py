@@ -496,6 +496,9 @@ def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
 
 SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
                        stage="scores")  # fmt: skip
+STAGE_FITTED = Reading("stage-fitted", "the {stage} is {factor} times the right one", lambda problem: None,
+                       stage="weights")  # fmt: skip
+KEYS_FITTED = Reading("keys-fitted", "keys are left out: {which}", lambda problem: None)
 BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
 
 
@@ -537,6 +540,8 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Fitted numbers, and accuracy": (
         SCALE_FITTED,
         BIAS_FITTED,
+        STAGE_FITTED,
+        KEYS_FITTED,
         *ACCURACIES.values(),
         *TRADES.values(),
         *(each for rows in EXPONENTIALS.values() for each in rows.values()),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Real
 from attncheck.attention.problem import Computation
+from attncheck.attention.sampling import Rows
 from attncheck.attention.walk import value_walk
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.readings import read_as_declared, readings_of
@@ -83,9 +84,9 @@ class Approximation:
     undefined_rows: UndefinedRows
 
 
-def approximate(problem: Problem) -> Approximation:
-    """Evaluate a reading in float64."""
-    plain = problem.canonical()
+def approximate(problem: Problem, rows: Rows | None = None) -> Approximation:
+    """Evaluate a reading in float64, of some query rows alone where they are given."""
+    plain = problem.canonical(rows)
     undefined_rows = find_undefined_rows(plain, DEFAULT_EMPTY_ROWS)
     return Approximation(approximate_stages(plain), undefined_rows)
 
@@ -201,7 +202,7 @@ class Readings:
     @cached_property
     def own(self) -> Approximation:
         """The case itself in float64."""
-        return approximate(self.problem)
+        return approximate(self.problem, self.truth.query_rows)
 
     def is_open(self, alternative: Alternative) -> bool:
         """Whether no distance says how near a reading is.
@@ -218,7 +219,7 @@ class Readings:
     def approximation(self, alternative: Alternative) -> Approximation:
         """Return a reading in float64."""
         if alternative not in self._approximate:
-            self._approximate[alternative] = approximate(alternative.problem)
+            self._approximate[alternative] = approximate(alternative.problem, self.truth.query_rows)
         return self._approximate[alternative]
 
     def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:

@@ -31,6 +31,7 @@ from attncheck.judging.alternatives import (
     has_scale,
     scale_of,
     scales_in_words,
+    with_allowed,
 )
 from attncheck.judging.diagnosis import ACCURACY
 from attncheck.judging.judge_stages import agrees, failing_elements
@@ -38,12 +39,15 @@ from attncheck.judging.readings import (
     ACCURACIES,
     BIAS_FITTED,
     EXPONENTIALS,
+    KEYS_FITTED,
     SCALE_FITTED,
+    STAGE_FITTED,
     TRADES,
     TRADES_WITHIN_THE_WIDEST,
     undefined_row_conventions,
 )
 from attncheck.judging.readings_of_scores import with_bias_times
+from attncheck.judging.replaced_steps import multiplied, replacement_by
 from attncheck.judging.residuals import (
     Readings,
     approximate_stages,
@@ -53,7 +57,7 @@ from attncheck.judging.residuals import (
     truth_of,
 )
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
-from attncheck.reading.lowering import Problem
+from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.options import SIXTEEN_BITS
@@ -353,7 +357,7 @@ def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
     if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
     first = min(map(stage_position, failing))
-    unit, plain = FORMATS[truth.dtype].unit_roundoff, problem.canonical()
+    unit, plain = FORMATS[truth.dtype].unit_roundoff, problem.canonical(truth.query_rows)
     if has_scale(problem) and first >= stage_position("scores"):
         own = scale_of(problem)
         known = truth.of_readings.setdefault("scaled", {})
@@ -367,6 +371,89 @@ def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
         fitted = best_number(lambda factor: with_bias_times(plain, factor), failing, 1.0, known)
         for factor in _shortened(fitted, unit, 1.0):
             yield bias_fitted(problem, factor)
+    name = min(failing, key=stage_position)
+    if first >= stage_position("weights") and not OPERATIONS[truth.operation].has_gradients:
+        fitted = _times_as_large(failing[name].astype(np.float64), truth.exact[name].high)
+        for factor in _shortened(fitted, unit, 1.0):
+            yield multiplied_by(wrong, factor)
+    if (run := _keys_left_out(wrong)) is not None:
+        yield without_keys(problem, *run)
+
+
+def _times_as_large(array: Real, exact: Real) -> float | None:
+    """Return the factor by which a stage comes nearest to the right one; None where there is none."""
+    known = np.isfinite(array) & np.isfinite(exact)
+    size = np.abs(exact[known]).max(initial=0.0)
+    if not size:
+        return None
+    with np.errstate(all="ignore"):
+        right = exact[known] / size  # whose squares neither overflow nor underflow
+        found = float((array[known] / size) @ right / (right @ right))
+    return found if math.isfinite(found) and found else None  # zeros are no multiple of anything
+
+
+def multiplied_by(wrong: WrongResult, factor: float) -> Alternative:
+    """Return the case with all that fails times a number that was fitted."""
+    replacement = replacement_by(multiplied(tuple(wrong.stages), factor))
+    form = Form(wrong.problem, {"factor": scales_in_words(factor, 1.0)[0]}, replacement=replacement)
+    return STAGE_FITTED.alternative(form, is_fitted=True, factor=factor)
+
+
+def without_keys(problem: Problem, start: int, end: int) -> Alternative:
+    """Return the case with a run of keys that nobody sees."""
+    keys = queries_and_keys(problem.inputs)[1]
+    number = np.arange(keys)
+    which = f"{start:,} to {end - 1:,} of {keys:,}" if end - start > 1 else f"{start:,} of {keys:,}"
+    behind = KEYS_FITTED.says.format(which=f"{start:,} and all behind") if end == keys else ""
+    form = Form(with_allowed(problem, (number < start) | (number >= end)), {"which": which}, shared=behind)
+    return KEYS_FITTED.alternative(form, is_fitted=True)
+
+
+_RUNS_TRIED = 64
+
+
+def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
+    """Return the run of keys without which the weighted mean of the others comes nearest to what was returned.
+
+    Without keys a to b, a row has the mean of what is left where the weights of these keys times their values' distance
+    from that mean add up to its distance from the right one. So a run is the difference of two places in running sums,
+    of one column of the values and all rows at a time.
+    """
+    weights, array = wrong.readings.own.stages.get("weights"), wrong.stages.get("output")
+    if wrong.problem.operation != "attention" or "value_projection" in wrong.problem.inputs or "masked" in wrong.stages:
+        return None
+    value = wrong.problem.canonical(wrong.truth.query_rows).inputs["value"].astype(np.float64)
+    if weights is None or array is None or not all(np.isfinite(each).all() for each in (weights, value, array)):
+        return None
+    column = np.random.RandomState(0).standard_normal(value.shape[-1])
+    with np.errstate(all="ignore"):
+        values = np.repeat(value @ column, weights.shape[-3] // value.shape[-3], axis=-2)[..., np.newaxis, :]
+        mean = (array.astype(np.float64) @ column)[..., np.newaxis]
+        wanted = ((weights * values).sum(axis=-1, keepdims=True) - mean).ravel()
+        sums = np.cumsum(weights * (values - mean), axis=-1).reshape(len(wanted), -1)
+    return _run_of(np.pad(sums, ((0, 0), (1, 0))), wanted) if np.isfinite(sums).all() else None
+
+
+def _run_of(sums: Real, wanted: Real) -> tuple[int, int] | None:
+    """Return the places between which running sums grow by what is wanted in every row, as far as any do."""
+    mixed = np.random.RandomState(1).standard_normal(len(wanted))
+    along, aim, last = mixed @ sums, float(mixed @ wanted), sums.shape[-1] - 1
+    order = np.argsort(along)
+    above = np.searchsorted(along[order], along + aim)
+    starts = np.tile(np.arange(last + 1), 2)
+    ends = order[np.clip(np.concatenate([above - 1, above]), 0, last)]
+    is_run = (ends > starts) & (ends - starts < last)  # without any key there is no mean
+    misses = np.where(is_run, np.abs(along[ends] - along[starts] - aim), np.inf)
+
+    def miss(run: tuple[int, int]) -> float:
+        return float(np.abs(sums[:, run[1]] - sums[:, run[0]] - wanted).max(initial=0.0))
+
+    nearest = [place for place in np.argsort(misses)[:_RUNS_TRIED] if is_run[place]]
+    if not nearest:
+        return None
+    start, end = min(((int(starts[place]), int(ends[place])) for place in nearest), key=miss)
+    # Keys that nobody sees may be left out as well: up to the last one is said more simply.
+    return (start, last) if start and miss((start, last)) <= 4 * miss((start, end)) else (start, end)
 
 
 def bias_fitted(problem: Problem, factor: float) -> Alternative:
@@ -446,6 +533,8 @@ class FailingCase:
             yield with_scale_times(problem, as_root(scale))
         if bias is not None and "bias" in problem.inputs:
             yield bias_fitted(problem, bias)
+        if (factor := names.get(STAGE_FITTED.name)) is not None:
+            yield multiplied_by(self._wrong, factor)
         if any(name.startswith(ACCURACY) for name in names):
             accuracy, _ = judge_accuracy(self._wrong, is_known=True)
             yield from () if accuracy is None or accuracy.name not in names else (accuracy,)

@@ -328,7 +328,7 @@ _sized(partial(_in_groups_of, 4), "groups_of_four_shifted",
     lambda head, kv_heads, group: np.asarray((head + 1) // group % kv_heads))
 _at_each((32, *_TWO), "keys_behind_tiles_of_{}_dropped", "only whole tiles of {} keys are read: FlagGems#898",
     lambda tile: _kept(lambda key, keys: (key < keys - keys % tile) | (keys < tile)),
-    at="weights", diagnosis=("last-key-dropped", "last-part-lost"))
+    at="weights", diagnosis=("last-key-dropped", "last-part-lost", "keys-fitted"))
 _at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 where the last tile needs no mask",
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
     at="weights", diagnosis=("last-key-dropped", "last-part-lost"))

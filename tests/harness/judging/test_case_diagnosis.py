@@ -168,6 +168,11 @@ def unscaled_weights(inputs: Arrays) -> Arrays:
     return {name: stages[name] * inputs["query"].dtype.type(keys) for name in STEPS}
 
 
+def seeing(keys: Array) -> Compute:
+    """Return what sees these keys alone."""
+    return lambda inputs: attend()({**inputs, "mask": keys})
+
+
 def bias_times(factor: float) -> Compute:
     return changed(attend(), bias=lambda bias: bias * bias.dtype.type(factor))
 
@@ -212,12 +217,14 @@ OTHERS: tuple[tuple[str, Options, Arrays, Compute, tuple[str, ...], tuple[str, .
     ("weights-not-renormalised", {}, MASKED, zeroed_behind, OUT, BOTH),
     ("accuracy-of-float32", {}, PLAIN, narrow("float32"), (), WIDE),
     ("accuracy-of-16-bits", {}, PLAIN, narrow("float16"), (), WIDE),
+    ("stage-fitted", {}, PLAIN, output_times(1 / 0.9), (), BOTH),
+    ("keys-fitted", {}, PLAIN, seeing((np.arange(7) < 3) | (np.arange(7) > 4)), OUT, BOTH),
     # An error of the size of float32 in proportion to the answer is no accuracy, and one in one place is nothing.
-    ("", {}, PLAIN, output_times(1 + 1e-7), (), WIDE),
+    ("stage-fitted", {}, PLAIN, output_times(1 + 1e-7), (), WIDE),
     ("", CAUSAL, MASKED | BIASED, moved(0.5), (), WIDE),
     ("", CAUSAL, MASKED | BIASED, moved(1e-9), (), WIDE),
     # On square scores both alignments are one; what is wrong here is something else, and something else beside one.
-    ("", CAUSAL, FIVE_KEYS, changed(attend(**CAUSAL), value=lambda value: 1.001 * value), (), WIDE),
+    ("stage-fitted", CAUSAL, FIVE_KEYS, changed(attend(**CAUSAL), value=lambda value: 1.001 * value), (), WIDE),
     ("", CAUSAL, PLAIN, instead("output", lambda output, _: output * 1.5, attend(**LOWER)), (), WIDE),
     # A reading that would change a stage that is right does not fit.
     ("", CAUSAL, PLAIN, instead("output", lambda _, given: attend()(given)["output"], attend(**CAUSAL)), (), WIDE),
@@ -330,6 +337,16 @@ def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
 
 
 # Beside readings.
+
+
+def test_of_rows_that_stand_for_all_keys_that_are_left_out_are_named() -> None:
+    query, key = DRAWN.standard_normal((1, 1, 2048, 4)), DRAWN.standard_normal((1, 1, 130, 4))
+    for start, end, name in ((128, 130, "keys-fitted"), (64, 80, "keys-fitted"), (128, 128, "")):
+        number = np.arange(130)
+        seen = seeing((number < start) | (number >= end))
+        judged = diagnosed({}, {"query": query, "key": key, "value": key}, seen, stages=OUT)
+        assert (judged.judgements[0].judged_rows, name_of(judged)) == (64, name)
+        assert f"keys are left out: {start} to {end - 1} of 130; " in judged.judgements[0].message or not name
 
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
