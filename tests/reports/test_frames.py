@@ -86,9 +86,11 @@ def test_arrays_come_back_by_environment_implementation_and_stage(hand: Any) -> 
     np.testing.assert_array_equal(narrow.astype(np.float32), half.astype(np.float32))
     # What cannot be read is as if it were not kept.
     part = first / "arrays" / "part-00000.parquet"
-    part.write_bytes(part.read_bytes()[:200])
-    damaged = KeptArrays({"old": first, "new": second}).of("file/one", "float64")
-    assert {environment for environment, _, _ in damaged} == {"new"}
+    content = part.read_bytes()
+    for damage in (content[:200], content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :]):
+        part.write_bytes(damage)
+        damaged = KeptArrays({"old": first, "new": second}).of("file/one", "float64")
+        assert {environment for environment, _, _ in damaged} == {"new"}
 
 
 def test_every_frame_is_written_as_csv_and_parquet_the_same_each_time_and_every_column_is_documented(
