@@ -58,7 +58,7 @@ from attncheck.judging.residuals import (
 )
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem, queries_and_keys
-from attncheck.spec import OPERATIONS, PROJECTIONS, stage_position
+from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import FORMATS
@@ -419,12 +419,15 @@ def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
     from that mean add up to its distance from the right one. So a run is the difference of two places in running sums,
     of one column of the values and all rows at a time.
     """
-    weights, array = wrong.readings.own.stages.get("weights"), wrong.stages.get("output")
-    if wrong.problem.operation != "attention" or "value_projection" in wrong.problem.inputs or "masked" in wrong.stages:
+    weights, array, problem = wrong.readings.own.stages.get("weights"), wrong.stages.get("output"), wrong.problem
+    value = problem.canonical(wrong.truth.query_rows).inputs.get("value")
+    can_be_left_out = "mask" in inputs_of(problem.operation, problem.options.get("score"))
+    if weights is None or array is None or value is None or "masked" in wrong.stages or not can_be_left_out:
         return None
-    value = wrong.problem.canonical(wrong.truth.query_rows).inputs["value"].astype(np.float64)
-    if weights is None or array is None or not all(np.isfinite(each).all() for each in (weights, value, array)):
+    is_mean = value.ndim == weights.ndim and (*weights.shape[:-1], value.shape[-1]) == array.shape
+    if not is_mean or not all(np.isfinite(each).all() for each in (weights, value, array)):
         return None
+    value = value.astype(np.float64)
     column = np.random.RandomState(0).standard_normal(value.shape[-1])
     with np.errstate(all="ignore"):
         values = np.repeat(value @ column, weights.shape[-3] // value.shape[-3], axis=-2)[..., np.newaxis, :]
