@@ -423,11 +423,12 @@ def _of_row(value: float) -> Special:
     return put
 
 
-def _scaled_to(size: Callable[[str], float]) -> Special:
+def _scaled_to(size: Callable[[str], float], of: Callable[[Array], float]) -> Special:
+    """Scale an array so that one of the sizes of its numbers, but for zeros, becomes another."""
+
     def put(array: Array, dtype: str, random: Random) -> Array:
-        finite = np.abs(array[np.isfinite(array)])
-        factor = size(dtype) / max(float(finite.max(initial=0.0)), 1e-30)
-        return np.asarray(array * factor)
+        sizes = np.abs(array[np.isfinite(array) & (array != 0)])
+        return np.asarray(array * (size(dtype) / max(of(sizes), 1e-30) if sizes.size else 1.0))
 
     return put
 
@@ -442,8 +443,9 @@ _SPECIALS: Mapping[str, Special] = {
     "equal rows": lambda array, dtype, random: (
         np.broadcast_to(array[..., :1, :], array.shape).copy() if array.ndim > 1 else array
     ),
-    "large numbers": _scaled_to(lambda dtype: largest_number(dtype) ** 0.4),
-    "small numbers": _scaled_to(lambda dtype: 1 / largest_number(dtype)),
+    "large numbers": _scaled_to(lambda dtype: largest_number(dtype) ** 0.4, np.max),
+    # The least is hardly above the least normal number: many implementations take smaller ones for 0.
+    "small numbers": _scaled_to(lambda dtype: 4 / largest_number(dtype), np.min),
 }
 _STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
 """Numbers of an outline in place of those that are not finite."""
