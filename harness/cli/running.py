@@ -99,7 +99,7 @@ def _run(
     chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
-    first = partial(_begin_to_judge, "reading the bundled cases")
+    first = partial(_begin_to_judge, "reading the bundled cases", is_here=options.cluster is None)
     with request.times.of("reading cases"), _after_a_moment(first if is_long else lambda: None):
         selection = selected(options, store)
     if selection.faults and not selection.cases:  # the last results stay as they are
@@ -151,12 +151,13 @@ def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _begin_to_judge(words: str) -> None:
+def _begin_to_judge(words: str, *, is_here: bool) -> None:
     """Print what is being done, and start processes meanwhile: of cases that are new, answers are not known either."""
     from attncheck.execution.call import start_ahead
 
     typer.echo(f"attncheck: {words}", err=True)
-    start_ahead(available_processors(), "attncheck.judging.judge")
+    if is_here:
+        start_ahead(available_processors(), "attncheck.judging.judge")
 
 
 def _with_properties(

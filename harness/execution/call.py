@@ -446,7 +446,7 @@ class WorkerProcesses:
     def _worker(self) -> WorkerProcess:
         """Return this thread's own process."""
         if getattr(self._own, "worker", None) is None:
-            worker = _ahead.popleft().result() if _ahead else _of_one_thread()
+            worker = _taken()
             self._started.append(worker)
             if self._closed:  # while it started; whoever closed may not have seen it
                 worker.end()
@@ -470,6 +470,15 @@ def start_ahead(count: int, module: str) -> None:
     threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
     _ahead.extend(threads.submit(_of_one_thread, module) for _ in range(count))
     threads.shutdown(wait=False)
+
+
+def _taken() -> WorkerProcess:
+    """Return a process that was started ahead, or another one."""
+    try:
+        ahead = _ahead.popleft()
+    except IndexError:  # threads take them side by side
+        return _of_one_thread()
+    return ahead.result()
 
 
 def _of_one_thread(module: str = "") -> WorkerProcess:
