@@ -115,7 +115,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             cache={"TORCHINDUCTOR_CACHE_DIR": "{folder}"},
             without_cache={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
             requirement="torch>=2.5",
-            pythons=("3.11",),  # the CPU build that constraints.txt pins is for this one
+            pythons=("3.11",),  # the one on which tox tests torch
         ),
         BackendEntry(
             "tensorflow",
@@ -178,7 +178,7 @@ BACKENDS: Mapping[str, BackendEntry] = {
             # TensorFlow unless a file in the user's home says otherwise.
             # It has no cache here: of XLA's, a damaged entry makes the operation fail that it belongs to.
             environment={"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
-            requirement="tensorflow>=2.18",
+            requirement="tensorflow>=2.18.1",
             fallback=_TENSORFLOW_WITHOUT_ONEDNN,
         ),
         BackendEntry(

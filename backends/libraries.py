@@ -450,7 +450,7 @@ LIBRARIES: Mapping[str, BackendEntry] = {
         library(
             "timm",
             ("timm", "torch"),
-            "timm>=1.0",
+            "timm>=1.0.3",
             *(
                 Library(
                     name,
