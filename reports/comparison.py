@@ -10,6 +10,7 @@ README.md      the answer, the versions, what is wrong or known, and how many nu
 verdicts.csv   one row per case, implementation and dtype: what a later run is compared with
 versions.csv   one row per implementation
 
+Versions are releases: which build of torch was installed, for a CPU or for CUDA, makes no difference on a CPU.
 Nothing in verdicts.csv depends on the processor: errors, their sizes and warnings about noise stay out of it. What is
 expected to fail on some processors only is published as that, whether it failed here or not. A case that was added
 since the comparison was published is not in it, and is compared with nothing.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -234,7 +236,7 @@ def publish(frames: Frames, directory: Path) -> Path:
     )
     runs = {run["environment"]: run for run in records(frames.environments)}
     versions = sorted(
-        (each.implementation, each.version, run["python"], str(run.get("version_attncheck", "")))
+        (each.implementation, each.release, run["python"], str(run.get("version_attncheck", "")))
         for each in frames.columns
         for run in [runs[each.environment]]
     )
@@ -377,6 +379,7 @@ def render_readme(frames: Frames) -> str:
         " on the results of a run shows every case, and every document with its numbers and pictures.",
     )
     opening: list[Block] = [Text(Mark(answer.first_line, "strong")), Items(answer.sentences), Text(made)]
+    frames = replace(frames, columns=tuple(replace(column, version=column.release) for column in frames.columns))
     rows = [(column.implementation, column.version) for column in frames.columns]
     also = Text(("Also in ", Mark(VERSIONS, "link", VERSIONS), "."))
     versions = Section("Versions", "versions", [Table("Versions", ("implementation", "version"), rows), also])

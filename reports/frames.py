@@ -104,6 +104,11 @@ class Column:
         return self.environment, self.implementation
 
     @property
+    def release(self) -> str:
+        """The version without the label of a build: 2.13.0 for 2.13.0+cpu and 2.13.0+cu130."""
+        return self.version.partition("+")[0]
+
+    @property
     def framework(self) -> str:
         """The name before the first point: the backend, or the module of a user's implementation."""
         return self.implementation.partition(".")[0]

@@ -176,7 +176,7 @@ def survey_of(frames: Frames) -> Survey:
         if sum(of.values()):
             not_run = left_out.get((column.implementation, feature), 0)
             of["unsupported"] -= not_run
-            judged.append(JudgedFeature(column.implementation, column.version, feature, **of, not_run=not_run))
+            judged.append(JudgedFeature(column.implementation, column.release, feature, **of, not_run=not_run))
     asked = chain.from_iterable(frames.properties.values())
     return Survey(judged, list(_accuracy(frames)), properties=property_counts(asked))
 
@@ -236,9 +236,15 @@ def _accuracy(frames: Frames) -> Iterable[Accuracy]:
     columns = {"stages": ratios.size(), "median": ratios.median(), "most": ratios.quantile(0.99)}
     found = pd.DataFrame(columns).to_dict("index")
     for column, dtype in product(frames.columns, DTYPES):
-        key = (column.implementation, column.version, dtype)
-        if of := found.get(key):
-            yield Accuracy(*key, int(of["stages"]), round(of["median"], 3), round(of["most"], 3))
+        if of := found.get((column.implementation, column.version, dtype)):
+            yield Accuracy(
+                column.implementation,
+                column.release,
+                dtype,
+                int(of["stages"]),
+                round(of["median"], 3),
+                round(of["most"], 3),
+            )
 
 
 def read_meanings(path: Path) -> list[MeasuredConvention]:
