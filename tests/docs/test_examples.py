@@ -56,13 +56,14 @@ def _is_in_the_action(step: dict[str, Any]) -> bool:
 def _run_action(given: dict[str, str], folder: Path) -> tuple[list[int], dict[str, str]]:
     """Run the steps of the action as a runner does; return their exit codes, and the outputs of the last.
 
-    The checkout of attncheck is this repository, and ``pip`` a program that writes down what it is asked for.
+    The checkout of attncheck is this repository. ``pip`` and ``uv`` are programs that write down their arguments.
     """
     action = _yaml(ACTION)
     inputs = {name: str(each.get("default", "")) for name, each in action["inputs"].items()} | given
     programs = folder.parent / "programs"
     programs.mkdir()
-    (programs / "pip").write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done > {programs}/installed\n')
+    for name in ("pip", "uv"):
+        (programs / name).write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done > {programs}/{name}.txt\n')
     (programs / "attncheck").write_text(f'#!/bin/sh\nexec {sys.executable} -m attncheck "$@"\n')
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -93,8 +94,8 @@ def test_the_action_checks_and_leaves_every_file_that_the_workflow_keeps(tmp_pat
     given = {**given, "cases": "attention/a-causal-row-*\nmy_cases\n", "dtype": "float32", "extras": "torch"}
     codes, outputs = _run_action(given, folder)
     assert (codes, outputs) == ([0, 0], {"exit-code": "0"})
-    installed = (tmp_path / "programs" / "installed").read_text().splitlines()
-    assert installed == ["install", "--constraint", "attncheck/constraints.txt", "./attncheck[torch]"]
+    installed = (tmp_path / "programs" / "uv.txt").read_text().splitlines()
+    assert installed[-3:] == ["--constraint", "attncheck/constraints.txt", "./attncheck[torch]"]
     names = ["attncheck.sarif", "badge.json", "badge.svg", "junit.xml", "latest", "outcome.json"]
     assert sorted(each.name for each in (folder / "results").iterdir()) == names
     outcome = json.loads((folder / "results" / "outcome.json").read_text(encoding="utf-8"))
