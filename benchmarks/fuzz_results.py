@@ -179,7 +179,7 @@ def damage(directory: Path, outside: Path, draw: Random) -> None:
 
 
 def _bytes(path: Path, _: Path, draw: Random) -> None:
-    others = [each.read_bytes() for each in path.parent.iterdir() if each.is_file()] or [b""]
+    others = [each.read_bytes() for each in sorted(path.parent.iterdir()) if each.is_file()] or [b""]
     path.write_bytes(fuzz_mutations.change_bytes(path.read_bytes(), others, draw))
 
 

@@ -70,6 +70,27 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
     return f"did you mean {listed_or(close)}? ({everything})" if close else everything
 
 
+_UNPRINTABLE = (
+    r"\x00-\x1f\x7f-\x9f\xad\x{061c}\x{115f}\x{1160}\x{180e}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}"
+    r"\x{3164}\x{fdd0}-\x{fdef}\x{feff}\x{ffa0}\x{fff9}-\x{fffb}\x{fffe}\x{ffff}\x{e0000}-\x{e0fff}"
+)
+UNPRINTABLE: Final = f"[{_UNPRINTABLE}]"
+"""Characters that move or hide others, as RE2 writes them: control characters, line breaks, direction marks, tags."""
+ESCAPED: Final = re.compile(
+    "[" + re.sub(r"\\x\{(\w+)\}", lambda code: f"\\U{int(code[1], 16):08x}", _UNPRINTABLE) + "\ud800-\udfff]"
+)
+LONGEST_TEXT: Final = 4000
+
+
+def one_line(text: str, most: int = LONGEST_TEXT) -> str:
+    r"""Return a text that some file holds as one line that a terminal shows as it is: ``a\x1b[31mb``, ``a\nb``.
+
+    Characters that move or hide others are written as escapes, and no more than ``most`` characters are kept.
+    """
+    shown = text if len(text) <= most else f"{text[: most - 1]}…"
+    return ESCAPED.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), shown)
+
+
 def slug(name: str) -> str:
     """Return a case's name, or what is added to it, as it stands in an id."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pandas as pd
 
@@ -352,6 +352,8 @@ EMPTY_ROWS_NOTE = (
 _KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
 _OTHERWISE = "something else"
 EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
+_OF_ADDRESSES = ":/?#[]@!$&'*+,;=%~"
+"""What an address has as it is: not what ends one in Markdown or HTML, such as brackets."""
 _ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
 
 
@@ -381,7 +383,7 @@ def address_of(thread: str) -> str:
     except ValueError:
         return ""
     plain = not any(character.isspace() or not character.isprintable() for character in thread)
-    return thread if parts.scheme == "https" and parts.hostname and plain else ""
+    return quote(thread, safe=_OF_ADDRESSES) if parts.scheme == "https" and parts.hostname and plain else ""
 
 
 def empty_rows(frames: Frames) -> Mapping[Column, Counter[str]] | None:

@@ -8,12 +8,13 @@
 Rows are split by what they compare, versions added, and sorted, so that the same results give the same bytes. Arrays
 are read one case at a time, so that a report of a million rows reads only what it draws.
 
-Parquet holds every text as it is. CSV is for spreadsheets too, so there, in columns of text:
+Parquet holds every text as it was read: one line, with escapes for control characters and direction marks. CSV is for
+spreadsheets too, so there, in columns of text:
 
 - a text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a line break) has an apostrophe
   before it, and so has what stands like that after a semicolon, a tab or a line break within a text; a number that is
   written as text, such as -0.25 in ``printed``, stays as it is;
-- line breaks are single line feeds, inside quotes; other control characters are replacement characters (U+FFFD);
+- line breaks are single line feeds, inside quotes; other control characters and direction marks are U+FFFD;
 - an empty text is a pair of quotes, and no value at all is nothing.
 """
 

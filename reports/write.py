@@ -50,6 +50,7 @@ from attncheck.reports.properties import command_for, sentence_of, worst_of
 from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import PROPERTIES_TABLE, Row
 from attncheck.verdicts import PropertyOutcome, Verdict
+from attncheck.wording import ESCAPED
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
 _SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"
@@ -58,7 +59,7 @@ _FORMULA = re.compile(rf"\s*{_SIGN}|[\t\n]")
 _FORMULA_WITHIN = re.compile(rf"([;\t\n]\s*)(?={_SIGN})")
 _NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
 _LINE_BREAK = re.compile(r"\r\n?")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(rf"(?![\t\n]){ESCAPED.pattern}")
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:

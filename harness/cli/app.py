@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import signal
 import sys
@@ -18,6 +17,7 @@ from typer.models import CommandInfo
 
 from attncheck.cli.output import print_error, print_no_outcome, wants_json
 from attncheck.cli.parameters import with_options
+from attncheck.cli.process import guard_streams, memory_error, open_closed_streams, require_memory
 from attncheck.errors import AttncheckError, ExitCode
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -200,28 +200,32 @@ _RUN = ["check", "--no-report", "--keep-arrays", "all"]
 def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_ALLOCATED)
-    _open_what_is_closed()
+    open_closed_streams()
+    guard_streams()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was judged is said, as after Ctrl-C
     if sys.argv[1:2] == ["run"]:
         sys.argv[1:2] = _RUN
-    app.load(next(iter(sys.argv[1:]), ""))
     try:
-        if wants_json(sys.argv[1:]):
-            _run_for_programs()
-        app(standalone_mode=True)
-    except AttncheckError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
-
-
-def _open_what_is_closed() -> None:
-    """Open standard streams that are closed (``>&-``): a pipe to a worker would take the number of one."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, for workers too
-            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+            command = next(iter(sys.argv[1:]), "")
+            require_memory(only_lists=MODULES.get(command, "listing") == "listing" and command != "mutants")
+            app.load(command)
+            if wants_json(sys.argv[1:]):
+                _run_for_programs()
+            app(standalone_mode=True)
+        finally:
+            sys.stdout.flush()
+    except AttncheckError as error:
+        _end_with(error)
+    except Exception as error:
+        if out_of_memory := memory_error(error):
+            _end_with(out_of_memory)
+        raise
+
+
+def _end_with(error: AttncheckError) -> NoReturn:
+    print_error(error)
+    sys.exit(error.exit_code)
 
 
 def _run_for_programs() -> NoReturn:

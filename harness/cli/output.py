@@ -13,6 +13,7 @@ import typer
 
 from attncheck.errors import AttncheckError, ExitCode, OutputError, UsageError
 from attncheck.results import DEFAULT_RESULTS
+from attncheck.wording import one_line
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import Outlets
@@ -69,7 +70,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 def print_error(error: AttncheckError) -> None:
     """Print why there is no outcome: for people on standard error, for programs as a document."""
-    typer.echo(f"attncheck: {error}", err=True)
+    typer.echo("\n".join(map(one_line, f"attncheck: {error}".split("\n"))), err=True)
     if wants_json(sys.argv[1:]):
         from attncheck.reports.json_documents import error_document
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from attncheck.cli.process import has_reader
 from attncheck.config import read_config
 from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
@@ -48,6 +49,8 @@ Finish = Callable[["RunSummary"], None]
 def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Finish, write: Finish) -> ExitCode:
     """Run, and run again whenever a file is saved, until Ctrl-C; return the exit code of the last run.
 
+    It also ends when nobody reads the standard output any more.
+
     Args:
         request: What runs.
         run_request: Runs it; a second argument is what shows a failing evaluation.
@@ -62,7 +65,7 @@ def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Fin
     states, told = files.states(), ""
     try:
         runs.run(())
-        while True:
+        while has_reader():
             if told != (names := _named([path for path, state in states.items() if state])):
                 _say(f"watching {names}; Ctrl-C ends")
                 told = names

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from attncheck.errors import Diagnostic
+from attncheck.errors import CaseError, Diagnostic
 from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.shapes import FieldFault
@@ -22,6 +23,8 @@ from attncheck.wording import NEAR
 Result = TypeVar("Result")
 
 MAX_DIAGNOSTICS = 5
+_MOST_OF_NAME = 200
+"""Letters of a case's name: as many as it may have."""
 
 # pydantic's names for the two forms of an input
 _KIND_LABEL = "tagged-union["
@@ -44,7 +47,9 @@ _PATTERNS = {
     r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",
     r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
     r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
-    r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$": "owner/name#number or an address that begins with https://",
+    r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$": (
+        "owner/name#number or a percent-encoded address that begins with https://"
+    ),
 }
 
 
@@ -80,6 +85,30 @@ def faults_at(path: FieldPath, field: str = "") -> Iterator[None]:
     except ValueError as error:
         inner = error.field if isinstance(error, FieldFault) else (field,) * bool(field)
         raise CaseFileError((*path, *inner), str(error)) from None
+
+
+@contextmanager
+def linked_files_hidden(path: Path, file: str) -> Iterator[None]:
+    """Show nothing of a file that a link leads to in another folder, if it cannot be used.
+
+    A folder of a stranger's cases may hold a link to any file of whoever reads them.
+    """
+    try:
+        yield
+    except CaseError:
+        if path.is_symlink() and not _lies_below(path):
+            message = (
+                "a link to a file in another folder, which cannot be used; name that file itself to see its faults"
+            )
+            raise CaseError([Diagnostic(file, message)]) from None
+        raise
+
+
+def _lies_below(path: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(path.parent.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return False
 
 
 def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
@@ -180,7 +209,11 @@ def case_name(path: FieldPath, data: Any) -> str | None:
         case ("cases", int(number), *_):
             entry = data["cases"][number] if data is not None else None
             name = entry.get("name") if isinstance(entry, dict) else None
-            return name if isinstance(name, str) and name and name.isprintable() else f"number {number + 1}"
+            return (
+                name[:_MOST_OF_NAME]
+                if isinstance(name, str) and name and name.isprintable()
+                else f"number {number + 1}"
+            )
     return None
 
 

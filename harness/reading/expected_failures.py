@@ -22,7 +22,7 @@ from attncheck.backends.contract import EmptyRows
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.processors import processor_flags
 from attncheck.reading.array_kinds import Strict
-from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, yaml_diagnostics
+from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, linked_files_hidden, yaml_diagnostics
 from attncheck.reading.model import Dtype, PropertyName, StageName, Text
 from attncheck.reading.yaml_reader import FieldPath, YamlFault, read_yaml
 from attncheck.verdicts import Verdict
@@ -44,7 +44,7 @@ else:
     VerdictName = Literal[*_EXCUSABLE, BROKEN]
 Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _EXPECTED = "a list of expected failures, [] for none"
-_THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$"
+_THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$"
 
 
 class ExpectedFailureEntry(Strict):
@@ -156,7 +156,8 @@ def load_expected_failures(paths: Iterable[Path]) -> tuple[ExpectedFailure, ...]
     faults: list[Diagnostic] = []
     for path in paths:
         try:
-            found += _load(path, str(path))
+            with linked_files_hidden(path, str(path)):
+                found += _load(path, str(path))
         except CaseError as error:
             faults += error.faults
     if faults:

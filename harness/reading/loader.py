@@ -26,7 +26,7 @@ from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, S
 from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_of
-from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, each_of
+from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, each_of, linked_files_hidden
 from attncheck.reading.for_each import FOR_EACH, write_out
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
@@ -138,18 +138,19 @@ def load_case_file(
     name in lower case.
     ``for_each`` are rows to be used in the place of the file's own.
     """
-    document, file, numbers, misread = _read_file(path, display_name, for_each)
-    reader = _CaseReader(file, document, display_name, id_prefix, frozenset(known_tags), _shared_arrays(file))
-    faults: list[CaseFileError] = []
-    cases: list[Case] = []
-    for number, entry in zip(numbers, file.cases, strict=True):
-        try:
-            cases.append(reader.read(entry, ("cases", number)))
-        except CaseFileError as fault:
-            faults += (fault, *fault.others)
-    if faults or misread:
-        raise CaseError([*misread, *diagnostics.told_once(faults, display_name, document)])
-    return cases
+    with linked_files_hidden(path, display_name):
+        document, file, numbers, misread = _read_file(path, display_name, for_each)
+        reader = _CaseReader(file, document, display_name, id_prefix, frozenset(known_tags), _shared_arrays(file))
+        faults: list[CaseFileError] = []
+        cases: list[Case] = []
+        for number, entry in zip(numbers, file.cases, strict=True):
+            try:
+                cases.append(reader.read(entry, ("cases", number)))
+            except CaseFileError as fault:
+                faults += (fault, *fault.others)
+        if faults or misread:
+            raise CaseError([*misread, *diagnostics.told_once(faults, display_name, document)])
+        return cases
 
 
 def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
@@ -212,11 +213,12 @@ def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
     path = folder / model.TAG_FILE
     if not path.is_file():
         return {}
-    document = _read(path, display_name)
-    try:
-        return dict(model.TagFile.model_validate(document.data).tags)
-    except ValidationError as error:
-        raise CaseError(diagnostics.diagnostics_of(error, display_name, document)) from None
+    with linked_files_hidden(path, display_name):
+        document = _read(path, display_name)
+        try:
+            return dict(model.TagFile.model_validate(document.data).tags)
+        except ValidationError as error:
+            raise CaseError(diagnostics.diagnostics_of(error, display_name, document)) from None
 
 
 def _read(path: Path, display_name: str) -> YamlDocument:

@@ -283,11 +283,10 @@ def _is_case_file(path: Path, lists: frozenset[Path] = frozenset()) -> bool:
 
 def _shown(path: Path, base: Path) -> str:
     """Name a file as people do: relative to where they are, if it lies below; a byte that is no text becomes a ?."""
-    resolved, resolved_base = path.resolve(), base.resolve()
-    if resolved.is_relative_to(resolved_base):
-        name = resolved.relative_to(resolved_base).as_posix()
-    else:
-        name = f"{resolved.parent.name}/{resolved.name}"
+    place, folder = path.parent.resolve() / path.name, base.resolve()  # a link is named, and not its target
+    name = (
+        place.relative_to(folder) if place.is_relative_to(folder) else Path(place.parent.name) / place.name
+    ).as_posix()
     return shown_text(name)
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -189,9 +189,10 @@ def _from_safetensors(data: bytes, name: str | None) -> Array:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
         raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
-    header = json.loads(data[8 : 8 + length])
+    header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
     if not isinstance(header, dict):
         raise ValueError("the header is no mapping")
+    _check_offsets(header, len(data) - 8 - length)
     entry = header[_one_of([each for each in header if each != "__metadata__"], name)]
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
@@ -206,6 +207,32 @@ def _from_safetensors(data: bytes, name: str | None) -> Array:
     if not 0 <= begin <= end <= len(numbers) or end - begin != size:
         raise ValueError(f"expected {size} bytes of numbers between {begin} and {end} of {len(numbers)}")
     return np.frombuffer(numbers[begin:end], SAFETENSORS[dtype]).reshape(shape)
+
+
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the entries of a header. Raises ``ValueError`` for a name that is there twice, as the format has it."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("a name is in the header twice")
+    return entries
+
+
+def _check_offsets(header: Mapping[str, Any], size: int) -> None:
+    """Raise ``ValueError`` unless the arrays lie one after another and fill the file, as the format has it."""
+    entries = (entry for name, entry in header.items() if name != "__metadata__")
+    offsets: list[Any] = [entry.get("data_offsets") if isinstance(entry, dict) else None for entry in entries]
+    ends = 0
+    for place in sorted(filter(_are_offsets, offsets)):
+        if place[0] != ends or place[1] < place[0]:
+            raise ValueError(f"an array begins at byte {place[0]} of the numbers; expected {ends}, where the last ends")
+        ends = place[1]
+    if ends != size:
+        raise ValueError(f"the arrays end at byte {ends} of {size} bytes of numbers")
+
+
+def _are_offsets(place: Any) -> bool:
+    """Return whether something is a pair of whole numbers; an array without one is refused where it is read."""
+    return isinstance(place, list) and len(place) == 2 and all(type(offset) is int for offset in place)
 
 
 def _one_of(known: Any, name: str | None) -> str:

@@ -21,6 +21,7 @@ from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, Co
 from attncheck.results.writer import write_table
 from attncheck.spec import CLAIMS, DTYPES, PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
+from attncheck.wording import LONGEST_TEXT, UNPRINTABLE, one_line
 
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
@@ -183,7 +184,32 @@ def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[
         unpacked = sum(map(_spread_bytes, table.itercolumns()))
     if unpacked > most:
         raise _DamagedError(f"it would take {unpacked} bytes of memory; expected at most {most}")
+    return _on_one_line(table)
+
+
+_FOR_DIAGNOSING = "evidence"
+"""A column that no report shows: JSON, which cannot be cut."""
+
+
+def _on_one_line(table: pa.Table) -> pa.Table:
+    """Return a table in which every text is one printable line of some length; each text is looked at once."""
+    for place, name in enumerate(table.column_names):
+        column = table[name]
+        is_coded = pa.types.is_dictionary(column.type)
+        if name != _FOR_DIAGNOSING and pa.types.is_string(column.type.value_type if is_coded else column.type):
+            column = column if is_coded else column.dictionary_encode()
+            chunks = [_lines_of(chunk) for chunk in column.chunks]
+            table = table.set_column(place, name, pa.chunked_array(chunks, column.type))
     return table
+
+
+def _lines_of(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    texts = chunk.dictionary
+    strange = pc.or_(pc.match_substring_regex(texts, UNPRINTABLE), pc.greater(pc.utf8_length(texts), LONGEST_TEXT))
+    if not pc.any(strange, min_count=0).as_py():
+        return chunk
+    lines = [text if text is None else one_line(text) for text in texts.to_pylist()]
+    return pa.DictionaryArray.from_arrays(chunk.indices, pa.array(lines, texts.type))
 
 
 def _spread_bytes(column: pa.ChunkedArray) -> int:
@@ -304,4 +330,4 @@ def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[A
 
 
 def _shortly(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    return one_line(" ".join(str(error).split()), 200).rstrip(".") or type(error).__name__

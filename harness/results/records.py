@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import MINIMUM
 from attncheck.results.format import FORMAT
+from attncheck.wording import one_line
 
 _MAX_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
@@ -180,7 +181,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ResultsError(f"{path} is not what `attncheck check` writes")
     require_shallow(content, path)
-    return content
+    lines: dict[str, Any] = on_lines(content)
+    return lines
+
+
+def on_lines(content: Any) -> Any:
+    """Return plain data in which every text, a key too, is one printable line of some length."""
+    if isinstance(content, str):
+        return one_line(content)
+    if isinstance(content, dict):
+        return {one_line(name): on_lines(value) for name, value in content.items()}
+    return [on_lines(value) for value in content] if isinstance(content, list) else content
 
 
 def require_readable(path: Path) -> None:
@@ -318,7 +329,7 @@ def _line_by_line(file: IO[str], path: Path) -> Iterator[Any]:
             return
         record = json.loads(line.rstrip(",\n"))
         require_shallow(record, path)
-        yield record
+        yield on_lines(record)
     raise ValueError("another last line")
 
 

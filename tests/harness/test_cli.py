@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
 from unittest import mock
@@ -23,6 +25,7 @@ from tables import CASES, tables_beside
 
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.cli import completion
+from attncheck.cli.process import memory_error
 from attncheck.cli.watching import WatchedFiles, changed_files
 from attncheck.execution.implementations import every_implementation
 from attncheck.results.reader import read_run
@@ -147,6 +150,60 @@ def test_a_closed_standard_output_does_not_become_the_pipe_to_a_worker(case_fold
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (ended.returncode, set(read_run(tmp_path / "out").rows["verdict"])) == (0, {"agree"}), ended.stderr
+
+
+def in_shell(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run attncheck as ``"$@"`` in a script."""
+    command = ["bash", "-c", script, "bash", sys.executable, "-m", "attncheck", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@posix_only
+def test_a_reader_that_has_seen_enough_leaves_the_exit_code_as_it_is(case_folder: Path, tmp_path: Path) -> None:
+    check = ("check", "small", "-b", "numpy", "-o", "out", "--no-report")
+    for words, code in ((check, "0"), (("list", "tags"), "0")):
+        ended = in_shell(tmp_path, '"$@" | true; echo ${PIPESTATUS[0]}', *words)
+        assert ended.stdout == f"{code}\n", (words, ended.stderr)
+        assert "Traceback" not in ended.stderr
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full and limits of addresses are Linux's")
+
+
+@linux_only
+def test_a_full_disk_behind_standard_output_is_one_line_and_behind_standard_error_nothing(
+    case_folder: Path, tmp_path: Path
+) -> None:
+    check = ("check", "small", "-b", "numpy", "-o", "out", "--no-report")
+    for words in (check, ("show", "--help")):
+        ended = in_shell(tmp_path, '"$@" > /dev/full', *words)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (3, 1), (words, ended.stderr)
+        assert ended.stderr.startswith("attncheck: the standard output cannot be written: No space left on device")
+    ended = in_shell(tmp_path, '"$@" 2> /dev/full', "show", "no/such-case")
+    assert (ended.returncode, ended.stdout) == (2, "")
+
+
+@linux_only
+def test_few_addresses_are_one_line_about_memory(tmp_path: Path) -> None:
+    ended = in_shell(tmp_path, 'ulimit -v 500000; "$@"', "check")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr == (
+        "attncheck: not enough memory: this process may have 488 MiB of addresses (ulimit -v); expected at least "
+        "1,024 MiB; raise the limit\n"
+    )
+
+
+def test_an_error_is_a_lack_of_memory_if_one_before_it_is() -> None:
+    def raised(*errors: Exception) -> Exception:
+        for before, error in pairwise((None, *errors)):
+            error.__context__ = before
+        return errors[-1]
+
+    strange = AttributeError("module 'pandas' has no attribute '__version__'")
+    library = ImportError("libarrow.so: failed to map segment from shared object")
+    for lack in (MemoryError(), OSError(errno.ENOMEM, "fork"), library, RuntimeError("can't start new thread")):
+        assert memory_error(raised(lack, strange)) is not None, lack
+    assert memory_error(raised(ValueError("out of range"), AttributeError("no such name"))) is None
 
 
 # What CI systems read

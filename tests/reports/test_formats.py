@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
@@ -25,6 +27,8 @@ from xml.etree.ElementTree import Element
 
 import pytest
 from here import command_here, own_code_here
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tables import CASES, tables_beside
 
 from attncheck import check
@@ -50,10 +54,11 @@ from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import section_lines, verdict_section
 from attncheck.reports.outcome import failures_of, outcome_document
 from attncheck.reports.terminal import print_summary
-from attncheck.reports.write import write_junit, write_report, xml_text
+from attncheck.reports.write import harmless, render_junit, write_junit, write_report, xml_text
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
 from attncheck.verdicts import Verdict
+from attncheck.wording import ESCAPED, one_line
 
 BIDI = "\u202e\u2066"
 SHORT = (
@@ -65,52 +70,119 @@ LONG = (
     "=cmd|'/c calc'!A1\n+1\t@SUM(1)\r\n::error file=x::owned\n</failure></td></style></title>--><img src=x "
     f"onerror=alert(2)>\n# g\n## h\n\n| i |\n{SHORT}\n\\"
 )
+READ = one_line(LONG)
+"""As results are read."""
 THREAD = "javascript:alert(1)//https://example.org"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+CONTROL = re.compile(rf"(?!\n){ESCAPED.pattern}")
 
 
 @pytest.fixture
 def hostile_frames(hand: Any) -> Frames:
     """Frames in which every text that comes from outside is hostile."""
-    shared: dict[str, Any] = {"of": "weights", "transpose": False, "shape": [1, 1, 1, 2], "called": LONG}
+    return frames_of_texts(hand, LONG, THREAD)
+
+
+def frames_of_texts(hand: Any, text: str, thread: str) -> Frames:
+    """Return frames of results in which every text is this one."""
+    shared: dict[str, Any] = {"of": "weights", "transpose": False, "shape": [1, 1, 1, 2], "called": text}
     expected = [
-        {"name": "weights", "basis": "printed", "erratum": LONG, **shared},
-        {"name": "weights", "basis": "known", "because": LONG, "note": LONG, **shared},
-        {"name": "output", "basis": "unprinted", "note": LONG, **shared, "of": "output"},
+        {"name": "weights", "basis": "printed", "erratum": text, **shared},
+        {"name": "weights", "basis": "known", "because": text, "note": text, **shared},
+        {"name": "output", "basis": "unprinted", "note": text, **shared, "of": "output"},
     ]
-    identity = f"{LONG}/case"
+    identity = f"{text}/case"
     case = hand.case(
         identity,
-        **dict.fromkeys(("name", "file", "title"), LONG),
-        source={"kind": "document", "title": LONG, "author": LONG, "section": LONG, "notes": [LONG]},
-        notes=[LONG],
-        tags=[LONG, "causal"],
-        probes={tag: {"probes": LONG, "defect": LONG} for tag in (LONG, "causal")},
-        options={LONG: LONG},
-        inputs={LONG: [1]},
+        **dict.fromkeys(("name", "file", "title"), text),
+        source={"kind": "document", "title": text, "author": text, "section": text, "notes": [text]},
+        notes=[text],
+        tags=[text, "causal"],
+        probes={tag: {"probes": text, "defect": text} for tag in (text, "causal")},
+        options={text: text},
+        inputs={text: [1]},
         expected=expected,
     )
     rows = []
-    for name in (LONG, f"{LONG} 2"):
+    for name in (text, f"{text} 2"):
         of = {"case": identity, "implementation": name}
-        printed = {"index": "0,0,0,1", "value": 0.5, "reference_text": LONG, "half_unit": 0.05}
+        printed = {"index": "0,0,0,1", "value": 0.5, "reference_text": text, "half_unit": 0.05}
         rows += [
-            hand.row(**of, verdict="numeric", stage=LONG, message=LONG, index="0", against="exact"),
-            hand.row(**of, verdict="numeric", xfail=True, dtype="float32", reason=LONG, thread=THREAD),
-            hand.row(**of, verdict="error", stage="", message=LONG, dtype="float16"),
-            hand.row(**of, verdict="unsupported", stage="", message=LONG, dtype="bfloat16"),
+            hand.row(**of, verdict="numeric", stage=text, message=text, index="0", against="exact"),
+            hand.row(**of, verdict="numeric", xfail=True, dtype="float32", reason=text, thread=thread),
+            hand.row(**of, verdict="error", stage="", message=text, dtype="float16"),
+            hand.row(**of, verdict="unsupported", stage="", message=text, dtype="bfloat16"),
             hand.row(**of, comparison="printed", **printed),
             hand.row(**of, comparison="known", **printed),
             hand.row(**of, comparison="exact", stage="output", index="0,0,0,1", value=0.5, verdict="numeric"),
         ]
     pair: dict[str, Any] = {"index": "0", "value": 1.0, "ratio": 2.0, "difference": 1.0}
-    rows.append(hand.row(**of, comparison="pair", stage="output", other=LONG, verdict="numeric", **pair))
-    texts: dict[str, Any] = {"left_out": {LONG: LONG}, "missing": {LONG: LONG}, "faults": [LONG], "flags": {"A": LONG}}
-    run = hand.run(rows, label=LONG, name="run", cases=[case], summary=False, command=LONG, platform=LONG, **texts)
-    broken = Row(identity, "softmax", "float32", LONG, "property", "weights", "broken")
-    write_property_rows(run, [replace(broken, property_name="repeated", variant=LONG, index="0,1", message=LONG)])
+    rows.append(hand.row(**of, comparison="pair", stage="output", other=text, verdict="numeric", **pair))
+    of_run: dict[str, Any] = {"left_out": {text: text}, "missing": {text: text}, "faults": [text], "flags": {"A": text}}
+    run = hand.run(rows, label=text, name="run", cases=[case], summary=False, command=text, platform=text, **of_run)
+    broken = Row(identity, "softmax", "float32", text, "property", "weights", "broken")
+    write_property_rows(run, [replace(broken, property_name="repeated", variant=text, index="0,1", message=text)])
     made: Frames = hand.frames_of(run)
     return made
+
+
+MOVES = "".join(
+    map(chr, (*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x200B, 0x200F, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF))
+)
+"""Characters that end lines, move or hide others."""
+PIECES = (
+    "<hostile>",
+    "</td><hostile>",
+    "::error::x",
+    "=1+1",
+    "@SUM(1)",
+    "](x)<hostile>",
+    "`",
+    "|",
+    "\\",
+    "&lt;",
+    "# ",
+    "%0A",
+)
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.sampled_from(MOVES), st.just("é")), min_size=8, max_size=60))
+def test_no_text_of_results_is_a_control_a_line_markup_or_a_formula_in_any_format(hand: Any, parts: list[str]) -> None:
+    """The promises of SECURITY.md, for every text field of results at once."""
+    text = "x\n::error::x<hostile>" + "".join(parts)
+    thread = f"https://example.org/<hostile>{''.join(parts)}"
+    frames = frames_of_texts(hand, text, thread)
+    formats = formats_of(frames)
+    assert [name for name, content in formats.items() if CONTROL.search(content)] == []
+    lines = {name: [line.strip(" -|*>#") for line in content.splitlines()] for name, content in formats.items()}
+    assert [name for name, of in lines.items() if any(line.startswith("::error::") for line in of)] == []
+    for name in ("markdown", "summary"):
+        shown = re.sub(r"```.*?```|`[^`\n]*`", "", formats[name], flags=re.DOTALL)
+        assert not re.search(r"(?<!\\)(?:\\\\)*<hostile", shown), name
+    assert "<hostile" not in formats["html"]
+    assert not ElementTree.fromstring(formats["junit"]).findall(".//hostile")
+    for table in frames.tables().values():
+        texts = (cell for column in table for cell in table[column].unique() if isinstance(cell, str))
+        assert [cell for cell in map(harmless, texts) if CONTROL.search(cell) or cell[:1] in tuple("=+-@\t\r\n")] == []
+
+
+def formats_of(frames: Frames) -> dict[str, str]:
+    """Return what each format of text has of results."""
+    terminal = io.StringIO()
+    with redirect_stdout(terminal):
+        print_summary(frames, Path("report.md"), quiet=False)
+    return {
+        "terminal": terminal.getvalue(),
+        "markdown": markdown.render_markdown(frames),
+        "html": render_html(frames),
+        "junit": "".join(render_junit(frames)),
+        "annotations": "\n".join(
+            re.sub("^::error ", "error ", line) for line in annotation_lines(frames, Path("report"))
+        ),
+        "summary": render_ci_summary(frames, Path("report.md")),
+        "sarif": render_sarif(frames),
+        "json": document_text(outcome_document(frames, ExitCode.DISAGREE)),
+    }
 
 
 def test_junit_is_well_formed_and_says_the_same(written: Path) -> None:
@@ -152,9 +224,9 @@ def test_annotations_are_the_commands_own(written: Path) -> None:
     for line in (written / "stdout.txt").read_text(encoding="utf-8").splitlines():
         found = re.fullmatch(rf"::(?:error|warning|notice) {place}::(?P<message>.*)", line)
         assert found is not None, line
-        assert found["file"] is None or unescaped(found["file"]) == LONG
+        assert found["file"] is None or unescaped(found["file"]) == READ
         messages.append(unescaped(found["message"]))
-    assert f"bad case: {LONG}" in messages
+    assert f"bad case: {READ}" in messages
     assert not any(line.startswith("::error") for line in (written / "summary.md").read_text("utf-8").splitlines())
 
 
@@ -210,7 +282,7 @@ def test_terminal_html_and_csv_show_the_text_and_act_on_none_of_it(written: Path
         done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
         words = done.stdout.decode().split("\0")
         assert words[0] == "attncheck"
-        assert words[2:4] in ([f"{LONG}/case", LONG], [f"{LONG}/case", f"{LONG} 2"], [LONG, "--cases"])
+        assert words[2:4] in ([f"{READ}/case", READ], [f"{READ}/case", f"{READ} 2"], [READ, "--cases"])
     seen = ""
     for path in (written / "report").glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:

@@ -292,3 +292,14 @@ _PARTS = [*"abLkD()%=!<>'\" 019\x00\n", " and ", " or ", "not ", "Lk", "Lq>", "%
 def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
     with suppress(UsageError):
         assert read_expression(text, "-k").text == text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_a_link_to_a_file_elsewhere_is_named_as_it_is_and_shows_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("password: hunter2\n", encoding="utf-8")
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    (folder / "cases.yaml").symlink_to(tmp_path / "secret")
+    [fault] = selection.select_cases(["cases.yaml"], base=folder).faults
+    assert str(fault).startswith("cases.yaml: a link to a file in another folder")
+    assert "password" not in str(fault)

@@ -67,6 +67,10 @@ def fault(folder: Path, scores: str) -> Diagnostic:
     return found
 
 
+def _floats(begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [begin, end]}
+
+
 def safetensors(arrays: dict[str, tuple[str, list[int], bytes]], **header: Any) -> bytes:
     """Write the format by hand, as its description says."""
     entries, numbers = dict[str, Any](header), b""
@@ -186,6 +190,20 @@ FILES: dict[str, tuple[bytes, str, str, str]] = {
     "header.safetensors": (b"\xff" * 16, ", name: a", "file", "damaged or cut off: a header of 184467440"),
     "list.safetensors": ((2).to_bytes(8, "little") + b"[]", ", name: a", "file", "the header is no mapping"),
     "entry.safetensors": (safetensors({}, a={"dtype": "F32"}), ", name: a", "file", "expected dtype, shape and data"),
+    "overlap.safetensors": (
+        safetensors({}, a=_floats(0, 8), b=_floats(4, 12)) + bytes(12),
+        ", name: a",
+        "file",
+        "an array begins at byte 4 of the numbers; expected 8, where the last ends",
+    ),
+    "gap.safetensors": (safetensors({}, a=_floats(4, 12)) + bytes(12), ", name: a", "file", "begins at byte 4"),
+    "rest.safetensors": (safetensors({}, a=_floats(0, 8)) + bytes(12), ", name: a", "file", "end at byte 8 of 12"),
+    "twice.safetensors": (
+        (14).to_bytes(8, "little") + b'{"a":1, "a":2}',
+        ", name: a",
+        "file",
+        "a name is in the header twice",
+    ),
     "offsets.safetensors": (
         safetensors({"a": ("F32", [3], bytes(8))}),
         ", name: a",

@@ -1,0 +1,154 @@
+"""The process of a command: its standard streams, and errors that are a lack of memory.
+
+A reader that has seen enough closes the pipe, as ``head`` does. The command then goes on without it, and ends with the
+exit code of its answer. If the standard output cannot be written for another reason, such as a full disk, the command
+ends in one line. Whatever standard error cannot take is lost: there is no other place for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attncheck.errors import AttncheckError, ExitCode, OutputError
+from attncheck.wording import one_line
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class StandardOutputError(OutputError):
+    """The standard output cannot be written."""
+
+    exit_code = ExitCode.NOT_RUN
+
+
+class OutOfMemory(AttncheckError):
+    """The command needs more memory than it may have."""
+
+    exit_code = ExitCode.NOT_RUN
+
+
+class _Stream(io.FileIO):
+    """A standard stream that loses what nobody reads, and what it cannot take after its first error."""
+
+    def __init__(self, descriptor: int, *, must_succeed: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._must_succeed = must_succeed
+        self.is_lost = False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write bytes. Raises ``StandardOutputError`` once, for an error that is no closed pipe."""
+        size = memoryview(data).nbytes
+        if self.is_lost:
+            return size
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.is_lost = True
+            if isinstance(error, BrokenPipeError) or not self._must_succeed:
+                return size
+            raise StandardOutputError.of("the standard output", error) from None
+
+
+def open_closed_streams() -> None:
+    """Open standard streams that are closed (``>&-``): a pipe to a worker would take the number of one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, for workers too
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+
+
+def guard_streams() -> None:
+    """Let this process's standard streams lose what cannot be written, or say so in one line."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            raw = _Stream(stream.fileno(), must_succeed=name == "stdout")
+        except (AttributeError, OSError, ValueError):  # no file, such as a text of whoever embeds the command line
+            continue
+        buffer = io.BufferedWriter(raw)
+        guarded = io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        guarded.reconfigure(write_through=stream.write_through)
+        setattr(sys, name, guarded)
+
+
+def has_reader() -> bool:
+    """Return whether somebody may still read the standard output."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return not (isinstance(raw, _Stream) and raw.is_lost)
+
+
+_LEAST_MIB = 1024
+"""MiB of addresses that pandas, pyarrow and their threads need, measured with two processors. With less, libraries end
+the process themselves, wait for threads that did not start, or raise errors that do not name memory."""
+_LEAST_TO_LIST_MIB = 384
+"""The same for commands that load neither of the two."""
+
+
+def require_memory(*, only_lists: bool) -> None:
+    """Raise ``OutOfMemory`` if a command may have fewer addresses than the libraries that it loads need."""
+    limit, least = _address_limit(), _LEAST_TO_LIST_MIB if only_lists else _LEAST_MIB
+    if limit and limit < least << 20:
+        raise OutOfMemory(
+            f"not enough memory: this process may have {limit >> 20:,} MiB of addresses (ulimit -v); expected at least "
+            f"{least:,} MiB; raise the limit"
+        )
+
+
+_NO_MEMORY = re.compile(
+    r"failed to map segment|cannot allocate memory|can't start new thread|failed to (?:launch|start) \w* ?thread"
+    r"|resource temporarily unavailable|cannot create thread|out of memory|std::bad_alloc",
+    re.IGNORECASE,
+)
+"""Messages of the loader, of Python and of libraries, where memory or address space for a thread is what is missing."""
+_MOST_SAID = 200
+
+
+def memory_error(error: BaseException) -> OutOfMemory | None:
+    """Return the error of a command that ended for lack of memory; None if it ended for another reason.
+
+    A library of which an import failed halfway raises strange errors later, so that the errors before it count too.
+    """
+    lacks = [one for one in _chain(error) if _is_lack_of_memory(one)]
+    if not lacks:
+        return None
+    limit = _address_limit()
+    allowed = f"; this process may have {limit >> 20:,} MiB of addresses (ulimit -v)" if limit else ""
+    said = one_line(" ".join(str(lacks[-1]).split()), _MOST_SAID) or type(lacks[-1]).__name__
+    return OutOfMemory(f"not enough memory ({said}){allowed}; raise the limit, or free some memory")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all errors before it, the latest first."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__context__, one.__cause__]
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return not isinstance(error, AttncheckError) and bool(_NO_MEMORY.search(str(error)))
+
+
+def _address_limit() -> int:
+    """Return how many bytes of addresses this process may have; 0 if there is no limit, or none is known."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return 0 if limit == resource.RLIM_INFINITY else limit
