@@ -17,7 +17,7 @@ from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.shapes import FieldFault
 from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
-from attncheck.wording import NEAR
+from attncheck.wording import NEAR, WEB_ADDRESS
 
 Result = TypeVar("Result")
 
@@ -44,6 +44,7 @@ _PATTERNS = {
     r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",
     r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
     r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
+    WEB_ADDRESS: "an address that begins with https:// or http://, without spaces, quotes and brackets",
     r"^([\w.-]+/[\w.-]+#[0-9]+|https://[^\s]+)$": "owner/name#number or an address that begins with https://",
 }
 
