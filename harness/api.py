@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attncheck.config import selected
+from attncheck.config import check_own_cases, selected
 from attncheck.conventions import Measured, ask_all
-from attncheck.errors import ExitCode, UsageError
+from attncheck.errors import CaseError, ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
@@ -153,7 +153,7 @@ def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unp
     Raises:
         UsageError: If the function, the cases, or a tag or dtype cannot be found, the function cannot be called, or an
             argument is wrong.
-        CaseError: If a list of expected failures cannot be used.
+        CaseError: If a case file or a list of expected failures cannot be used; nothing has run then.
     """
     name, output, failed = keywords.pop("name", None), keywords.get("output"), keywords.get("failed", False)
     most = keywords.get("max_failures")
@@ -171,8 +171,11 @@ def _checked(
     function: Callable[..., Any] | str | os.PathLike[str], name: str | None, options: RunOptions, *, keeps_results: bool
 ) -> CheckResult:
     limits, store = options.worker_limits, options.store
+    check_own_cases(options, store)
     chosen = _chosen(function, options, name, limits).with_dtypes(options.dtypes)
     selection = selected(options, store)
+    if selection.faults:
+        raise CaseError(list(selection.faults))
     only = None
     if options.failed:
         names = [item.name for item in chosen.implementations]
@@ -181,7 +184,7 @@ def _checked(
             selection, only = replace(selection, cases=narrowed.cases), narrowed.only
     settings = Settings.of(options, chosen, selection.tags, only, store)
     settings = replace(settings, command=sys.orig_argv, complete=False, keeps_results=keeps_results)
-    summary = run_cases(selection.cases, chosen, settings, selection.faults)
+    summary = run_cases(selection.cases, chosen, settings)
     from attncheck.reports.frames import make_frames
 
     frames = make_frames(merge_runs(read_runs([options.output])))

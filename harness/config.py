@@ -20,7 +20,7 @@ from typing import Any
 from attncheck.errors import UsageError
 from attncheck.options import RunOptions, options_of
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.reading.selection import Selection, exists, select_cases
+from attncheck.reading.selection import Selection, check_own_files, exists, select_cases
 from attncheck.results.coverage import Minimum
 from attncheck.store import Store
 
@@ -57,6 +57,16 @@ def selected(options: RunOptions, store: Store | None = None) -> Selection:
         expression=options.match,
         store=store,
     )
+
+
+def check_own_cases(options: RunOptions, store: Store | None = None) -> None:
+    """Read the cases of people's own that ``selected`` reads, before anything that takes long.
+
+    Raises ``CaseError`` where a file has a fault.
+    """
+    config = read_config()
+    lists = (*config.expected_failure_lists, *options.expected_failure_lists)
+    check_own_files(options.cases or config.cases, lists, store=store)
 
 
 def tiles_of(options: RunOptions) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from attncheck.config import expected_failures_of
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.implementations import Implementation, ImplementationSelection
+from attncheck.execution.implementations import Implementation, ImplementationSelection, renamed
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_faults
@@ -115,12 +115,16 @@ class Explanation:
         }
 
 
-def find_implementation(name: str, function: FunctionOptions | None = None) -> Implementation:
-    """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``."""
+def find_implementation(name: str, function: FunctionOptions | None = None, called: str = "") -> Implementation:
+    """Return an implementation by its name, its backend's, or as file.py:function. Raises ``UsageError``.
+
+    One of a user's is ``called`` as a report calls it, where that is given.
+    """
     chosen: ImplementationSelection = select_implementations(None, [name], **(function or FunctionOptions()).called)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
-    return chosen.implementations[0]
+    (found,) = chosen.implementations[:1]
+    return renamed(found, called) if called else found
 
 
 def explain_case(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
     from attncheck.execution.runner import GroupRunner
+    from attncheck.execution.user_code import Target
     from attncheck.explain import Call, Explanation
     from attncheck.options import RunOptions
     from attncheck.reading.case import Case
@@ -95,9 +96,10 @@ def _named(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
 @cache
 def select_cases(options: RunOptions) -> Selection:
     """Return the cases that are asked for. Raises ``CaseError`` where a file has a fault."""
-    from attncheck.config import selected
+    from attncheck.config import check_own_cases, selected
     from attncheck.errors import CaseError
 
+    check_own_cases(options)
     selection = selected(options)
     if selection.faults:
         raise CaseError(list(selection.faults))
@@ -200,6 +202,21 @@ class _SessionWorker:
 
 
 _WORKERS: dict[str, _SessionWorker] = {}
+_FUNCTIONS: dict[str, list[Target]] = {}
+"""By names in reports, the functions that ``conformance`` was called for."""
+
+
+def with_name_of_its_own(implementation: Implementation) -> Implementation:
+    """Number a function that is called like another one before it: two would share a worker, and be counted as one."""
+    from attncheck.execution.implementations import UserImplementation, renamed
+
+    if not isinstance(implementation.entry, UserImplementation):
+        return implementation
+    target, alike = implementation.entry.target, _FUNCTIONS.setdefault(implementation.name, [])
+    if target not in alike:
+        alike.append(target)
+    number = alike.index(target) + 1
+    return implementation if number == 1 else renamed(implementation, f"{implementation.name}_{number}")
 
 
 def _worker_of(implementation: Implementation, dtype: str) -> _SessionWorker:
@@ -223,6 +240,7 @@ def close_workers() -> None:
     for worker in _WORKERS.values():
         worker.runner.close()
     _WORKERS.clear()
+    _FUNCTIONS.clear()
     _REPEATED.clear()
 
 

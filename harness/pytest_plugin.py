@@ -162,6 +162,7 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
             (implementation,) = select_implementations(None, [function], **options.called).implementations
         else:
             implementation = select_callable(function, **options.called)
+        implementation = pytest_items.with_name_of_its_own(implementation)
         judge = pytest_items.ImplementationJudge.of(implementation, selection)
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
 from attncheck.config import expected_failures_of, minimum_of, tiles_of
-from attncheck.errors import Diagnostic, ExitCode
+from attncheck.errors import ExitCode
 from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
@@ -147,7 +147,6 @@ def run_cases(
     cases: Sequence[Case],
     chosen: ImplementationSelection,
     settings: Settings,
-    faults: Sequence[Diagnostic] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_failure: Callable[[FailedEvaluation], None] = lambda failed: None,
     *,
@@ -162,7 +161,6 @@ def run_cases(
         cases: The cases, as ``select_cases`` returns them.
         chosen: The implementations.
         settings: How to run.
-        faults: What is wrong with case files; it makes the exit code 2.
         on_progress: Is called with the numbers of evaluations done and planned.
         on_failure: Is called with every failing evaluation as it is judged.
         on_plan: Is called with who is asked for which cases, where that is not the same for all.
@@ -195,7 +193,7 @@ def run_cases(
         known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store)
     with _means(groups, judge, settings, described) as means:
-        summary = _CaseRun(plan, groups, chosen, settings, faults, judge, watch, on_progress).execute(means)
+        summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
     return summary
 
@@ -208,7 +206,6 @@ class _CaseRun:
     groups: Sequence[Group]
     chosen: ImplementationSelection
     settings: Settings
-    faults: Sequence[Diagnostic]
     judge: Judge
     watch: RunWatch
     on_progress: Callable[[int, int], None]
@@ -217,7 +214,7 @@ class _CaseRun:
     def execute(self, means: Executor) -> RunSummary:
         """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
         plan, settings, watch = self.plan, self.settings, self.watch
-        environment = {**_environment(self.chosen, settings, self.faults), **means.record}
+        environment = {**_environment(self.chosen, settings), **means.record}
         resumed, records = ResumeState.empty(), partial(case_records, plan.cases, settings.tags)
         if settings.resume:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
@@ -270,9 +267,9 @@ class _CaseRun:
         if widens or alike:
             writer.write_json("environment.json", environment)
         asked = RequestedRun.of(environment, len(plan.cases), stopped)
-        summary = _summarise(self.chosen, self.faults, recorder, failing, asked)
+        summary = _summarise(self.chosen, recorder, failing, asked)
         names = [item.name for item in self.chosen.implementations]
-        writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": len(self.faults)})
+        writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
         return summary
 
     def _asked(self, name: str) -> Sequence[str]:
@@ -360,7 +357,7 @@ def _means(
         helpers: list[list[GroupRunner[Unit]]] = []
         for number in range(2, min(settings.limits.workers, available_processors(), _MOST_ALIKE) + 1):
             helpers += group_runners(bundled, limits, logs, number=number)
-        yield LocalExecutor(runners, judge, settings.limits.workers, helpers, settings.times)
+        yield LocalExecutor(runners, judge, _workers(groups, settings.limits), helpers, settings.times)
         return
     from attncheck.executors.dask.connection import connected  # Dask is an extra
     from attncheck.executors.dask.driver import DaskExecutor
@@ -369,7 +366,13 @@ def _means(
         yield DaskExecutor(cluster)
 
 
-def _environment(chosen: ImplementationSelection, settings: Settings, faults: Sequence[Diagnostic]) -> dict[str, Any]:
+def _workers(groups: Sequence[Group], limits: Limits) -> int:
+    """Return how many workers may be alive: as many as processors, or as frameworks that take seconds to start."""
+    frameworks = {group.process for group in groups if group.is_bundled}
+    return min(limits.workers, max(available_processors(), len(frameworks)))
+
+
+def _environment(chosen: ImplementationSelection, settings: Settings) -> dict[str, Any]:
     entries = [implementation.entry for implementation in chosen.implementations]
     own = {item.name: item.entry for item in chosen.implementations if isinstance(item.entry, UserImplementation)}
     conventions = {name: dict(entry.conventions) for name, entry in own.items() if entry.conventions}
@@ -394,13 +397,12 @@ def _environment(chosen: ImplementationSelection, settings: Settings, faults: Se
         "again": words_again(chosen.implementations, settings.limits, kept),
         "left_out": dict.fromkeys(chosen.left_out, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
-        "faults": [str(fault) for fault in faults],
+        "faults": [],  # of results of earlier releases, which ran the cases of other files where one had a fault
     }
 
 
 def _summarise(
     chosen: ImplementationSelection,
-    faults: Sequence[Diagnostic],
     recorder: ResultRecorder,
     failing: Sequence[Row],
     asked: RequestedRun,
@@ -409,9 +411,7 @@ def _summarise(
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
     absent = {name: recorder.not_offered(name) for name in judged}
     short = shortfalls(judged, asked, absent)
-    if faults:
-        code = ExitCode.BAD_INPUT
-    elif ExitCode.DISAGREE in codes:
+    if ExitCode.DISAGREE in codes:
         code = ExitCode.DISAGREE
     elif ExitCode.NOT_RUN in codes or chosen.missing or short:
         code = ExitCode.NOT_RUN

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.config import expected_failures_of
-from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.errors import CaseError, OutputError, ResultsError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import ImplementationSelection
@@ -334,6 +334,8 @@ NAME = "vectors.outputs"
 
 def run_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequence[str], output: Path) -> RunSummary:
     """Judge recorded outputs in the selected cases of the vectors. Raises ``UsageError`` where there are none."""
+    if selection.faults:
+        raise CaseError(list(selection.faults))
     known = frozenset(recorded.cases)
     cases = tuple(case for case in selection.cases if case.id in known)
     if not cases:
@@ -352,4 +354,4 @@ def run_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequen
         picked={"cases": [case.id for case in cases]} if len(cases) < len(selection.cases) else {},
         store=user_store(),
     )
-    return run_cases(cases, ImplementationSelection((chosen,)), settings, replace(selection, cases=cases).faults)
+    return run_cases(cases, ImplementationSelection((chosen,)), settings)

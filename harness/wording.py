@@ -24,6 +24,8 @@ READ_AS: Final = "read as: "
 BY_ITSELF: Final = "; taken by itself: "
 """Before what one failing case names in which all of them together name nothing."""
 _LISTED: Final = 12
+WEB_ADDRESS: Final = r"^https?://[A-Za-z0-9._~:/?#@!$&'*+,;=%-]+$"
+"""The form of an address of the web: without what would end a link in HTML or Markdown."""
 NEAR: Final = 0.61
 _AS_NEAR: Final = 0.1
 

@@ -129,8 +129,9 @@ def source_blocks(case: Record) -> list[Block]:
     source = case["source"]
     by = f", by {source['author']}" if source.get("author") else ""
     section = f"; {source['section']}" if source.get("section") else ""
-    notes = source.get("notes", ())
-    text = Text((Mark(source["title"], "cite"), f"{by}{section}."), "source")
+    notes, url = source.get("notes", ()), source.get("url")
+    where: Inline = (": ", Mark(url, "link", url)) if url else "."
+    text = Text((Mark(source["title"], "cite"), f"{by}{section}", where), "source")
     return [text, *([Items(notes, "notes")] if notes else [])]
 
 

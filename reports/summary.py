@@ -351,11 +351,23 @@ def headline(frames: Frames) -> str:
     """Return who and what, without the last full stop."""
     found = coverage.coverage(frames)
     if frames.results.empty:
-        return "Nothing was run"
+        return f"Nothing was run: {_why_nothing(frames)}"
     if not any(each.judged for each in found):
         stopped = frames.results["verdict"].isin(coverage.STOPPED).all()
         return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_of_documents(frames)])
     return ". ".join([_of_implementations(frames, found), *_of_documents(frames)])
+
+
+def _why_nothing(frames: Frames) -> str:
+    """Return why there is no row: an end without one would leave everybody to guess."""
+    if frames.problems:
+        return frames.problems[0]
+    if not frames.columns:
+        return "none of the implementations is installed"
+    if not any(asked.cases for asked in frames.asked.values()):
+        return "no case was left to run"
+    names = " or ".join(frames.title(column) for column in frames.columns[:MAX_NAMED])
+    return f"no case has a dtype that {names} declares"
 
 
 def extent(frames: Frames) -> str:

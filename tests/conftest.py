@@ -165,7 +165,6 @@ def run_below() -> Callable[..., tuple[RunSummary, Run]]:
             selection.cases,
             ImplementationSelection(tuple(Implementation(entry) for entry in entries), missing=missing),
             Settings(parent / "out", dtypes=dtypes, limits=Limits(case_seconds=seconds), **settings),
-            selection.faults,
         )
         return summary, read_run(parent / "out")
 

@@ -253,13 +253,16 @@ def _subject_of(
             raise
         raise UsageError(f"{case!r} is an implementation: the case comes first, {implementation} {case}") from None
     chosen_dtype = dtype_of(found, dtype)
-    named = checked.again.get(implementation) if checked else None
+    again, called = checked.again if checked else {}, implementation
+    if called not in again:  # it may be named as in the check, where a report may call it longer to tell two apart
+        called = next((name for name, words in again.items() if words[0] == implementation), "")
+    named = again.get(called)
     if named and implementation != named[0]:  # as the report calls it
         options, implementation = list(pairwise(named)), named[0]
         framework, signature = (dict(options).get(option) for option in ("--framework", "--signature"))
         declare = (*(value for option, value in options if option == "--declare"), *function.declare)
         function = FunctionOptions(function.framework or framework, function.signature or signature, declare)
-    chosen = find_implementation(implementation, function)
+    chosen = find_implementation(implementation, function, called)
     chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
     return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -84,9 +86,11 @@ def search(
     way, and written as a case file and a script. The same number of problems of the same seed is the same search. The
     exit code is 1 if something was found, and 3 if nothing could be judged.
     """
+    begun = monotonic()
+    from attncheck.execution.implementations import place_of
     from attncheck.explain import find_implementation
     from attncheck.searching.findings import SearchFolder, WorkerJudge
-    from attncheck.searching.search import Search, SearchRequest
+    from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, ended_after
     from attncheck.showing.probes import print_search, search_document
     from attncheck.spec import OPERATIONS
 
@@ -95,14 +99,15 @@ def search(
     chosen = find_implementation(implementation, function)
     limits = allowed.limits(keep_going=True)
     judge = WorkerJudge.of(chosen, limits)
-    folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name)
+    folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, place_of(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
     request = SearchRequest(seed, operation, _dtypes(judge.dtypes, dtypes, chosen.name), problems, seconds, title)
-    found = Search(request, judge, folder, lambda line: typer.echo(f"attncheck: {line}", err=True))
+    found = Search(request, judge, folder, lambda line: typer.echo(f"attncheck: {line}", err=True), begun=begun)
     try:
-        found.run()
-        _write_scripts(found, chosen, limits)
+        with suppress(SearchOver), ended_after(found.seconds_left + SECONDS_TO_FINISH, judge.stop):
+            found.run()
+            _write_scripts(found, chosen, limits)
     finally:
         judge.close()
     code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
@@ -146,7 +151,7 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
         except (AttncheckError, OSError):  # some modules cannot be taken apart: the case file is enough
             continue
         found.folder.findings[position] = replace(finding, script=script.name)
-    found.folder.write()
+        found.folder.write()
 
 
 @app.command(
@@ -302,13 +307,15 @@ def properties(
     is broken, or less than the implementation claims, and 3 if a call failed.
     """
     from attncheck.commands import words_again
+    from attncheck.config import check_own_cases
     from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
     from attncheck.reports.outcome import properties_document
     from attncheck.reports.properties import exit_code_of
 
     limits = allowed.limits()
-    chosen = _chosen(implementations, function, limits)
     asking = Asking(_known_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
+    check_own_cases(RunOptions(cases=tuple(cases or ()), expected_failure_lists=expected_failures), asking.store)
+    chosen = _chosen(implementations, function, limits)
     selection = select_property_cases(cases or (), expected_failures, asking.store)
     print_faults(selection)
     questions = questions_of(selection.cases, asking)

@@ -44,7 +44,7 @@ def run_request(
     request: RunRequest,
     on_failure: Callable[[Watcher, FailedEvaluation], None] = lambda progress, failed: progress.fail(str(failed)),
 ) -> RunSummary:
-    """Select, run and judge; print what is wrong with case files; end the program where nothing can be run.
+    """Select, run and judge; end the program where nothing can be run.
 
     ``on_failure`` shows a failing evaluation as it is judged.
     """
@@ -56,26 +56,40 @@ def run_request(
 
 
 def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
-    """Start the processes of own implementations, and import what a run needs while they load."""
+    """Start the processes of own implementations, and import what a run needs while they load.
+
+    What is wrong with what people wrote themselves is looked for first. Raises ``UsageError`` and ``CaseError``.
+    """
     from attncheck.execution.describing import DescriptionRequest
-    from attncheck.execution.user_code import Target, is_own
+    from attncheck.execution.user_code import Target, check_function, is_own
 
-    options, begun = request.options, False
-    for pattern in options.implementations:
-        if is_own(pattern):
-            try:
-                target = Target.of(pattern, options.signature or "", options.declare)
-            except UsageError:
-                return  # which is said where the others are looked at
-            described.begin(DescriptionRequest(target, options.framework, options.threads, options.compilation_cache))
-            begun = True
-    _load(_NEEDED)
-    if begun:
-        _load_what_shows(report=options.report)
+    options = request.options
+    own = [pattern for pattern in options.implementations if is_own(pattern)]
+    targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in own]
+    for target in targets:
+        check_function(target)
+    of_run = options.framework, options.threads, options.compilation_cache
+    described.begin(*(DescriptionRequest(target, *of_run) for target in targets))
+    _check_own(options)
+    needed = [*_NEEDED, *(_needed_to_show(report=options.report) if own else ())]
+    while needed and not described.has_failed:  # which is said where they are looked at
+        _load([needed.pop(0)])
 
 
-def _load_what_shows(*, report: bool) -> None:
-    _load((*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if report else ())))
+def _check_own(options: RunOptions) -> None:
+    """Raise ``UsageError`` for two implementations that reports cannot tell apart, ``CaseError`` for bad case files."""
+    if len(options.implementations) > 1:
+        from attncheck.execution.implementation_selection import requested_functions, with_distinct_names
+
+        requested, _ = requested_functions(options.implementations, options.signature, options.declare)
+        with_distinct_names(requested)
+    from attncheck.config import check_own_cases
+
+    check_own_cases(options, options.store)
+
+
+def _needed_to_show(*, report: bool) -> tuple[str, ...]:
+    return (*_NEEDED_AFTERWARDS, *(_NEEDED_FOR_A_REPORT if report else ()))
 
 
 def _load(names: Iterable[str]) -> None:
@@ -86,36 +100,37 @@ def _load(names: Iterable[str]) -> None:
 def _run(
     request: RunRequest, described: DescribedWorkers, on_failure: Callable[[Watcher, FailedEvaluation], None]
 ) -> RunSummary:
+    from attncheck.execution.implementation_selection import select_implementations
+
+    options, store = request.options, request.options.store
+    own = (options.backends or None, options.implementations)
+    chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
+
     from attncheck.attention.exact_array import SETTLED
     from attncheck.commands import joined
     from attncheck.config import selected
-    from attncheck.execution.implementation_selection import select_implementations
     from attncheck.progress import show_progress
     from attncheck.run import Settings, run_cases
 
     SETTLED.clear()
-    options, store = request.options, request.options.store
-    own = (options.backends or None, options.implementations)
-    chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
     first = partial(_begin_to_judge, "reading the bundled cases", is_here=options.cluster is None)
     with request.times.of("reading cases"), _after_a_moment(first if is_long else lambda: None):
         selection = selected(options, store)
-    if selection.faults and not selection.cases:  # the last results stay as they are
+    if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
     narrowed = _narrowed(request, chosen, selection)
     settings = Settings.of(options, chosen, selection.tags, narrowed.only, store)
     settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
     # while the first worker imports its framework
-    Thread(target=_load_what_shows, kwargs={"report": options.report}).start()
+    Thread(target=_load, args=[_needed_to_show(report=options.report)]).start()
     try:
         with show_progress(visible=not options.quiet) as progress:
             summary = run_cases(
                 narrowed.cases,
                 chosen,
                 settings,
-                selection.faults,
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
@@ -191,7 +206,6 @@ def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: S
     from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
 
     options = request.options
-    print_faults(selection)
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
     names, narrowed = [item.name for item in chosen.implementations], Narrowed(selection.cases, None, "")

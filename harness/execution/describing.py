@@ -8,19 +8,19 @@ Nothing that imports NumPy may be imported at the top: the number of threads has
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BACKENDS
-from attncheck.execution.call import START_SECONDS, WorkerProcess
+from attncheck.execution.call import START_SECONDS, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.user_code import LoadError, Target, UnfitError
 from attncheck.execution.worker import clean, limit_threads, redirect_output
+from attncheck.processors import available_processors
 
 if TYPE_CHECKING:
     from attncheck.execution.implementations import UserImplementation
@@ -49,60 +49,114 @@ class DescriptionRequest:
         framework = BACKENDS.get(self.framework or "numpy")
         return {} if framework is None else with_cache(framework, keep=self.compilation_cache).environment
 
+    @property
+    def process(self) -> tuple[object, ...]:
+        """The key of requests that one process answers: those of one file, whose imports are the same."""
+        target = self.target
+        place = target if target.pickled or target.program else target.module
+        return place, self.framework, self.threads, self.compilation_cache
+
 
 class _Describing:
-    """A process that loads a target, and what it answers."""
+    """A process that loads targets one after the other, and what it answers.
 
-    def __init__(self, request: DescriptionRequest, seconds: float) -> None:
-        self.environment, self.threads = dict(request.environment), request.threads
-        self.answer: Future[Declared] = Future()
+    One of a single target ``stays`` until somebody takes it. Any other has no further use once all are answered, and
+    ends.
+    """
+
+    def __init__(self, requests: Sequence[DescriptionRequest], seconds: float, *, stays: bool) -> None:
+        self.answers: dict[DescriptionRequest, Future[Declared]] = {request: Future() for request in requests}
+        self._seconds, self._stays, self._is_closed = seconds, stays, False
         self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
-        worker = WorkerProcess()
-        self._worker: WorkerProcess | None = worker
-        asked = (request.target, self.environment, request.threads, str(Path(self._folder.name) / "log.txt"))
+        self._worker: WorkerProcess | None = None
 
-        def ask() -> None:
+    def describe(self) -> None:
+        """Answer all requests; what goes wrong is an answer, too."""
+        for request, answer in self.answers.items():
             try:
-                self.answer.set_result(worker.call(describe, *asked, seconds=seconds))
+                answer.set_result(self._declared(request))
             except BaseException as error:  # handed to whoever waits
-                self.answer.set_exception(error)
+                answer.set_exception(error)
+        if not self._stays:
+            self.close()
 
-        Thread(target=ask, name="attncheck describes", daemon=True).start()
+    def _declared(self, request: DescriptionRequest) -> Declared:
+        """Load a target in the process of those before it, and in one of its own where that fails."""
+        asked = (request.target, dict(request.environment), request.threads, str(Path(self._folder.name) / "log.txt"))
+        is_used = self._worker is not None
+        try:
+            return self._process().call(describe, *asked, seconds=self._seconds)
+        except (CallTimeout, WorkerDied, RemoteError):
+            self._end()
+            if not is_used or self._is_closed:
+                raise
+        return self._process().call(describe, *asked, seconds=self._seconds)
 
-    def take(self, environment: Mapping[str, str], threads: int) -> WorkerProcess | None:
+    def _process(self) -> WorkerProcess:
+        self._worker = self._worker or WorkerProcess()
+        if self._is_closed:  # meanwhile; whoever closed may not have seen it
+            self._end()
+            raise WorkerDied("was ended")
+        return self._worker
+
+    def take(self, request: DescriptionRequest, environment: Mapping[str, str], threads: int) -> WorkerProcess | None:
         """Hand the process over, if it is as a fresh one would be that has loaded the target; once."""
-        is_fit = self.answer.done() and self.answer.exception() is None and isinstance(self.answer.result(), dict)
-        if not is_fit or (self.environment, self.threads) != (dict(environment), threads):
+        answer = self.answers[request]
+        is_fit = answer.done() and answer.exception() is None and isinstance(answer.result(), dict)
+        if not (self._stays and is_fit) or (dict(request.environment), request.threads) != (dict(environment), threads):
             return None
         worker, self._worker = self._worker, None
         return worker if worker is not None and worker.is_alive else None
 
     def close(self) -> None:
         """End the process, unless somebody has it."""
+        self._is_closed = True
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
-        self._folder.cleanup()
 
 
 class DescribedWorkers:
-    """The processes in which targets were described, each until a run takes it; as a context, it ends the others."""
+    """The processes in which targets were described, each until a run takes it; as a context, it ends the others.
 
-    def __init__(self) -> None:
+    No more of them are there than processors. Where more targets are begun, those of one file share a process, and
+    none stays for a run.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self._most = processes or available_processors()
         self._begun: dict[DescriptionRequest, _Describing] = {}
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="attncheck describes")
 
-    def begin(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> None:
-        """Start to load a target, and do not wait for it."""
-        if request not in self._begun:
-            self._begun[request] = _Describing(request, seconds)
+    def begin(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
+        """Start to load targets, and do not wait for it."""
+        new = [request for request in dict.fromkeys(requests) if request not in self._begun]
+        stays = len(self._begun) + len(new) <= self._most
+        together: dict[object, list[DescriptionRequest]] = {}
+        for request in new:
+            together.setdefault(request if stays else request.process, []).append(request)
+        for these in together.values():
+            describing = _Describing(these, seconds, stays=stays)
+            self._begun.update(dict.fromkeys(these, describing))
+            self._threads.submit(describing.describe)
 
     def declared(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
         """Return what a target declares, or why it cannot be used.
 
         Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.
         """
-        self.begin(request, seconds)
-        return self._begun[request].answer.result()
+        self.begin(request, seconds=seconds)
+        return self._begun[request].answers[request].result()
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a target is known to be of no use by now."""
+        answers = [answer for request, each in self._begun.items() if (answer := each.answers[request]).done()]
+        return any(answer.exception() is not None or isinstance(answer.result(), str) for answer in answers)
 
     def take(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
         """Return a process that has loaded an implementation and is prepared as its workers are; None without one.
@@ -111,7 +165,7 @@ class DescribedWorkers:
         """
         for request, describing in self._begun.items():
             if request.target == entry.target:
-                if (worker := describing.take(entry.environment, threads)) is not None:
+                if (worker := describing.take(request, entry.environment, threads)) is not None:
                     return worker
                 describing.close()  # it will be of no use later either, and may hold a framework
         return None
@@ -119,7 +173,8 @@ class DescribedWorkers:
     def close(self) -> None:
         """End the processes that nobody has taken."""
         begun, self._begun = self._begun, {}
-        for each in begun.values():
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in dict.fromkeys(begun.values()):
             each.close()
 
     def __enter__(self) -> DescribedWorkers:

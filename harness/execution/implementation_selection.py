@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from attncheck.backends import published
@@ -21,9 +23,9 @@ from attncheck.execution.implementations import (
     bundled_implementations,
     entry_of,
 )
-from attncheck.execution.user_code import Origin, Target, is_own, origin_of, read_declarations
+from attncheck.execution.user_code import Origin, Target, check_function, is_own, origin_of, read_declarations
 from attncheck.execution.worker import clean
-from attncheck.wording import expected
+from attncheck.wording import expected, listed
 
 
 def select_implementations(
@@ -48,26 +50,31 @@ def select_implementations(
 
         if signature not in FAMILIES:
             raise UsageError(f"unknown signature {signature!r}; {expected(signature, FAMILIES, one_of=False)}")
-    points = published()
-    found, others = [], []
-    for pattern in patterns:
-        if (point := points.get(pattern)) is not None:
-            target, name = Target.of(f"{point.module}:{point.attr}", signature or "", declare), point.name
-        elif is_own(pattern):
-            target, name = Target.of(pattern, signature or "", declare), None
-        else:
-            others.append(pattern)
-            continue
-        implementation = user_implementation(target, framework, limits, name, described)
-        found.append(_as_given(implementation, pattern, framework, signature, declare))
+    requested, others = requested_functions(patterns, signature, declare)
     for option, given, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
         ("--signature", signature, "what an implementation of your own is called like"),
         ("--declare", declare or None, "what an implementation of your own declares"),
     ):
-        if given is not None and not found:
+        if given is not None and not requested:
             raise UsageError(f"{option} says {says}; name one: file.py:function")
-    chosen = bundled_implementations(backends, patterns=others) if others or not found else ImplementationSelection(())
+    only_own = requested and not others
+    chosen = ImplementationSelection(()) if only_own else bundled_implementations(backends, patterns=others)
+    requested = with_distinct_names(requested, {item.name for item in chosen.implementations})
+    limits = limits or Limits()
+    with DescribedWorkers() if described is None else nullcontext(described) as workers:
+        requests = [description_request(item.target, framework, limits) for item in requested]
+        workers.begin(*requests, seconds=limits.start_seconds)
+        found = [
+            _as_given(
+                user_implementation(item.target, framework, limits, item.name, workers),
+                item.given,
+                framework,
+                signature,
+                declare,
+            )
+            for item in requested
+        ]
     absent = tuple(item.entry.packages[0] for item in found if not item.entry.is_installed)
     present = tuple(item for item in found if item.entry.is_installed)
     return replace(
@@ -76,6 +83,97 @@ def select_implementations(
         missing=tuple(dict.fromkeys([*chosen.missing, *absent])),
         by_name=(*chosen.by_name, *(item.name for item in present)),
     )
+
+
+@dataclass(frozen=True)
+class RequestedFunction:
+    """An implementation of somebody's own before anything of it is loaded: how it was named, and its name in reports.
+
+    Without a ``name`` it has the one that its target gives it. One that a package publishes keeps its own.
+    """
+
+    given: str
+    target: Target
+    name: str = ""
+    is_published: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The name in reports."""
+        package, dot, mode = self.name.partition(".")
+        return f"{package or self.target.name}.{mode if dot else self.target.function}"
+
+
+def requested_functions(
+    patterns: Sequence[str], signature: str | None = None, declare: Sequence[str] = ()
+) -> tuple[list[RequestedFunction], list[str]]:
+    """Return the functions of users and packages among names, the same one once, and the names of others.
+
+    Raises ``UsageError`` for a file that is not there.
+    """
+    points = published()
+    found: dict[tuple[Target, str], RequestedFunction] = {}
+    others = []
+    for pattern in patterns:
+        point = points.get(pattern)
+        if point is None and not is_own(pattern):
+            others.append(pattern)
+            continue
+        place, name = (pattern, "") if point is None else (f"{point.module}:{point.attr}", point.name)
+        target = Target.of(place, signature or "", declare)
+        check_function(target)
+        found.setdefault((target, name), RequestedFunction(pattern, target, name, point is not None))
+    return [*found.values()], others
+
+
+def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collection[str] = ()) -> list[RequestedFunction]:
+    """Give functions that would have one name, or one that is ``taken``, as much more of their paths as differs.
+
+    ``old/kernel.py:attention`` and ``new/kernel.py:attention`` become old_kernel.attention and new_kernel.attention.
+    Raises ``UsageError`` where whole paths do not tell them apart.
+    """
+    named = list(requested)
+    every = [place for place, item in enumerate(named) if not item.is_published]
+    fixed = {*taken, *(item.shown for item in named if item.is_published)}
+    counts = Counter(named[place].shown for place in every)
+    for name in [name for name, count in counts.items() if count > 1 or name in fixed]:
+        same = [place for place in every if named[place].shown == name]
+        if len(same) < 1 + (name not in fixed):  # longer by now
+            continue
+        for group in (same, every):  # a longer name may be another function's, whose own has to be longer then
+            rest = fixed | {named[place].shown for place in every if place not in group}
+            longer = _longer_names([named[place].target for place in group])
+            if (found := next((names for names in longer if _fit(names, rest)), None)) is not None:
+                break
+        else:
+            given = listed(named[place].given for place in same)
+            raise UsageError(
+                f"{given}: reports would call {'all of them' if len(same) > 1 else 'it and another one'} {name}, and "
+                "their paths do not tell them apart; check one at a time, or rename a file"
+            )
+        for place, distinct in zip(group, found, strict=True):
+            named[place] = replace(named[place], name=distinct)
+    return named
+
+
+def _fit(names: Sequence[str], taken: Collection[str]) -> bool:
+    return len({*names}) == len(names) and not {*names} & {*taken}
+
+
+def _longer_names(targets: Sequence[Target]) -> Iterator[list[str]]:
+    """Yield names of all targets with more and more parts of their paths, and of their functions."""
+    parts = [target.longer_names for target in targets]
+    most = [max(len(names[kind]) for names in parts) for kind in range(2)]
+    for folders, classes in sorted(product(*map(range, most)), key=lambda depths: (sum(depths), depths[1])):
+        yield [
+            f"{packages[min(folders, len(packages) - 1)]}.{modes[min(classes, len(modes) - 1)]}"
+            for packages, modes in parts
+        ]
+
+
+def description_request(target: Target, framework: str | None, limits: Limits) -> DescriptionRequest:
+    """Return the question what a target declares, to be answered in the surroundings of a run."""
+    return DescriptionRequest(target, framework, limits.threads, limits.compilation_cache)
 
 
 def _as_given(
@@ -131,7 +229,7 @@ def user_implementation(
     In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
     """
     limits = limits or Limits()
-    question = DescriptionRequest(target, framework, limits.threads, limits.compilation_cache)
+    question = description_request(target, framework, limits)
     declared: Mapping[str, Any] | str
     try:
         with DescribedWorkers() if described is None else nullcontext(described) as workers:

@@ -338,7 +338,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         classes=dict(declared.get("classes") or NATIVE),
         target=target,
         framework=name,
-        function=target.attribute.rpartition(".")[2] or ("program" if target.program else "module"),
+        function=target.function,
         mode=declared.get("mode") or "",
         device=device,
         signature=declared.get("signature") or "",
@@ -346,6 +346,21 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         hints=(*declared.get("hints", ()), *advice),
         **own,
     )
+
+
+def renamed(item: Implementation, name: str) -> Implementation:
+    """Return a user's implementation under another name in reports, as package.function; any other as it is."""
+    if not isinstance(item.entry, UserImplementation) or item.name == name:
+        return item
+    package, _, mode = name.rpartition(".")
+    return replace(item, entry=replace(item.entry, name=package, mode=mode), mode=mode)
+
+
+def place_of(item: Implementation) -> str:
+    """Return where a user's implementation is, seen from this folder, whatever it is called; empty for any other."""
+    target = item.entry.target if isinstance(item.entry, UserImplementation) else Target("")
+    module = Path(os.path.relpath(target.module)).as_posix() if target.module.endswith(".py") else target.module
+    return shlex.join(target.program) or f"{module}:{target.attribute}".strip(":")
 
 
 def source_of(entry: BackendEntry) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -215,6 +216,10 @@ SECOND_CALL = "the second of two calls"
 """The begin of what is wrong with a stage that shows the state of another call."""
 UNWRITTEN = "memory is left unwritten"
 """The begin of what is wrong with a stage that shows what free memory was filled with."""
+OVERWRITTEN = "the output of one call is overwritten by the next call"
+"""The begin of what is wrong with a stage that is not the caller's to keep."""
+MAX_CALLED_AGAIN = 1 << 14
+"""Numbers of all inputs up to which a user's function is called again; larger calls could take long."""
 FREE_BYTE = 0x7E
 """Free memory is filled with it: about 8e37 in float32, 1e301 in float64, NaN in float16."""
 
@@ -265,6 +270,35 @@ def unwritten(stages: Mapping[str, Array]) -> dict[str, str]:
             if count := int((bits == int.from_bytes(bytes([FREE_BYTE]) * size)).sum()):
                 faults[stage] = f"{UNWRITTEN}: {count} of {array.size} numbers are what free memory was filled with"
     return faults
+
+
+def is_called_again(backend: Backend, task: Task) -> bool:
+    """Return whether a call is of somebody's own function, and small enough to be made once more."""
+    own = getattr(getattr(backend, call_of(task.operation, task.options)[0], None), "user_function", None)
+    if own is None or getattr(own, "returns_new_arrays", False):
+        return False
+    return sum(map(np.size, task.inputs.values())) <= MAX_CALLED_AGAIN
+
+
+def overwritten(backend: Backend, task: Task, returned: Stages, arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Call a function again with half of every number, and return the faults of stages that this has changed.
+
+    ``arrays`` are copies of what was ``returned``. The second call is made for each case, right behind the first: what
+    is found does not depend on the other cases that a process is asked for. A function that returns its input, or a
+    view of it, returns memory that is the caller's.
+    """
+    specs = task.specs
+    halves = {
+        name: (array / 2).astype(array.dtype) if specs[name].is_number and not specs[name].is_narrow else array.copy()
+        for name, array in task.inputs.items()
+    }
+    with suppress(Exception):  # the first call's result is judged; what the second one raises, cases of its kind show
+        run_operation(backend, task.operation, apply_layout(halves, task.memory_layout), task.options)
+    return {
+        name: f"{OVERWRITTEN}: return a new array"
+        for name, array in arrays.items()
+        if np.asarray(backend.to_numpy(returned[name])).tobytes() != array.tobytes()
+    }
 
 
 def _not_zero(array: Array, kept: KeptElements) -> str:

@@ -309,6 +309,9 @@ def _write(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
 class ProgramFunction:
     """One function of a program, called as the contract says on NumPy's arrays."""
 
+    returns_new_arrays = True
+    """An answer is read from a pipe: no later call can change it."""
+
     def __init__(self, program: Program, name: str, keywords: Iterable[str], capabilities: Mapping[str, Any]) -> None:
         self._program = program
         self.__name__ = name

@@ -54,6 +54,7 @@ from attncheck.execution.user_code import (
     advice_on_framework,
     innermost,
     merged,
+    no_function,
 )
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import (
@@ -175,9 +176,8 @@ def load(target: Target) -> Any:
     found: Any = module
     for part in filter(None, target.attribute.split(".")):
         if not hasattr(found, part):
-            functions = [name for name, each in vars(module).items() if inspect.isroutine(each) and name[0] != "_"]
-            near = f"; {expected(target.attribute, functions, one_of=False)}" if functions else ""
-            raise LoadError(f"{target.module} has no {target.attribute}{near}")
+            functions = [name for name, each in vars(module).items() if inspect.isroutine(each)]
+            raise LoadError(no_function(target, functions))
         found = getattr(found, part)
     if target.module.endswith(".py"):
         _declare_for_all(module, found)

@@ -6,6 +6,7 @@ Nothing that imports NumPy may be imported here: a worker sets the number of thr
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import json
@@ -195,6 +196,60 @@ class Target:
         """Return what the module is called in reports."""
         return re.sub(r"\W", "_", Path(self.module).stem) if self.program else name_of(self.module)
 
+    @property
+    def function(self) -> str:
+        """Return what reports call it after the dot."""
+        return self.attribute.rpartition(".")[2] or ("program" if self.program else "module")
+
+    @property
+    def longer_names(self) -> tuple[list[str], list[str]]:
+        """Return names of the module and of the function, the shortest first; each next one has one more part.
+
+        The parts of a file are the folders above it, those of a function the classes around it, or the arguments of a
+        program.
+        """
+        if self.program:
+            above, around = Path(self.module).parent.parts, self.program[1:]
+        else:
+            above = _package_of(Path(self.module))[1].parts if self.module.endswith(".py") else ()
+            around = tuple(self.attribute.split(".")[:-1])
+        return _longer(self.name, above), _longer(self.function, around)
+
+
+_MADE_BY_NAME = re.compile(r"import \*|__getattr__|setattr|globals|vars|exec|__dict__")
+"""A file with one of these may have functions whose names are not in it."""
+
+
+def check_function(target: Target) -> None:
+    """Raise ``UsageError`` where a file cannot have the function that is meant, as its text says: that takes no time.
+
+    What its text leaves open is seen when it is loaded.
+    """
+    first = target.attribute.partition(".")[0]
+    if not first or not target.module.endswith(".py") or target.program:
+        return
+    try:
+        text = Path(target.module).read_text(encoding="utf-8")
+        names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return  # it says so itself when it is loaded
+    if not re.search(rf"\b{re.escape(first)}\b", text) and not _MADE_BY_NAME.search(text):
+        raise UsageError(f"{target.module}:{target.attribute}: {no_function(target, sorted(names))}")
+
+
+def no_function(target: Target, names: Iterable[str]) -> str:
+    """Return a message: a module lacks a function; it has others with similar names."""
+    public = [name for name in names if name[0] != "_"]
+    near = f"; {expected(target.attribute, public, one_of=False)}" if public else ""
+    return f"{target.module} has no {target.attribute}{near}"
+
+
+def _longer(name: str, parts: Sequence[str]) -> list[str]:
+    """Return a name, then that name behind one part more each, from the last to the first."""
+    words = [word for part in parts if (word := re.sub(r"\W+", "_", part).strip("_"))]
+    last = re.sub(r"\W", "_", name)
+    return [name, *("_".join([*words[-count:], last]) for count in range(1, len(words) + 1))]
+
 
 def is_own(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
@@ -253,9 +308,15 @@ def name_of(module: str) -> str:
     if not module.endswith(".py"):
         return module.replace(".", "_")
     path = Path(module)
+    parts, _ = _package_of(path)
+    return "_".join(parts) or path.stem
+
+
+def _package_of(path: Path) -> tuple[list[str], Path]:
+    """Return the names of a file and of the packages that it is in, the outermost first, and the folder above them."""
     parts = [] if path.stem == "__init__" else [path.stem]
     for folder in path.parents:
         if not (folder / "__init__.py").is_file() or not folder.name:
-            break
+            return parts, folder
         parts.insert(0, folder.name)
-    return "_".join(parts) or path.stem
+    return parts, path.parent

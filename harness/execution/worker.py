@@ -138,7 +138,7 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
 
     backend = started(implementation, log)
     surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
-    outcome = evaluate_on(backend, task)
+    outcome = evaluate_on(backend, task, calls_again=True)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
     held, must_count = int(psutil.Process().memory_info().rss), next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
@@ -150,12 +150,22 @@ def _seconds_compiled() -> float:
     return float(getattr(sys.modules.get("attncheck.backends.jax_jit"), "seconds_compiled", 0.0))
 
 
-def evaluate_on(backend: Backend, task: Task) -> Outcome:
-    """Run one operation of a backend; whatever it raises or returns is its result."""
+def evaluate_on(backend: Backend, task: Task, *, calls_again: bool = False) -> Outcome:
+    """Run one operation of a backend; whatever it raises or returns is its result.
+
+    Where it ``calls_again``, a user's function is called once more, which may not change what it returned.
+    """
     import numpy as np
 
     from attncheck.backends.contract import UnsupportedError
-    from attncheck.execution.operations import apply_layout, not_asked, run_operation, unwritten
+    from attncheck.execution.operations import (
+        apply_layout,
+        is_called_again,
+        not_asked,
+        overwritten,
+        run_operation,
+        unwritten,
+    )
     from attncheck.spec import result_stages
 
     try:
@@ -166,8 +176,13 @@ def evaluate_on(backend: Backend, task: Task) -> Outcome:
             expected = result_stages(task.operation, task.options, task.inputs)
             wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
             left_out = not_asked(backend, task.operation, task.options)
-            refused = _missing(arrays, expected) or _too_much(wanted)
-            return refused or Computed(wanted, left_out, faults=unwritten(wanted))
+            if refused := _missing(arrays, expected) or _too_much(wanted):
+                return refused
+            faults = unwritten(wanted)
+            if calls_again and is_called_again(backend, task):
+                wanted = {name: np.array(array) for name, array in wanted.items()}
+                faults = {**overwritten(backend, task, stages, wanted), **faults}
+            return Computed(wanted, left_out, faults=faults)
     except UnsupportedError as error:
         return unsupported(error)
     except NotImplementedError as error:

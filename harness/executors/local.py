@@ -244,9 +244,9 @@ class _Computing:
             with self._places.acquire(window):
                 for _ in range(0, WINDOW, at_once):
                     self._get_through(together, work.take(at_once))
-                if self._places.is_awaited:
-                    _close(together)
-            if work.is_done or together[0].is_stopped:
+                if (is_over := work.is_done or together[0].is_stopped) or self._places.is_awaited:
+                    _close(together)  # while it has the place, which is the next one's then
+            if is_over:
                 return
 
     def _help_with(self, together: _Together, work: SharedWork) -> None:

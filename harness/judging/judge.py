@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
-from attncheck.execution.operations import UNWRITTEN, is_of_state
+from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
@@ -274,18 +274,20 @@ def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> l
     rows = [
         replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
-    rows = [
-        replace(row, diagnosis=NEVER_WRITTEN if row.message.startswith(UNWRITTEN) else OTHER_CALL)
-        if is_of_state(row.message)
-        else row
-        for row in rows
-    ]
+    rows = [replace(row, diagnosis=name) if (name := _of_memory(row.message)) else row for row in rows]
     return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage], case))
+
+
+def _of_memory(message: str) -> str:
+    """Return the diagnosis of a stage whose message says that memory is not as it has to be; empty for any other."""
+    known = {OVERWRITTEN: NEXT_CALL, UNWRITTEN: NEVER_WRITTEN, SECOND_CALL: OTHER_CALL}
+    return next((name for begin, name in known.items() if message.startswith(begin)), "")
 
 
 OTHER_CALL = "numbers-of-another-call"
 """The diagnosis of a stage that shows what another call left behind; no case names it by itself."""
 NEVER_WRITTEN = "memory-left-unwritten"
+NEXT_CALL = "overwritten-by-the-next-call"
 
 
 def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None, message: str) -> Row:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import is_of_shape, is_of_state
+from attncheck.execution.operations import OVERWRITTEN, is_of_shape, is_of_state
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.diagnosis import NO_FINDINGS, Findings
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, sound_stages, where_it_begins
@@ -287,7 +287,8 @@ def _spoilt(judgement: StageJudgement, fault: str) -> StageJudgement:
     if is_of_shape(fault):
         return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
     if judgement.verdict.exit_code:
-        return replace(judgement, message=f"{judgement.message}; it {fault}")
+        joint = "; " if fault.startswith(OVERWRITTEN) else "; it "
+        return replace(judgement, message=f"{judgement.message}{joint}{fault}")
     return replace(judgement, verdict=Verdict.NUMERIC, message=fault, accumulated=None, introduced=None, index=None)
 
 

@@ -18,7 +18,7 @@ from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.shapes import FieldFault
 from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
-from attncheck.wording import NEAR
+from attncheck.wording import NEAR, WEB_ADDRESS
 
 Result = TypeVar("Result")
 
@@ -50,6 +50,7 @@ _PATTERNS = {
     r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$": (
         "owner/name#number or a percent-encoded address that begins with https://"
     ),
+    WEB_ADDRESS: "an address that begins with https:// or http://, without spaces, quotes and brackets",
 }
 
 

@@ -14,6 +14,7 @@ from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
 from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, StoredNumbers, Strict
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, MEMORY_LAYOUTS, OPERATIONS, PROPERTIES, STAGES, OptionSpec
+from attncheck.wording import WEB_ADDRESS
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
@@ -35,6 +36,7 @@ _MAX_WINDOW = 2**31
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 CaseId = Annotated[str, Field(max_length=120, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
+WebAddress = Annotated[str, Field(max_length=2000, pattern=WEB_ADDRESS)]
 Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
 
 
@@ -54,6 +56,7 @@ class Source(Strict):
     title: Text = Field(description="Title of the document or paper, or how the cases were worked out.")
     author: Text | None = Field(default=None, description="Who wrote it.")
     section: Text | None = Field(default=None, description="Where in it: a section, page or equation.")
+    url: WebAddress | None = Field(default=None, description="Its address, which begins with http:// or https://.")
     computed_in: Dtype | None = Field(
         default=None,
         description="The precision in which the printed numbers were computed. They are then allowed what rounding in "

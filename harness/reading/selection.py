@@ -171,28 +171,62 @@ def bundled_root() -> Path:
     return Path(str(files("attncheck.cases")))
 
 
-def _matching(pattern: str, base: Path, reading: _Reading, *, several: bool) -> Iterator[_Found]:
+def check_own_files(
+    patterns: Sequence[str], expected_failures: Sequence[Path] = (), *, store: Store | None = None
+) -> None:
+    """Read people's own files among the patterns, and no bundled one: what is wrong with them is known at once.
+
+    Raises ``CaseError`` with all of that, and ``UsageError`` as ``select_cases`` does.
+    """
+    lists = frozenset(path.resolve() for path in expected_failures)
+    reading, base = _Reading(user_store() if store is None else store, False, lists), Path.cwd()
+    bundled: list[_File] | None = None
+    for pattern in patterns:
+        if not exists(base / pattern):
+            continue
+        if bundled is None:
+            bundled = _bundled()
+            _add_tags(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
+        for _ in _of_people(pattern, base, reading, bundled, several=len(patterns) > 1) or ():
+            pass
+    if reading.faults:
+        raise CaseError(list(dict.fromkeys(reading.faults)))
+
+
+def _bundled() -> list[_File]:
+    root = bundled_root()
+    return [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
+
+
+def _of_people(
+    pattern: str, base: Path, reading: _Reading, bundled: Sequence[_File], *, several: bool
+) -> Iterator[_Found] | None:
+    """Return the cases of a file or folder of people's own; None where a pattern means neither."""
     path = base / pattern
     if _is_kernel(pattern, path):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
-    glob = pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
-    root = bundled_root()
-    bundled = [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
     # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
+    glob = _glob_of(pattern)
     is_program = path.suffix not in _SUFFIXES and any(_matches(file.id_prefix, glob) for file in bundled)
-    is_here = exists(path) and not (is_program and path.is_file())
-    if (
-        several
-        and is_here
-        and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, reading.lists)))
-    ):
+    if not exists(path) or (is_program and path.is_file()):
+        return None
+    if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, reading.lists))):
         # The shell spreads cases/* over everything that is there.
-        return
-    if is_here:
-        own = _own_files(path, base, reading.lists)
-        for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
-            _add_tags(folder, _shown(folder / TAG_FILE, base), reading)
-        yield from _read(own, reading)
+        return iter(())
+    own = _own_files(path, base, reading.lists)
+    for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
+        _add_tags(folder, _shown(folder / TAG_FILE, base), reading)
+    return _read(own, reading)
+
+
+def _glob_of(pattern: str) -> str:
+    return pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
+
+
+def _matching(pattern: str, base: Path, reading: _Reading, *, several: bool) -> Iterator[_Found]:
+    bundled, glob = _bundled(), _glob_of(pattern)
+    if (own := _of_people(pattern, base, reading, bundled, several=several)) is not None:
+        yield from own
         return
     if glob == "*" and not reading.properties:
         bundled = [file for file in bundled if file.id_prefix != PROPERTIES_FILE]  # which holds no other cases

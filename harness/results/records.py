@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import MINIMUM
 from attncheck.results.format import FORMAT
-from attncheck.wording import one_line
+from attncheck.wording import WEB_ADDRESS, one_line
 
 _MAX_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""
@@ -108,6 +108,7 @@ class _Source(_Record):
     title: str
     author: str | None = None
     section: str | None = None
+    url: Annotated[str, Field(pattern=WEB_ADDRESS)] | None = None
     notes: list[str] = []
 
 

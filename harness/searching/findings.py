@@ -26,7 +26,7 @@ from attncheck.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
-from attncheck.execution.runner import GroupRunner, group_by_process, task_of
+from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
 from attncheck.execution.worker import Computed
 from attncheck.explain import Explanation, explain_case, explain_outcome
 from attncheck.reading.case import Case
@@ -94,6 +94,7 @@ class WorkerJudge:
     expected_failures: Sequence[ExpectedFailure]
     asked: int = 0
     _runners: dict[str, GroupRunner[Any]] = field(default_factory=dict)
+    _alone: GroupRunner[Any] | None = None
     _judging: WorkerProcesses = field(default_factory=WorkerProcesses)
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
@@ -147,7 +148,11 @@ class WorkerJudge:
     def afresh(self, problem: ConcreteCase) -> Explanation:
         """Judge a problem in a process of its own. Raises ``CaseError`` where it is none."""
         case, known = self.read(problem), self.expected_failures
-        found = explain_case(case, self.implementation, problem.dtype, self.limits, expected_failures=known)
+        group = Group(self.implementation, (problem.dtype,))
+        with lone_runner(group, self.limits, with_neighbours=True) as self._alone:
+            found = explain_case(
+                case, self.implementation, problem.dtype, self.limits, self._alone, expected_failures=known
+            )
         self._tidy(case)
         return found
 
@@ -162,6 +167,11 @@ class WorkerJudge:
         if group.name not in self._runners:
             self._runners[group.name] = GroupRunner(group, self.limits, Path(self._folder.name))
         return self._runners[group.name]
+
+    def stop(self) -> None:
+        """Kill whatever computes a problem now."""
+        for runner in (*self._runners.values(), *filter(None, [self._alone])):
+            runner.stop()
 
     def close(self) -> None:
         """End the workers."""
@@ -246,22 +256,28 @@ class SearchFolder:
     asked: int = 0
     seen: Seen = field(default_factory=Seen)
     findings: list[Finding] = field(default_factory=list)
+    place: str = ""
+    """Where a user's implementation is: two may have one name."""
 
     @classmethod
-    def of(cls, path: Path, implementation: str) -> SearchFolder:
+    def of(cls, path: Path, implementation: str, place: str = "") -> SearchFolder:
         """Open a folder, with what an earlier search of the implementation left. Raises ``UsageError``."""
         state = path / STATE
         if not state.exists():
-            return cls(path, implementation)
+            return cls(path, implementation, place=place)
         try:
             record = json.loads(state.read_text(encoding="utf-8"))
             seen = TypeAdapter(Seen).validate_python(record["seen"])
             findings = TypeAdapter(list[Finding]).validate_python(record["findings"])
-            found = cls(path, record["implementation"], record["next"], record["asked"], seen, findings)
+            before = record.get("place", "")
+            found = cls(
+                path, record["implementation"], record["next"], record["asked"], seen, findings, before or place
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{state}: cannot be read ({error}); name another --output, or remove it") from None
-        if found.implementation != implementation:
-            raise UsageError(f"{path} holds a search of {found.implementation}; name another --output, or remove it")
+        if (found.implementation, found.place) != (implementation, place or found.place):
+            of = found.place or found.implementation
+            raise UsageError(f"{path} holds a search of {of}; name another --output, or remove it")
         return found
 
     def write(self) -> None:
@@ -269,6 +285,7 @@ class SearchFolder:
         record: dict[str, Any] = {
             "format": _FORMAT,
             "implementation": self.implementation,
+            "place": self.place,
             "next": self.next_numbers,
             "asked": self.asked,
             "findings": [asdict(each) for each in self.findings],

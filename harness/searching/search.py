@@ -5,12 +5,17 @@ Any failing case of any file, reduced: what ``attncheck reduce`` and ``attncheck
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 from attncheck.errors import CaseError
 from attncheck.execution.call import Limits
@@ -45,7 +50,38 @@ of problems is the same search anywhere."""
 _WORTH_PROCESSES = 64
 """Problems that take as long as processes that judge take to start."""
 
+SECONDS_TO_FINISH = 4.0
+"""Beyond its time a search may finish what it is at: put a failure to a fresh process, write a script."""
+
 Say = Callable[[str], None]
+
+
+class SearchOver(Exception):
+    """The time of a search is over, whatever it is at."""
+
+
+@contextmanager
+def ended_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
+    """Raise ``SearchOver`` in the main thread after so many seconds, once ``end`` was called, which ends what hangs.
+
+    Where the system has no such timer, and in other threads, nothing is raised.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if math.isinf(seconds) or not (hasattr(signal, "setitimer") and is_main):
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        end()
+        raise SearchOver
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -98,6 +134,11 @@ class Search:
         """The seconds that the search takes so far."""
         return time.monotonic() - self.begun
 
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until it should end."""
+        return self.request.seconds - self.seconds
+
     def run(self) -> None:
         """Search until there have been problems, seconds or findings enough; Ctrl-C ends it with what was found."""
         try:
@@ -111,6 +152,8 @@ class Search:
     def _look_again(self) -> None:
         """Judge what earlier searches found; what no longer fails is not counted any more."""
         for finding in list(self.folder.findings):
+            if self.seconds_left <= 0:
+                return
             try:
                 problem = read_written(self.folder.path / finding.file)
                 is_mended = not finding.needs_calls and self.judge.symptom(problem) is None
@@ -143,8 +186,7 @@ class Search:
 
     def _is_over(self, begun: int) -> bool:
         enough = self.request.problems is not None and self.asked + begun >= self.request.problems
-        late = self.seconds > self.request.seconds
-        return enough or late or len(self.folder.findings) >= MAX_FINDINGS
+        return enough or self.seconds_left <= 0 or len(self.folder.findings) >= MAX_FINDINGS
 
     def _note(self, begun: _Begun) -> None:
         explanation = begun.found.result()
@@ -165,19 +207,29 @@ class Search:
         if self._is_counted(problem, symptom):
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
+        try:
+            finding = self._reduced(begun, symptom, explanation)
+        except SearchOver:  # it is written as it was drawn
+            self.folder.findings.append(self._written(problem, symptom, explanation, number, None))
+            raise
+        if finding is not None:
+            self.folder.findings.append(finding)
+            self.say(f"found {finding.title}")
+            self.folder.write()
+
+    def _reduced(self, begun: _Begun, symptom: Symptom, explanation: Explanation) -> Finding | None:
+        """Return a failure on the simplest problem that shows it; None where it turns out to be known."""
+        problem, number = begun.problem, begun.number
         if symptom_of(self.judge.afresh(problem)) != symptom:
             # It is of the calls before it, or of chance.
             finding = self._written(problem, symptom, explanation, number, None)
-            finding = replace(finding, needs_calls=max(1, begun.calls))
-        else:
-            reduced = reduce_problem(problem, lambda each: self.judge.symptom(each) == symptom)
-            simplest, found = simplest_afresh(reduced, self.judge, symptom)
-            if self._is_counted(simplest, symptom):  # more than one way leads to it
-                return
-            finding = self._written(simplest, symptom, found, number, reduced)
-        self.folder.findings.append(finding)
-        self.say(f"found {finding.title}")
-        self.folder.write()
+            return replace(finding, needs_calls=max(1, begun.calls))
+        seconds = min(MAX_SECONDS, self.seconds_left)
+        reduced = reduce_problem(problem, lambda each: self.judge.symptom(each) == symptom, seconds=seconds)
+        simplest, found = simplest_afresh(reduced, self.judge, symptom)
+        if self._is_counted(simplest, symptom):  # more than one way leads to it
+            return None
+        return self._written(simplest, symptom, found, number, reduced)
 
     def _is_counted(self, problem: ConcreteCase, symptom: Symptom) -> bool:
         for position, each in enumerate(self.folder.findings):

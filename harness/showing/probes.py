@@ -45,6 +45,8 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
     found, name = len(search.folder.findings), search.judge.implementation.name
     refused = f", {search.refused:,} of them unsupported" if search.refused else ""
     interrupted = ", interrupted" if search.is_interrupted else ""
+    if not (search.asked or interrupted) and search.seconds_left <= 0:
+        interrupted = ", for its time was over before one was judged"
     yield f"{name}: {search.asked:,} problems{refused}{interrupted}; {found or 'no'} finding{'' if found == 1 else 's'}"
 
 

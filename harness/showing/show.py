@@ -165,6 +165,7 @@ def _opening(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
     yield case.name, "bold"
     yield f"{case.id} ({case.file}:{case.line})"
     yield f"from {source.title}{by}{f'; {source.section}' if source.section else ''}"
+    yield from filter(None, [source.url])
     yield f"{case.operation}, {inputs_line(case)}"
     yield from (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags if tag in tags)
     yield from [f"Its numbers were computed in {case.computed_in}."] if case.computed_in else []

@@ -68,9 +68,8 @@ def own_code_here() -> Iterator[None]:
     modules, path, hooks = {*sys.modules}, [*sys.path], [*sys.path_hooks]
     begin_elsewhere, declared_elsewhere = DescribedWorkers.begin, DescribedWorkers.declared
 
-    def begin(workers: DescribedWorkers, question: DescriptionRequest, seconds: float = START_SECONDS) -> None:
-        if question.target.program:
-            begin_elsewhere(workers, question, seconds)
+    def begin(workers: DescribedWorkers, *questions: DescriptionRequest, seconds: float = START_SECONDS) -> None:
+        begin_elsewhere(workers, *(question for question in questions if question.target.program), seconds=seconds)
 
     def declared(workers: DescribedWorkers, question: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
         return declared_elsewhere(workers, question, seconds) if question.target.program else _declared(question.target)

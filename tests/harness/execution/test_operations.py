@@ -24,8 +24,10 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import pytest
+from evaluating import attention_output, attention_task
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import kernel
 from numpy.typing import NDArray
 from tables import tables_beside
 
@@ -34,11 +36,20 @@ from attncheck.backends import BACKENDS, Mode, numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution import process_state
 from attncheck.execution.neighbours import NeighbourCalls
-from attncheck.execution.operations import UNWRITTEN, Task, apply_layout, not_asked, run_operation
+from attncheck.execution.operations import (
+    MAX_CALLED_AGAIN,
+    OVERWRITTEN,
+    UNWRITTEN,
+    Task,
+    apply_layout,
+    not_asked,
+    run_operation,
+)
 from attncheck.execution.process_state import Misbehaved, ProcessState, no_leaked_threads
 from attncheck.execution.runner import scores_too_large
+from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
-from attncheck.judging.judge import NEVER_WRITTEN
+from attncheck.judging.judge import NEVER_WRITTEN, NEXT_CALL
 from attncheck.spec import MEMORY_LAYOUTS, OPERATIONS, result_stages
 
 TABLES = tables_beside(__file__)
@@ -468,6 +479,51 @@ def test_what_is_left_unwritten_is_named(tmp_path: Path) -> None:
         if row.comparison == "stage"
     ]
     assert {(row.diagnosis, row.message.partition(":")[0]) for row in found} == {(NEVER_WRITTEN, UNWRITTEN)}
+
+
+BUFFERS: dict[tuple[int, ...], NDArray[Any]] = {}
+
+
+def its_buffer(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> NDArray[Any]:
+    output = numpy_backend.attention(query, key, value)["output"]
+    buffer = BUFFERS.setdefault(output.shape, np.empty_like(output))
+    buffer[...] = output
+    return buffer
+
+
+def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_input_is_none() -> None:
+    fault = f"{OVERWRITTEN}: return a new array"
+    for function, expected in (
+        (its_buffer, {"output": fault}),
+        (lambda query, key, value: numpy_backend.attention(query, key, value)["output"], {}),
+        (lambda query, key, value: value, {}),
+        (lambda query, key, value: query[..., ::-1], {}),
+    ):
+        backend = cast(Backend, own_backend(function, "attention", BACKENDS["numpy"]))
+        for keys in (3, 4, 3):  # alone, behind another one, and again
+            task = attention_task(keys)
+            found = evaluate_on(backend, task, calls_again=True)
+            assert isinstance(found, Computed)
+            assert found.faults == expected
+            if expected:
+                assert np.array_equal(found.stages["output"], attention_output(task)), "the first call's numbers"
+
+
+def test_a_large_call_is_made_once() -> None:
+    backend = cast(Backend, own_backend(its_buffer, "attention", BACKENDS["numpy"]))
+    found = evaluate_on(backend, attention_task(MAX_CALLED_AGAIN), calls_again=True)
+    assert isinstance(found, Computed)
+    assert found.faults == {}
+
+
+def test_a_check_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "kept.py"
+    kept = "np.copyto(kept := BUFFERS.setdefault(output.shape, np.empty_like(output)), output) or kept"
+    path.write_text(kernel(kept, before="BUFFERS = {}\n"), encoding="utf-8")
+    found = attncheck.check(f"{path}:attention", cases=["attention/logits-of-*"], dtypes=["float32"])
+    assert {(row.diagnosis, row.message) for row in found.failures} == {
+        (NEXT_CALL, f"{OVERWRITTEN}: return a new array")
+    }
 
 
 def test_a_check_names_it(tmp_path: Path) -> None:

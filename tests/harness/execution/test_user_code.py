@@ -6,8 +6,9 @@ import functools
 import importlib
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import packages_distributions, version
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from evaluating import attention_output, attention_task, in_worker, own
+from hypothesis import given
+from hypothesis import strategies as st
 from kernels import ATTENTION, kernel
 from tables import tables_beside
 
@@ -24,7 +27,14 @@ from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, publishe
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.environment import InstalledPackages
-from attncheck.execution.implementation_selection import select_callable, select_implementations, user_implementation
+from attncheck.execution.implementation_selection import (
+    RequestedFunction,
+    requested_functions,
+    select_callable,
+    select_implementations,
+    user_implementation,
+    with_distinct_names,
+)
 from attncheck.execution.implementations import (
     Implementation,
     ImplementationSelection,
@@ -157,6 +167,67 @@ def test_one_is_chosen_by_its_published_name_and_called_so_in_reports(invoke: In
     assert (listed["version"], listed["is"]) == ("1.2", "published as my_kernels:attention")
 
 
+def test_functions_of_one_name_get_as_much_of_their_paths_as_tells_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("old/kernel.py", "new/kernel.py", "a/old/kernel.py", "v1.2/kernel.py", "v1_2/kernel.py", "numpy.py"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(
+            "class a: ...\nclass b: ...\ndef attention(): ...\ndef module(): ...\neager = 1\n", encoding="utf-8"
+        )
+
+    def named(*patterns: str, taken: Collection[str] = ()) -> list[str]:
+        requested, _ = requested_functions(patterns)
+        return [item.shown for item in with_distinct_names(requested, taken)]
+
+    here = re.sub(r"\W", "_", tmp_path.name)
+    for patterns, expected in (
+        (["old/kernel.py:attention"], ["kernel.attention"]),
+        (["old/kernel.py:attention", "new/kernel.py:attention"], ["old_kernel.attention", "new_kernel.attention"]),
+        (["new/kernel.py:attention", "old/kernel.py:attention"], ["new_kernel.attention", "old_kernel.attention"]),
+        (["old/kernel.py:a.f", "old/kernel.py:b.f"], ["kernel.a_f", "kernel.b_f"]),
+        (
+            ["old/kernel.py:a.f", "old/kernel.py:b.f", "new/kernel.py:a.f", "new/kernel.py:attention"],
+            ["old_kernel.a_f", "old_kernel.b_f", "new_kernel.a_f", "kernel.attention"],
+        ),
+        (
+            ["old/kernel.py:attention", "a/old/kernel.py:attention"],
+            [f"{here}_old_kernel.attention", "a_old_kernel.attention"],
+        ),
+        (["old/kernel.py:attention", "./old/kernel.py:attention"], ["kernel.attention"]),
+        (["old/kernel.py:a.f", "./new/kernel.py:a.f"], ["old_kernel.f", "new_kernel.f"]),
+    ):
+        assert named(*patterns) == expected
+    assert named("numpy.py:eager", taken={"torch.eager"}) == ["numpy.eager"]
+    assert named("numpy.py:eager", taken={"numpy.eager"}) == [f"{here}_numpy.eager"]
+    for patterns in (["v1.2/kernel.py", "v1_2/kernel.py"], ["old/kernel.py", "old/kernel.py:module"]):
+        with pytest.raises(UsageError, match=r"would call all of them kernel\.module, and their paths do not tell"):
+            named(*patterns)
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "a_b"]), min_size=1, max_size=3), min_size=2, max_size=6))
+def test_no_two_functions_are_called_alike(paths: list[list[str]]) -> None:
+    targets = dict.fromkeys(Target(f"/{'/'.join(path)}.py", "f") for path in paths)
+    requested = [RequestedFunction(target.module, target) for target in targets]
+    try:
+        found = [item.shown for item in with_distinct_names(requested)]
+    except UsageError:
+        whole = [re.sub("/", "_", target.module) for target in targets]
+        assert len({*whole}) < len(whole), "whole paths tell them apart"
+    else:
+        assert len({*found}) == len(found)
+
+
+def test_a_function_that_its_file_does_not_have_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text("raise SystemExit\ndef attention(): ...\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"kernel\.py has no atention; did you mean attention\?"):
+        requested_functions([f"{path}:atention"])
+    path.write_text("raise SystemExit\nfrom others import *\n", encoding="utf-8")
+    assert len(requested_functions([f"{path}:atention"])[0]) == 1, "its text leaves it open"
+
+
 def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "__init__.py").touch()
@@ -165,8 +236,8 @@ def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     kernels = importlib.import_module("some.kernels")
     for name in ("attention", "ready"):
-        targets = [f"some/kernels.py:{name}", f"some.kernels:{name}"]
-        assert {*names(select_implementations(None, targets))} == {f"some_kernels.{name}"}
+        for target in (f"some/kernels.py:{name}", f"some.kernels:{name}"):
+            assert names(select_implementations(None, [target])) == [f"some_kernels.{name}"]
         assert select_callable(getattr(kernels, name), None, None).name == f"some_kernels.{name}"
     assert select_callable(kernels.attention, None, "mine").name == "some_kernels.mine"
     assert select_callable(functools.partial(kernels.attention), None, None).name == "some_kernels.attention"

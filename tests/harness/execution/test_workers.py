@@ -138,7 +138,7 @@ def test_a_check_loads_a_kernel_once_and_logs_what_it_prints(kernel: Path, invok
     wait_until(lambda: has_ended(int(pid)))
     (log,) = (tmp_path / "results" / "latest" / "logs").iterdir()
     assert log.read_text() == "hello from the top\n"
-    kernel.write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
+    kernel.write_text("import os\nos.kill(os.getpid(), 9)\nattention = None\n", encoding="utf-8")
     code, out, err = invoke(*command)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "its process died with exit code -9 (SIGKILL)" in err
@@ -166,6 +166,27 @@ def test_a_process_is_handed_over_once_and_to_nobody_who_prepares_it_otherwise(k
     with DescribedWorkers() as workers:
         described(workers, kernel)  # nobody takes it
     wait_until(lambda: all(has_ended(int(pid)) for pid, _ in noted(tmp_path, "loaded")))
+
+
+@forked
+def test_more_functions_than_processors_are_described_by_as_many_processes_and_those_of_a_file_by_one(
+    kernel: Path, tmp_path: Path
+) -> None:
+    with kernel.open("a", encoding="utf-8") as file:
+        file.writelines(f"def f{number}(query, key, value): ...\n" for number in range(3))
+    other = tmp_path / "other.py"
+    other.write_text("import os\ndef attention(query, key, value): ...\nos._exit(3)\n", encoding="utf-8")
+    requests = [DescriptionRequest(Target.of(f"{kernel}:f{number}")) for number in range(3)]
+    with DescribedWorkers(processes=1) as workers:
+        workers.begin(*requests, DescriptionRequest(Target.of(f"{other}:attention")))
+        answers = [workers.declared(request) for request in requests]
+        assert all(isinstance(answer, dict) for answer in answers)
+        with pytest.raises(WorkerDied, match="exit code 3"):
+            workers.declared(DescriptionRequest(Target.of(f"{other}:attention")))
+        assert workers.has_failed
+    pids = {pid for pid, _ in noted(tmp_path, "loaded")}
+    assert len(pids) == 1
+    wait_until(lambda: all(has_ended(int(pid)) for pid in pids))
 
 
 def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp_path: Path) -> None:

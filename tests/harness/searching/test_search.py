@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from tables import tables_beside
 from typer.testing import CliRunner
 
 from attncheck.cli import app
-from attncheck.errors import CaseError
+from attncheck.errors import CaseError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
@@ -29,10 +31,10 @@ from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import ShapeFault
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, features_of, identity_of, read_concrete
 from attncheck.searching.drawing import REGIMES
-from attncheck.searching.findings import STATE, WorkerJudge, holds, symptom_of, write_case
+from attncheck.searching.findings import STATE, SearchFolder, WorkerJudge, holds, symptom_of, write_case
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
-from attncheck.searching.search import simplest_afresh
+from attncheck.searching.search import SearchOver, ended_after, simplest_afresh
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
@@ -59,6 +61,42 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def write(text: str) -> None:
     Path("kernel.py").write_text(text, encoding="utf-8")
+
+
+def test_a_search_ends_when_its_time_is_over_whatever_it_waits_for() -> None:
+    ended = []
+    with pytest.raises(SearchOver), ended_after(0.01, lambda: ended.append("workers")):
+        Event().wait(600)
+    assert ended == ["workers"]
+    with ended_after(math.inf, lambda: ended.append("again")):
+        pass
+    assert ended == ["workers"]
+
+
+def test_a_failure_whose_reduction_is_cut_off_is_written_as_it_was_drawn(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def over(*_: object) -> None:
+        raise SearchOver
+
+    write(WRONG)
+    monkeypatch.setattr(WorkerJudge, "afresh", over)
+    result = run("--minutes", "1", "--json")
+    assert (result.exit_code, len(record_of(result)["failures"])) == (1, 1)
+    (finding,) = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention").findings
+    assert (finding.tries, finding.is_smallest) == (0, False)
+
+
+def test_a_search_of_another_function_of_the_same_name_is_not_gone_on_with(run: Run) -> None:
+    for place, said in (
+        ("old/kernel.py:attention", ""),
+        ("new/kernel.py:attention", "holds a search of old/kernel.py"),
+    ):
+        if said:
+            with pytest.raises(UsageError, match=said):
+                SearchFolder.of(Path("found"), "kernel.attention", place)
+        else:
+            SearchFolder.of(Path("found"), "kernel.attention", place).write()
 
 
 def record_of(result: Any) -> Any:
