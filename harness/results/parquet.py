@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.errors import ResultsError
-from attncheck.results.tables import ColumnKind, DamagedError, RowTable, Schema, Values
+from attncheck.results.tables import ColumnKind, ColumnValues, DamagedError, RowTable, Schema
 
 _ARRAY_COLUMNS = ("case", "dtype", "implementation", "stage", "array_dtype", "shape", "data")
 _MAX_GROUPS = 100
@@ -117,7 +117,7 @@ def _spread_bytes(column: Any) -> int:
     return sum(pc.sum(pc.cast(each, pa.int64())).as_py() or 0 for each in lengths)
 
 
-def _values(name: str, column: Any, kind: ColumnKind) -> Values:
+def _values(name: str, column: Any, kind: ColumnKind) -> ColumnValues:
     import pyarrow as pa
 
     types = {"text": pa.string(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
@@ -128,6 +128,6 @@ def _values(name: str, column: Any, kind: ColumnKind) -> Values:
     except pa.ArrowException as error:
         raise DamagedError(f"its {name}: {error}") from None
     if kind.type == "text":
-        return Values(np.array([*column.to_pylist(), None], object)[:-1])
+        return ColumnValues(np.array([*column.to_pylist(), None], object)[:-1])
     null = column.is_null().to_numpy() if column.null_count else None
-    return Values(column.fill_null(0).to_numpy() if column.null_count else column.to_numpy(), null)
+    return ColumnValues(column.fill_null(0).to_numpy() if column.null_count else column.to_numpy(), null)

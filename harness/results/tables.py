@@ -56,7 +56,7 @@ UNREADABLE = (
 """What reading a damaged file raises: zipfile finds the damage in its own ways."""
 
 
-class Values(NamedTuple):
+class ColumnValues(NamedTuple):
     """The values of a column; texts are objects, None among them. ``null`` marks numbers that are none, if any."""
 
     array: NDArray[Any]
@@ -74,9 +74,9 @@ class Values(NamedTuple):
         """The values of all rows that have one."""
         return self.array[~self.missing]
 
-    def take(self, rows: Any) -> Values:
+    def take(self, rows: Any) -> ColumnValues:
         """Return the values of some rows: a slice, their numbers, or a mask."""
-        return Values(self.array[rows], None if self.null is None else self.null[rows])
+        return ColumnValues(self.array[rows], None if self.null is None else self.null[rows])
 
     def tolist(self) -> list[Any]:
         """Return the values as Python has them, None for none."""
@@ -90,13 +90,13 @@ class Values(NamedTuple):
 class RowTable:
     """Rows of one schema, column by column; ``size`` is the bytes that they take if every row has its own texts."""
 
-    columns: Mapping[str, Values]
+    columns: Mapping[str, ColumnValues]
     size: int = 0
 
     def __len__(self) -> int:
         return max((len(values.array) for values in self.columns.values()), default=0)
 
-    def __getitem__(self, name: str) -> Values:
+    def __getitem__(self, name: str) -> ColumnValues:
         return self.columns[name]
 
     def take(self, rows: Any) -> RowTable:
@@ -121,7 +121,7 @@ class RowTable:
         return pd.DataFrame(series, copy=False)
 
 
-def _series(values: Values) -> Any:
+def _series(values: ColumnValues) -> Any:
     import pandas as pd
 
     if values.array.dtype == object:
@@ -139,20 +139,20 @@ def table_of(rows: Sequence[Any], schema: Schema) -> RowTable:
     return RowTable({name: values_of(list(map(getter(name), rows)), kind) for name, kind in schema.items()})
 
 
-def values_of(values: list[Any], kind: ColumnKind) -> Values:
+def values_of(values: list[Any], kind: ColumnKind) -> ColumnValues:
     """Return Python's values as a column."""
     if kind.type == "text":
         array = np.empty(len(values), object)
         array[:] = values
-        return Values(array)
+        return ColumnValues(array)
     if kind.nullable and (none := values.count(None)):
         if none == len(values):
-            return Values(np.zeros(none, _ON_DISK[kind.type]), np.ones(none, bool))
+            return ColumnValues(np.zeros(none, _ON_DISK[kind.type]), np.ones(none, bool))
         objects = np.array(values, object)
         null = np.equal(objects, None).astype(bool)
         objects[null] = 0
-        return Values(objects.astype(_ON_DISK[kind.type]), null)
-    return Values(np.array(values, _ON_DISK[kind.type]))
+        return ColumnValues(objects.astype(_ON_DISK[kind.type]), null)
+    return ColumnValues(np.array(values, _ON_DISK[kind.type]))
 
 
 def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
@@ -162,7 +162,7 @@ def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
         columns = [table[name] for table in tables]
         nulls = [column.missing for column in columns] if any(column.null is not None for column in columns) else ()
         arrays = [column.array for column in columns] or [values_of([], kind).array]
-        joined[name] = Values(np.concatenate(arrays), np.concatenate(nulls) if len(nulls) else None)
+        joined[name] = ColumnValues(np.concatenate(arrays), np.concatenate(nulls) if len(nulls) else None)
     return RowTable(joined, sum(table.size for table in tables))
 
 
@@ -183,7 +183,7 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     archive.writestr(member, data, zipfile.ZIP_DEFLATED, _LEVEL)
 
 
-def _arrays_of(name: str, values: Values, kind: ColumnKind) -> Iterator[tuple[str, NDArray[Any]]]:
+def _arrays_of(name: str, values: ColumnValues, kind: ColumnKind) -> Iterator[tuple[str, NDArray[Any]]]:
     if kind.type == "text":
         texts = values.array.tolist()
         words = {word: code for code, word in enumerate(dict.fromkeys(texts))}
@@ -241,7 +241,7 @@ class TableFile:
         if size > self._most_bytes:
             raise DamagedError(f"it would take {size} bytes of memory; expected at most {self._most_bytes}")
 
-    def _column(self, name: str, kind: ColumnKind) -> tuple[Values, int]:
+    def _column(self, name: str, kind: ColumnKind) -> tuple[ColumnValues, int]:
         names = self._archive.NameToInfo
         if f"{name}.npy" not in names:
             raise DamagedError(f"it has no column {name}")
@@ -252,7 +252,7 @@ class TableFile:
                 raise DamagedError(f"its {name} and {name}.null are not of one length")
             if null is not None and not kind.nullable and null.any():
                 raise DamagedError(f"it has no {name} where there must be one")
-            return Values(array, null), array.nbytes
+            return ColumnValues(array, null), array.nbytes
         codes = self._array(name, _CODES)
         words = json.loads(self._array(f"{name}.words", (np.dtype("u1"),)).tobytes().decode())
         return _texts(name, codes, words, kind)
@@ -272,7 +272,7 @@ class TableFile:
         return found
 
 
-def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[Values, int]:
+def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[ColumnValues, int]:
     """Return texts by their numbers among the different ones, and the bytes that they take together."""
     if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
         raise DamagedError(f"its {name} are no texts")
@@ -285,4 +285,4 @@ def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tupl
     lengths = np.fromiter((len(word or "") for word in words), np.float64, len(words))
     distinct = np.empty(len(words), object)
     distinct[:] = words
-    return Values(distinct[codes]), int(lengths @ counts) if len(words) else 0
+    return ColumnValues(distinct[codes]), int(lengths @ counts) if len(words) else 0
