@@ -66,7 +66,7 @@ class ColumnValues(NamedTuple):
     def missing(self) -> NDArray[np.bool_]:
         """The rows without a value."""
         if self.array.dtype == object:
-            return np.equal(self.array, None).astype(bool)
+            return _is_none(self.array)
         return np.zeros(len(self.array), bool) if self.null is None else self.null
 
     @property
@@ -80,7 +80,7 @@ class ColumnValues(NamedTuple):
 
     def tolist(self) -> list[Any]:
         """Return the values as Python has them, None for none."""
-        values = self.array.tolist()
+        values: list[Any] = self.array.tolist()
         if self.null is None:
             return values
         return [None if no else value for value, no in zip(values, self.null.tolist(), strict=True)]
@@ -149,10 +149,15 @@ def values_of(values: list[Any], kind: ColumnKind) -> ColumnValues:
         if none == len(values):
             return ColumnValues(np.zeros(none, _ON_DISK[kind.type]), np.ones(none, bool))
         objects = np.array(values, object)
-        null = np.equal(objects, None).astype(bool)
+        null = _is_none(objects)
         objects[null] = 0
         return ColumnValues(objects.astype(_ON_DISK[kind.type]), null)
     return ColumnValues(np.array(values, _ON_DISK[kind.type]))
+
+
+def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.equal(objects, np.array(None, object)).astype(bool)
+    return found
 
 
 def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
