@@ -5,10 +5,12 @@ A good one is written once by the writer itself, from rows and arrays that hold 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import tempfile
+import zipfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,6 @@ from typing import Any
 
 import fuzz_mutations
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name
 from attncheck.results.writer import ResultsWriter, write_property_rows
@@ -59,8 +59,15 @@ _NUMBERS = (0, 1, -1, 2**31, 2**63 - 1, -(2**63), float("nan"), float("inf"), fl
 _WHOLE = (0, -1, 2**63 - 1, None)
 _DTYPES = ("object", "O", "V8", "M8[s]", "float64,int8", "", "bfloat16", "U3", "complex128", "x" * 1000)
 _NAMES = (
-    *("part-00001.parquet", "part-x.parquet", ".part-00000.parquet.partial", "part-.parquet", "part-00000.parquet.gz"),
-    *("part-\ud800.parquet", "part-\n.parquet", "part-[red].parquet", "part-99999999999999999999.parquet"),
+    *(
+        "part-00001.npz",
+        "part-x.npz",
+        ".part-00000.npz.partial",
+        "part-.npz",
+        "part-00000.npz.gz",
+        "part-00002.parquet",
+    ),
+    *("part-\ud800.npz", "part-\n.npz", "part-[red].npz", "part-99999999999999999999.npz", "part-00002.parquet"),
 )
 
 
@@ -168,13 +175,13 @@ def damage(directory: Path, outside: Path, draw: Random) -> None:
     for _ in range(draw.choice((1, 1, 2, 3))):
         found = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
         change = draw.choice((_bytes, _bytes, _json, _json, _json, _table, _table, _table, _place))
-        wanted = {_json: ".json", _table: ".parquet"}.get(change)
+        wanted = {_json: ".json", _table: ".npz"}.get(change)
         files = sorted(path for path in found if wanted in (None, path.suffix))
         if not files:
             return
         try:
             change(draw.choice(files), outside, draw)
-        except (OSError, ValueError, pa.ArrowException, RecursionError):
+        except (OSError, ValueError, RecursionError, EOFError, zipfile.BadZipFile):
             continue  # it was broken already, or cannot be broken like this
 
 
@@ -208,58 +215,56 @@ def _with_text(content: Any, draw: Random) -> Any:
 
 
 def _table(path: Path, _: Path, draw: Random) -> None:
-    table = pq.read_table(path)
-    name = draw.choice(table.schema.names)
-    place = table.schema.get_field_index(name)
-    field = table.schema.field(place)
-    row = draw.randrange(max(1, table.num_rows))
+    """Change the columns of a part, or the texts of one, or how it is packed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    arrays = {name: np.load(io.BytesIO(data)) for name, data in members.items() if name.endswith(".npy")}
+    name = draw.choice(sorted(arrays) or [""])
+    array = arrays.get(name, np.zeros(0))
     match draw.randrange(9):
         case 0:
-            table = table.drop_columns([name])
+            arrays.pop(name, None)
         case 1:
-            odd = draw.choice((pa.int64(), pa.string(), pa.float64(), pa.binary(), pa.bool_(), pa.list_(pa.string())))
-            table = table.set_column(place, pa.field(name, odd), pa.nulls(table.num_rows, odd))
-        case 2 | 3 | 4:
-            values = table[name].to_pylist()
-            choices = _DTYPES if name == "array_dtype" else _choices(field.type)
-            for each in range(row, min(len(values), row + draw.choice((1, 1, 100)))):
-                values[each] = draw.choice(choices)
-            table = table.set_column(place, pa.field(name, field.type), pa.array(values, field.type))
+            arrays[name] = array.astype(draw.choice(("<i8", ">f8", "<f2", "?", "<U3", "S2", "<u1", "<c16")))
+        case 2 | 3:
+            words = draw.choice([other for other in arrays if other.endswith(".words.npy")] or [name])
+            arrays[words] = np.frombuffer(_words(arrays[words].tobytes(), draw), np.uint8)
+        case 4:
+            values = array.copy()
+            choices = _WHOLE if values.dtype.kind in "iu" else _NUMBERS
+            for place in range(draw.randrange(max(1, len(values))), len(values)):
+                values[place] = np.float64(draw.choice(choices) or 0).astype(values.dtype)
+            arrays[name] = values
         case 5:
-            table = table.take(pa.array(np.repeat(row, draw.choice((0, 1, 2, 1000)))))
+            arrays[name] = np.repeat(array, draw.choice((0, 2, 1000)))
         case 6:
-            table = pa.concat_tables([table] * draw.choice((2, 30)))
+            arrays = {key: np.concatenate([value] * draw.choice((2, 30))) for key, value in arrays.items()}
         case 7:
-            table = table.set_column(place, name, table[name].dictionary_encode())
+            arrays[name] = array.reshape(draw.choice(((-1, 1), (1, -1))))
         case 8:
-            table = table.rename_columns([*table.schema.names[:-1], draw.choice(table.schema.names)])
-    compression = draw.choice(("zstd", "none", "gzip", "snappy"))
-    pq.write_table(table, path, compression=compression, row_group_size=draw.choice((1, 3, 1000)))
-    if draw.random() < 0.02:
-        _bomb(path, table, place)
+            members |= {
+                key: value[: draw.randrange(len(value) + 1)] for key, value in members.items() if "block" in key
+            }
+    method = draw.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2))
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for key, value in arrays.items():
+            np.save(data := io.BytesIO(), value, allow_pickle=False)
+            archive.writestr(key, data.getvalue())
+        for key in set(members) - {key for key in members if key.endswith(".npy")}:
+            archive.writestr(key, members[key])
+        if draw.random() < 0.02:
+            archive.writestr(name or "case.npy", bytes(2**28))  # a few kilobytes that are far more once they are read
 
 
-def _choices(kind: pa.DataType) -> tuple[Any, ...]:
-    """Return what no run writes into a column of a type."""
-    if pa.types.is_list(kind):
-        return ([], [-1], [2**62, 4], [3, 0], [1, 3], [2**63 - 1], None)
-    if pa.types.is_binary(kind):
-        return (b"", b"x", b"\0" * 24, b"\xff" * 24, b"\0" * 10_000, None)
-    if pa.types.is_boolean(kind):
-        return (True, False, None)
-    return _TEXTS if pa.types.is_string(kind) else _WHOLE if pa.types.is_integer(kind) else _NUMBERS
-
-
-def _bomb(path: Path, table: pa.Table, place: int) -> None:
-    """Write a part of a few kilobytes that is gigabytes once it is read."""
-    if table.num_rows and place < table.num_columns:  # which a damage may have taken away
-        wide = table.slice(0, 1)
-        if pa.types.is_string(table.schema.field(place).type):
-            wide = wide.set_column(place, table.schema.field(place), pa.array(["x" * 2**20]))
-        many = wide.take(pa.array(np.zeros(20_000, dtype=np.int64)).slice(0, 3000))
-        with pq.ParquetWriter(path, many.schema, compression="zstd") as writer:
-            for _ in range(3):
-                writer.write_table(many)
+def _words(data: bytes, draw: Random) -> bytes:
+    """Change the different texts of a column."""
+    words = json.loads(data)
+    if not isinstance(words, list) or draw.random() < 0.1:
+        return draw.choice((b"", b"{}", b"[[]]", b"[1]", b"[" * 5000, b'["\\ud800"]', b"\xff"))
+    words[draw.randrange(len(words)) :] = [
+        draw.choice((*_TEXTS, *_DTYPES, None)) for _ in range(draw.choice((0, 1, 3)))
+    ]
+    return json.dumps(words).encode()
 
 
 def _place(path: Path, outside: Path, draw: Random) -> None:

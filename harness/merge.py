@@ -13,7 +13,6 @@ from itertools import combinations, islice
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
@@ -22,14 +21,14 @@ from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.results.records import CaseRecords, differing_cases, first_differing_input
+from attncheck.results.tables import ColumnKind, table_of
 from attncheck.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
 Unit = tuple[str, str]
 """case, dtype"""
 
-_PLACES = (pa.field("environment", pa.string()), pa.field("other_environment", pa.string()))
-_PAIR_SCHEMA = pa.schema([*ROW_SCHEMA, *_PLACES])
+_PAIR_SCHEMA = {**ROW_SCHEMA, **dict.fromkeys(("environment", "other_environment"), ColumnKind("text"))}
 _PAIRS_PER_FRAME = 20_000
 
 
@@ -68,7 +67,7 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
         # In frames of a bounded size: a million dictionaries would not fit into memory.
         across_runs = found.pairs()
         while batch := list(islice(across_runs, _PAIRS_PER_FRAME)):
-            frames.append(pa.Table.from_pylist(batch, _PAIR_SCHEMA).to_pandas())
+            frames.append(table_of(batch, _PAIR_SCHEMA).to_pandas())
         rows = pd.concat([rows, *frames], ignore_index=True)
         notes += [f"{case} is not the same case everywhere: {why}" for case, why in sorted(found.differing.items())]
         notes += sorted(found.unreadable)
@@ -142,7 +141,7 @@ def _xfail_rows(rows: pd.DataFrame) -> dict[tuple[str, str, str], list[Row]]:
     """Return the rows that are expected failures, by environment, case and dtype."""
     found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for record in rows[rows["xfail"].astype(bool) & rows["comparison"].eq("stage")].to_dict("records"):
-        row = Row(**{name: record[name] for name in ROW_SCHEMA.names})
+        row = Row(**{name: record[name] for name in ROW_SCHEMA})
         found[record["environment"], row.case, row.dtype].append(row)
     return found
 

@@ -307,7 +307,8 @@ class _CaseRun:
         from attncheck.accuracy import find_widening
         from attncheck.results.parts import read_rows
 
-        rows = read_rows(self.settings.output)[0].select(["case", "implementation", "verdict", "lacks"]).to_pylist()
+        table, _ = read_rows(self.settings.output)
+        rows = list(table.records(("case", "implementation", "verdict", "lacks")))
         found = {}
         for item in few:
             of_item = (row for row in rows if row["implementation"] == item.name and not row["lacks"])

@@ -50,7 +50,7 @@ from attncheck.reports.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.sections import Block, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.summary import what_is_wrong
 from attncheck.reports.terminal import Line, print_lines
-from attncheck.reports.write import write_csv, write_texts
+from attncheck.reports.write import write_csv, write_parquet, write_texts
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.results.records import changed
 from attncheck.verdicts import Verdict
@@ -407,7 +407,7 @@ def render_diff_markdown(difference: Difference) -> str:
 
 
 def write_difference(difference: Difference, directory: Path) -> Path:
-    """Write diff.md and diff_verdicts.csv, diff_verdicts.parquet and so on; return the path of diff.md.
+    """Write diff.md and diff_verdicts.csv, diff_verdicts.parquet (with pyarrow) and so on; return the path of diff.md.
 
     The same results give the same bytes. Raises ``OutputError`` where the folder cannot be written.
     """
@@ -415,7 +415,7 @@ def write_difference(difference: Difference, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         for name, frame in difference.tables().items():
             write_csv(frame, directory / f"diff_{name}.csv")
-            frame.to_parquet(directory / f"diff_{name}.parquet", index=False)
+            write_parquet(frame, directory / f"diff_{name}.parquet")
     write_texts({"diff.md": render_diff_markdown(difference)}, directory)
     return directory / "diff.md"
 

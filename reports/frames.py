@@ -30,7 +30,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
@@ -386,7 +385,7 @@ NUMBERS = columns_of(
     *("case", "dtype", "stage", "called", "basis", "index", "printed"),
     *("environment", "implementation", "version", "value"),
 )
-_COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type) and column.name in RESULTS]
+_COUNTS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int" and name in RESULTS]
 _MAX_WARNINGS = 10
 _NOTE, _PROBLEM, _ANNOUNCED = range(3)
 

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from csv import Error, reader, writer
 from dataclasses import asdict
 from functools import cache
-from io import StringIO
+from gzip import GzipFile
+from io import StringIO, TextIOWrapper
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import pandas as pd
-import pyarrow as pa
-from pyarrow import csv
 
 from attncheck.errors import ExitCode, OutputError, ResultsError
 from attncheck.reports.cells import Cell, State, cell_table
@@ -49,6 +49,7 @@ from attncheck.reports.markdown import render_markdown
 from attncheck.reports.properties import command_for, sentence_of, worst_of
 from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import PROPERTIES_TABLE, Row
+from attncheck.results.parquet import has_pyarrow
 from attncheck.verdicts import PropertyOutcome, Verdict
 from attncheck.wording import ESCAPED
 
@@ -63,9 +64,48 @@ _CONTROL = re.compile(rf"(?![\t\n]){ESCAPED.pattern}")
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as CSV: a line of column names, texts in quotes, numbers in full, nothing for no value."""
-    table = pa.Table.from_pandas(frame.assign(**_harmless_columns(frame)), preserve_index=False)
-    csv.write_csv(table, path)
+    """Write a frame as CSV: a line of column names, texts in quotes, numbers in full, nothing for no value.
+
+    If the path ends with .gz, the file is compressed.
+    """
+    columns = [[_quoted(str(name)), *_cells(column)] for name, column in frame.items()]
+    lines = (",".join(row) + "\n" for row in zip(*columns, strict=True))
+    with ExitStack() as stack:
+        file: Any = stack.enter_context(path.open("wb"))
+        if path.suffix == ".gz":  # without a name and a time, so that the same frame gives the same bytes
+            file = stack.enter_context(GzipFile("", "wb", 1, file, 0))
+        stack.enter_context(TextIOWrapper(file, encoding="utf-8", newline="")).writelines(lines)
+
+
+def write_parquet(frame: pd.DataFrame, path: Path) -> bool:
+    """Write a frame as Parquet if pyarrow is installed; else remove an earlier one. Return whether it is there."""
+    if not has_pyarrow():
+        path.unlink(missing_ok=True)
+        return False
+    frame.to_parquet(path, index=False, engine="pyarrow", compression="zstd")
+    return True
+
+
+def _cells(column: pd.Series[Any]) -> list[str]:
+    """Return the values of a column as CSV has them; equal ones are written once, as texts often are."""
+    missing = column.isna()
+    if pd.api.types.is_float_dtype(column.dtype):
+        return [
+            "" if no else repr(value).removesuffix(".0") for value, no in zip(column.tolist(), missing, strict=True)
+        ]
+    codes, values = column.factorize(use_na_sentinel=True)
+    texts = [*map(_cell, values.tolist()), ""]  # the number of no value is -1
+    return [texts[code] for code in codes.tolist()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return _quoted(harmless(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
 
 
 def harmless(text: str) -> str:
@@ -106,19 +146,8 @@ def write_texts(texts: Mapping[str, str], directory: Path) -> None:
         _write_pieces(directory / name, [text])
 
 
-def _harmless_columns(frame: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the columns in which something has to be changed; each text is looked at once."""
-    columns = {}
-    for name in frame.select_dtypes(exclude=["number", "bool"]).columns:
-        texts = [value for value in frame[name].unique() if isinstance(value, str)]
-        changed = {text: safe for text in texts if (safe := harmless(text)) != text}
-        if changed:
-            columns[str(name)] = frame[name].map(lambda value, changed=changed: changed.get(value, value))
-    return columns
-
-
 _MOST_ROWS = 10_000
-"""Rows of a table that is written as CSV too: more are for programs, which read Parquet at a tenth of the size."""
+"""Rows of a table that is written as plain CSV: more are for programs, which read Parquet or packed CSV."""
 
 REPORT_NAME = "report.md"
 HTML_NAME = "report.html"
@@ -126,29 +155,36 @@ JUNIT_NAME = "junit.xml"
 
 
 def write_report(frames: Frames, directory: Path) -> Path:
-    """Write report.md, report.html, junit.xml, and every frame as Parquet and CSV; return the path of report.md.
+    """Write report.md, report.html, junit.xml, and every frame as CSV; return the path of report.md.
 
-    A frame of more than 10,000 rows is written as Parquet only. The same frames give the same bytes. Raises
-    ``OutputError`` where the folder cannot be written.
+    With pyarrow every frame is written as Parquet too. A frame of more than 10,000 rows is written as Parquet only, or
+    without pyarrow as .csv.gz. The same frames give the same bytes. Raises ``OutputError`` if the folder cannot be
+    written.
     """
     if directory.is_symlink() and (directory.parent / "environment.json").exists():
         raise OutputError(f"{directory} is a link that came with the results; name another folder with --output")
     with OutputError.where(directory):
         directory.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.tables().items():
-        with OutputError.where(path := directory / f"{name}.csv"):
-            if len(frame) > _MOST_ROWS:
-                path.unlink(missing_ok=True)  # what an earlier report left
-            else:
-                write_csv(frame, _own(path))
-        with OutputError.where(path := directory / f"{name}.parquet"):
-            frame.to_parquet(_own(path), index=False, compression="zstd")
+        _write_frame(frame, directory, name)
     texts = {JUNIT_NAME: render_junit(frames), HTML_NAME: html_pieces(frames), REPORT_NAME: [render_markdown(frames)]}
     for name, pieces in texts.items():
         with OutputError.where(path := directory / name):
             _own(path)
         _write_pieces(path, pieces)
     return directory / REPORT_NAME
+
+
+def _write_frame(frame: pd.DataFrame, directory: Path, name: str) -> None:
+    with OutputError.where(path := directory / f"{name}.parquet"):
+        has_parquet = write_parquet(frame, _own(path))
+    small = len(frame) <= _MOST_ROWS
+    for suffix, is_wanted in ((".csv", small), (".csv.gz", not small and not has_parquet)):
+        with OutputError.where(path := directory / f"{name}{suffix}"):
+            if is_wanted:
+                write_csv(frame, _own(path))
+            else:
+                path.unlink(missing_ok=True)  # what an earlier report left
 
 
 def _own(path: Path) -> Path:

@@ -6,6 +6,7 @@ An editable install finds files that a wheel does not have, so the lists are com
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -69,6 +70,38 @@ def test_every_file_that_is_no_code_is_shipped_by_its_nearest_package(setuptools
         assert any(within.match(pattern) and len(within.parts) == len(Path(pattern).parts) for pattern in patterns), (
             f"{path} is not in the wheel: name it under [tool.setuptools.package-data]"
         )
+
+
+BASE = """\
+import sys
+sys.modules.update(dict.fromkeys(["matplotlib", "pyarrow"]))
+from attncheck.cli import main
+
+for arguments, code in (
+    ("check softmax/a* attention/a-causal-row-sees-* -b numpy --dtype float32 -q --keep-arrays all", 0),
+    ("report results/latest", 0),
+    ("diff results/latest results/latest --output difference", 0),
+    ("show attention/a-causal-row-sees-* --save case.png", 2),
+):
+    sys.argv = ["attncheck", *arguments.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert (end.code or 0) == code, (arguments, end.code)
+    else:
+        assert code == 0, arguments
+"""
+
+
+def test_a_check_its_reports_and_a_difference_need_neither_matplotlib_nor_pyarrow(tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not [name for name in project["dependencies"] if re.match("matplotlib|pyarrow", name)]
+    done = subprocess.run([sys.executable, "-c", BASE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "show --save needs the extra draw: pip install 'attncheck[draw]'" in " ".join(done.stderr.split())
+    report = {path.name for path in (tmp_path / "results" / "latest" / "report").iterdir()}
+    assert {"report.html", "report.md", "junit.xml", "results.csv", "pairs.csv"} <= report
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_the_version_is_one_everywhere() -> None:

@@ -151,11 +151,9 @@ def frames_of(runs: list[Path], minimum: Minimum | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
     from attncheck.merge import merge_runs
     from attncheck.reports.frames import make_frames
-    from attncheck.results.parts import release_memory
     from attncheck.results.reader import read_runs
 
     frames = make_frames(merge_runs(read_runs(runs)))
-    release_memory()
     if minimum is None:
         return frames
     return replace(frames, asked={name: replace(asked, minimum=minimum) for name, asked in frames.asked.items()})

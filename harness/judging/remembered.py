@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from attncheck.execution.environment import cpu_features
@@ -148,10 +147,7 @@ def arrays_to_bytes(arrays: Arrays) -> bytes:
         heading.append([name, dtype, list(array.shape), start])
     lengths = [[dtype, len(data) // np.dtype(dtype).itemsize] for dtype, data in numbers.items()]
     planes = b"".join(_planes(np.frombuffer(data, dtype)) for dtype, data in numbers.items())
-    return b"\n".join([json.dumps([heading, lengths]).encode(), _CODEC.compress(planes, asbytes=True)])
-
-
-_CODEC = pa.Codec("zstd", 1)
+    return b"\n".join([json.dumps([heading, lengths]).encode(), zlib.compress(planes, 1)])
 
 
 def _planes(array: NDArray[Any]) -> bytes:
@@ -168,13 +164,13 @@ def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
             name: planes[dtype][start : start + math.prod(shape)].reshape(shape).copy()
             for name, dtype, shape, start in heading
         }
-    except (ValueError, TypeError, KeyError, OverflowError, OSError, MemoryError, pa.ArrowException) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, MemoryError, zlib.error) as error:
         raise UnreadableEntry from error
 
 
 def _unpacked(packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]) -> dict[str, NDArray[Any]]:
     """Return all numbers of each dtype, one after the other."""
-    data = _CODEC.decompress(packed, sum(dtype.itemsize * count for dtype, count in lengths), asbytes=True)
+    data = zlib.decompress(packed)
     numbers: dict[str, NDArray[Any]] = {}
     start = 0
     for dtype, count in lengths:

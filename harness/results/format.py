@@ -11,25 +11,27 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from attncheck.results.tables import ColumnKind, Schema
 from attncheck.spec import OPERATIONS
 from attncheck.verdicts import HARMLESS, MEETS_CLAIM
 
-FORMAT = 9
+FORMAT = 10
+PARQUET_FORMAT = 9
+"""The same columns in Parquet, which is read where pyarrow is installed."""
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
-PROPERTY_PART = "rows/properties.parquet"
+PROPERTY_PART = "rows/properties.npz"
 PROPERTIES_TABLE = "properties.csv"
 """Written by `attncheck properties --output` for people, beside the rows."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact", "property"]
 
-_ARRAY_COLUMNS = {
-    **dict.fromkeys(("case", "dtype", "implementation", "stage", "array_dtype"), pa.string()),
-    **{"shape": pa.list_(pa.int64()), "data": pa.binary()},
+ARRAY_SCHEMA: Schema = {
+    **dict.fromkeys(("case", "dtype", "implementation", "stage", "array_dtype", "shape"), ColumnKind("text")),
+    **dict.fromkeys(("block", "start", "size"), ColumnKind("int")),
 }
-ARRAY_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _ARRAY_COLUMNS.items()])
+"""A row for each array; its bytes are ``size`` bytes from ``start`` of a block, which holds those of one case."""
 
 _Text = str | None
 _Number = float | None
@@ -173,17 +175,16 @@ class Row:
 _DEFAULTS = {each.name: each.default for each in fields(Row)}
 COLUMNS: Mapping[str, Column] = {each.name: each.metadata["column"] for each in fields(Row)}
 """The columns of rows, in order."""
-_ARROW = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_TYPES: Mapping[Any, Literal["text", "bool", "int", "float"]] = {bool: "bool", int: "int", float: "float"}
 
 
-def _field(name: str, kind: Any) -> pa.Field:
-    """Return a column as it is on disk; what may be None is nullable, and a word of several is a text."""
-    members = get_args(kind) or (kind,)
-    arrow = next((_ARROW[member] for member in members if member in _ARROW), pa.string())
-    return pa.field(name, arrow, nullable=NoneType in members)
+def _kind(annotation: Any) -> ColumnKind:
+    """Return the type of a column on disk; what may be None is nullable, and a word of several is a text."""
+    members = get_args(annotation) or (annotation,)
+    return ColumnKind(next((_TYPES[member] for member in members if member in _TYPES), "text"), NoneType in members)
 
 
-ROW_SCHEMA = pa.schema([_field(name, kind) for name, kind in get_type_hints(Row).items()])
+ROW_SCHEMA: Schema = {name: _kind(annotation) for name, annotation in get_type_hints(Row).items()}
 
 
 def columns_of(frame: str, *first: str) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from attncheck.errors import ResultsError
 from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
@@ -267,9 +265,9 @@ class Checked:
     def asked(self, implementation: str) -> dict[CaseInDtype, str]:
         """Return what became of the stages of every call, in the plan's order; empty text where nothing is wrong."""
         table, _ = read_rows(self.directory)
-        kept = pc.and_(pc.equal(table["implementation"], implementation), pc.equal(table["comparison"], "stage"))
+        kept = (table["implementation"].array == implementation) & (table["comparison"].array == "stage")
         planned = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
-        return what_became_of(planned, table.filter(kept).to_pylist())
+        return what_became_of(planned, table.take(kept.astype(bool)).records())
 
 
 def read_checked(directory: Path, *, needed: bool) -> Checked | None:

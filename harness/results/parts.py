@@ -1,23 +1,24 @@
-"""Parquet parts of a results directory, read one by one: a damaged one is named and left out, and the rest is there."""
+"""Parts of a results directory, read one by one: a damaged one is named and left out, and the rest is there."""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import ResultsError
 from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
+from attncheck.results.parquet import read_parquet_arrays, read_parquet_keys, read_parquet_rows
+from attncheck.results.tables import UNREADABLE, ColumnValues, DamagedError, RowTable, TableFile, concatenate
 from attncheck.results.writer import write_table
 from attncheck.spec import CLAIMS, DTYPES, PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
@@ -40,47 +41,48 @@ _PROPERTY_WORDS: Mapping[str, Sequence[str]] = {
     "property_name": list(PROPERTIES),
     "claim": ["", *CLAIMS],
 }
-_INDEX = r"^([0-9]{1,18}(,[0-9]{1,18})*)?$"
-_SHAPE = r"^(scalar|[0-9]{1,18}(x[0-9]{1,18})*)?$"
-_COUNTS = [column.name for column in ROW_SCHEMA if pa.types.is_integer(column.type)]
+_INDEX = re.compile(r"([0-9]{1,18}(,[0-9]{1,18})*)?")
+_STRANGE = re.compile(UNPRINTABLE)
+_SHAPE = re.compile(r"(scalar|[0-9]{1,18}(x[0-9]{1,18})*)?")
+_COUNTS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int"]
 _MAX_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
 _GROUPS_IN_MEMORY = 2
-"""Row groups that stay read: a case's arrays lie together, and so do those of the case that is asked for next."""
+"""Blocks, or row groups of Parquet, that stay read: a case's arrays lie together."""
 
 
 _MAX_ROWS = 1_000_000
 """Of one part. A run writes some fifty thousand; a few kilobytes can hold as many as they like, all of them alike."""
 _MAX_PROPERTY_ROWS = 200_000
 """Of a run, as objects: a run of all implementations asks some ten thousand."""
-_MAX_GROUPS = 100
-"""Of one part, which a run writes in one: each is read by itself."""
 _MAX_BYTES = {"rows": 2**30, "arrays": 2**32}
-"""Of one part of rows, or of one row group of arrays, as it lies in memory."""
+"""Of one part of rows, or of the arrays of one case, as it lies in memory."""
 _MAX_BYTES_TOGETHER = 2**32
 """Of all parts of rows: some ten million of them."""
 
 
-class _DamagedError(Exception):
-    """A part that does not hold what a run writes."""
-
-
-_UNREADABLE = (OSError, KeyError, ValueError, MemoryError, pa.ArrowException, _DamagedError)
-
-
-def read_rows(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
+def read_rows(directory: Path) -> tuple[RowTable, tuple[str, ...]]:
     """Read the rows of a results directory; return them with a note for every part that cannot be read."""
-    tables, notes, size = [ROW_SCHEMA.empty_table()], [], 0
-    for path in sorted((directory / "rows").glob("part-*.parquet")):
+    tables, notes, size = list[RowTable](), [], 0
+    for path in row_parts(directory):
         try:
-            table = _read_rows_part(path)
-            if size + table.nbytes > _MAX_BYTES_TOGETHER:
-                raise _DamagedError("with the parts before, more rows than a report can hold")
-            size += table.nbytes
+            table = read_rows_part(path)
+            if size + table.size > _MAX_BYTES_TOGETHER:
+                raise DamagedError("with the parts before, more rows than a report can hold")
+            size += table.size
             tables.append(table)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             notes.append(f"{path} cannot be read, its rows are left out: {_shortly(error)}")
-    return pa.concat_tables(tables), tuple(notes)
+    return concatenate(tables, ROW_SCHEMA), tuple(notes)
+
+
+def row_parts(directory: Path) -> list[Path]:
+    """Return the parts of rows in their order."""
+    return _parts(directory / "rows")
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("part-*") if path.suffix in (".npz", ".parquet"))
 
 
 def read_property_rows(directory: Path) -> list[Row]:
@@ -90,147 +92,93 @@ def read_property_rows(directory: Path) -> list[Row]:
     """
     path = directory / PROPERTY_PART
     if not path.exists():
+        path = path.with_suffix(".parquet")
+    if not path.exists():
         return []
     try:
-        table = _read_rows_part(path, _PROPERTY_WORDS)
-        if table.num_rows > _MAX_PROPERTY_ROWS:
-            raise _DamagedError(f"it has {table.num_rows} rows; expected at most {_MAX_PROPERTY_ROWS}")
-        return [Row(**record) for record in table.to_pylist()]
-    except _UNREADABLE as error:
+        table = read_rows_part(path, _PROPERTY_WORDS)
+        if len(table) > _MAX_PROPERTY_ROWS:
+            raise DamagedError(f"it has {len(table)} rows; expected at most {_MAX_PROPERTY_ROWS}")
+        return [Row(**record) for record in table.records()]
+    except UNREADABLE as error:
         raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
-
-
-def release_memory() -> None:
-    """Give back what pyarrow keeps for later: of a hundred thousand rows, more than they take themselves."""
-    pa.default_memory_pool().release_unused()
 
 
 def remove_damaged(directory: Path) -> None:
     """Remove the parts that cannot be read, and what was not yet renamed into place."""
-    for kind, read in (("rows", _read_rows_part), ("arrays", lambda path: list(_keys_of(path)))):
-        for path in (directory / kind).glob("*.parquet*"):
+    for kind, read in (("rows", read_rows_part), ("arrays", lambda path: list(_keys_of(path)))):
+        for path in [*(directory / kind).glob("*.npz*"), *(directory / kind).glob("*.parquet*")]:
             try:
                 whole = path.name.startswith("part-") and read(path) is not None
-            except _UNREADABLE:
+            except UNREADABLE:
                 whole = False
             if not whole:
                 path.unlink(missing_ok=True)
 
 
-def remove_units(directory: Path, of_row: pc.Expression) -> None:
-    """Remove every row of a case in a dtype of which one row is such, so that it is computed again."""
-    for path in sorted((directory / "rows").glob("part-*.parquet")):
-        table = _read_rows_part(path)
-        found = table.filter(of_row).select(["case", "dtype"])
-        if not found.num_rows:
-            continue
-        (directory / "summary.json").unlink(missing_ok=True)  # first: the run is not complete any more
-        kept = table.join(found.group_by(["case", "dtype"]).aggregate([]), ["case", "dtype"], join_type="left anti")
-        write_table(path, kept.select(ROW_SCHEMA.names).cast(ROW_SCHEMA))
+def remove_units(directory: Path, column: str, value: str) -> None:
+    """Remove every row of a case in a dtype of which one row has this value, so that it is computed again."""
+    for path in row_parts(directory):
+        table = read_rows_part(path)
+        units = table.units()
+        removed = {unit for unit, found in zip(units, table[column].array, strict=True) if found == value}
+        if removed:
+            (directory / "summary.json").unlink(missing_ok=True)  # first: the run is not complete any more
+            write_table(path, table.take(np.fromiter((unit not in removed for unit in units), bool, len(units))))
 
 
-def _read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> pa.Table:
-    with _opened(path, ROW_SCHEMA) as file:
-        groups = range(file.num_row_groups)
-        table = _checked(_read_groups(file, groups, ROW_SCHEMA.names, _MAX_BYTES["rows"]), ROW_SCHEMA)
+def read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> RowTable:
+    """Read a part of rows, whose columns of words have only ``known`` ones. Raises ``UNREADABLE``."""
+    if path.suffix == ".parquet":
+        table = read_parquet_rows(path, ROW_SCHEMA, _MAX_BYTES["rows"], _MAX_ROWS)
+    else:
+        with TableFile(path, _MAX_BYTES["rows"], _MAX_ROWS) as file:
+            table = file.table(ROW_SCHEMA)
+    table = _on_one_line(table)
     for name, words in known.items():
-        strange = pc.unique(table[name]).to_pylist()
-        if odd := sorted(set(map(str, strange)) - set(map(str, words))):
-            raise _DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")
+        if odd := sorted(set(table[name].array.tolist()) - set(map(str, words))):
+            raise DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")
     for name, pattern, what in (("index", _INDEX, "an index that is no"), ("shape", _SHAPE, "a shape that is no")):
-        if not pc.all(pc.match_substring_regex(pc.drop_null(table[name]), pattern), min_count=0).as_py():
-            raise _DamagedError(f"it has {what} list of whole numbers")
+        if not all(pattern.fullmatch(text) for text in set(table[name].array.tolist()) - {None}):
+            raise DamagedError(f"it has {what} list of whole numbers")
     _check_numbers(table)
     return table
-
-
-def _check_numbers(table: pa.Table) -> None:
-    """Refuse rows that say one thing and leave out what belongs to it, or count what cannot be counted."""
-    for name in _COUNTS:
-        counts = table[name].drop_null().to_numpy()
-        if not ((counts >= 0) & (counts <= _MAX_COUNTED)).all():
-            raise _DamagedError(f"it has {name} that are no number of anything")
-    judged, query = (table[name].is_null().to_numpy() for name in ("judged_rows", "query_rows"))
-    if (judged != query).any():
-        raise _DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
-    units = table["half_unit"].drop_null().to_numpy()
-    units = units[~np.isnan(units)]
-    if not ((units >= 0) & (units <= np.finfo(np.float64).max / 2)).all():  # a whole unit is a number too
-        raise _DamagedError("it has a half_unit that is no size")
-
-
-def _opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
-    """Open a part so that a text which stands in many rows is in memory once; a pipe or device is none."""
-    if not path.is_file():
-        raise _DamagedError("it is no regular file")
-    texts = [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
-    file = pq.ParquetFile(path, read_dictionary=texts)
-    if file.num_row_groups > _MAX_GROUPS:
-        file.close()
-        raise _DamagedError(f"it has {file.num_row_groups} row groups; expected at most {_MAX_GROUPS}")
-    return file
-
-
-def _read_groups(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], most: int) -> pa.Table:
-    """Read row groups, unless they would be far larger in memory than anything that a run writes."""
-    groups = list(groups)
-    read = [file.metadata.row_group(group) for group in groups]
-    rows = sum(group.num_rows for group in read)
-    if rows > _MAX_ROWS:
-        raise _DamagedError(f"it has {rows} rows; expected at most {_MAX_ROWS}")
-    unpacked = sum(group.total_byte_size for group in read)  # asking a damaged column for its size ends the process
-    if unpacked <= most:
-        table = file.read_row_groups(groups, columns=list(columns))
-        unpacked = sum(map(_spread_bytes, table.itercolumns()))
-    if unpacked > most:
-        raise _DamagedError(f"it would take {unpacked} bytes of memory; expected at most {most}")
-    return _on_one_line(table)
 
 
 _FOR_DIAGNOSING = "evidence"
 """A column that no report shows: JSON, which cannot be cut."""
 
 
-def _on_one_line(table: pa.Table) -> pa.Table:
+def _on_one_line(table: RowTable) -> RowTable:
     """Return a table in which every text is one printable line of some length; each text is looked at once."""
-    for place, name in enumerate(table.column_names):
-        column = table[name]
-        is_coded = pa.types.is_dictionary(column.type)
-        if name != _FOR_DIAGNOSING and pa.types.is_string(column.type.value_type if is_coded else column.type):
-            column = column if is_coded else column.dictionary_encode()
-            chunks = [_lines_of(chunk) for chunk in column.chunks]
-            table = table.set_column(place, name, pa.chunked_array(chunks, column.type))
-    return table
+    columns = dict(table.columns)
+    for name, values in table.columns.items():
+        if values.array.dtype == object and name != _FOR_DIAGNOSING:
+            texts = set(values.array.tolist()) - {None}
+            if any(_STRANGE.search(text) or len(text) > LONGEST_TEXT for text in texts):
+                lines = {None: None, **{text: one_line(text) for text in texts}}
+                array = np.empty(len(values.array), object)
+                array[:] = [lines[text] for text in values.array.tolist()]
+                columns[name] = ColumnValues(array)
+    return RowTable(columns, table.size)
 
 
-def _lines_of(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
-    texts = chunk.dictionary
-    strange = pc.or_(pc.match_substring_regex(texts, UNPRINTABLE), pc.greater(pc.utf8_length(texts), LONGEST_TEXT))
-    if not pc.any(strange, min_count=0).as_py():
-        return chunk
-    lines = [text if text is None else one_line(text) for text in texts.to_pylist()]
-    return pa.DictionaryArray.from_arrays(chunk.indices, pa.array(lines, texts.type))
-
-
-def _spread_bytes(column: pa.ChunkedArray) -> int:
-    """Return how many bytes a column takes once every row has its own text."""
-    if not pa.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
-    return sum(pc.sum(pc.cast(each, pa.int64())).as_py() or 0 for each in lengths)
-
-
-def _checked(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    table = table.select(schema.names).cast(schema)
-    table.validate(full=True)  # a damaged text would only be noticed where it is shown
-    for column in schema:
-        if not column.nullable and table[column.name].null_count:
-            raise _DamagedError(f"it has no {column.name} where there must be one")
-    return table
+def _check_numbers(table: RowTable) -> None:
+    """Refuse rows that say one thing and leave out what belongs to it, or count what cannot be counted."""
+    for name in _COUNTS:
+        counts = table[name].present
+        if not ((counts >= 0) & (counts <= _MAX_COUNTED)).all():
+            raise DamagedError(f"it has {name} that are no number of anything")
+    if (table["judged_rows"].missing != table["query_rows"].missing).any():
+        raise DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
+    units = table["half_unit"].present
+    units = units[~np.isnan(units)]
+    if not ((units >= 0) & (units <= np.finfo(np.float64).max / 2)).all():  # a whole unit is a number too
+        raise DamagedError("it has a half_unit that is no size")
 
 
 class _ArrayLocation(NamedTuple):
-    """The place of arrays of one case in one dtype: which part, which row group of it, which rows there."""
+    """The place of arrays of one case in one dtype: which part, which of its blocks or row groups, which rows."""
 
     path: Path
     group: int
@@ -243,7 +191,7 @@ class ArrayParts:
     """The arrays that one run kept, read when they are asked for; only their names are read before."""
 
     directory: Path
-    _groups: OrderedDict[tuple[Path, int], pa.Table] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _groups: OrderedDict[tuple[Path, int], _Records] = field(default_factory=OrderedDict, repr=False, compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -261,7 +209,8 @@ class ArrayParts:
         """
         found = {}
         for location in self._index[0].get((case, dtype), ()):
-            for record in self._group(location.path, location.group).slice(location.start, location.rows).to_pylist():
+            records = self._group(location.path, location.group)
+            for record in records[location.start : location.start + location.rows]:
                 key = (case, dtype, record["implementation"], record["stage"])
                 found[key[2], key[3]] = decode_array(record, key, location.path)
         return found
@@ -270,23 +219,21 @@ class ArrayParts:
     def _index(self) -> tuple[Mapping[tuple[str, str], list[_ArrayLocation]], tuple[str, ...]]:
         locations: dict[tuple[str, str], list[_ArrayLocation]] = {}
         notes = []
-        for path in sorted((self.directory / "arrays").glob("part-*.parquet")):
+        for path in _parts(self.directory / "arrays"):
             try:
                 keys = list(_keys_of(path))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 notes.append(f"{path} cannot be read, its arrays are left out: {_shortly(error)}")
                 continue
             for key, location in keys:
                 locations.setdefault(key, []).append(location)
         return locations, tuple(notes)
 
-    def _group(self, path: Path, group: int) -> pa.Table:
+    def _group(self, path: Path, group: int) -> _Records:
         if (path, group) not in self._groups:
             try:
-                with _opened(path, ARRAY_SCHEMA) as file:
-                    table = _read_groups(file, [group], ARRAY_SCHEMA.names, _MAX_BYTES["arrays"])
-                self._groups[path, group] = _checked(table, ARRAY_SCHEMA)
-            except _UNREADABLE as error:
+                self._groups[path, group] = _array_records(path, group)
+            except UNREADABLE as error:
                 raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
             while len(self._groups) > _GROUPS_IN_MEMORY:
                 self._groups.popitem(last=False)
@@ -294,25 +241,49 @@ class ArrayParts:
         return self._groups[path, group]
 
 
+_Records = Sequence[Mapping[str, Any]]
+
+
 def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
-    """Read the cases and dtypes of a part's arrays, row group by row group, and nothing else."""
-    with _opened(path, ARRAY_SCHEMA) as file:
-        if absent := set(ARRAY_SCHEMA.names) - set(file.schema_arrow.names):
-            raise _DamagedError(f"it has no column {min(absent)}")
-        for group in range(file.num_row_groups):
-            keys = _read_groups(file, [group], ["case", "dtype"], _MAX_BYTES["arrays"])
-            if keys.num_rows:
-                first = np.flatnonzero(np.logical_or(*(_begins(keys[name]) for name in ("case", "dtype"))))
-                units = (keys[name].take(pa.array(first)).to_pylist() for name in ("case", "dtype"))
-                counts = np.diff(first, append=keys.num_rows)
-                for case, dtype, row, count in zip(*units, first.tolist(), counts.tolist(), strict=True):
-                    yield (case, dtype), _ArrayLocation(path, group, row, count)
+    """Read the cases and dtypes of a part's arrays, and nothing else."""
+    if path.suffix == ".parquet":
+        for group, keys in read_parquet_keys(path, _MAX_BYTES["arrays"], _MAX_ROWS):
+            yield from _runs_of(path, group, keys)
+        return
+    with TableFile(path, _MAX_BYTES["rows"], _MAX_ROWS) as file:
+        table = _on_one_line(file.table({name: ARRAY_SCHEMA[name] for name in ("case", "dtype", "block")}))
+    blocks = table["block"].array.tolist()
+    for block, rows in groupby(zip(blocks, table.units(), strict=True), lambda row: row[0]):
+        yield from _runs_of(path, block, [unit for _, unit in rows])
 
 
-def _begins(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Mark the rows that have another text than the one before."""
-    codes = pc.dictionary_encode(column.cast(pa.string())).combine_chunks().indices.fill_null(-1).to_numpy()
-    return np.asarray(np.diff(codes, prepend=-2) != 0)
+def _runs_of(
+    path: Path, group: int, units: Sequence[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
+    start = 0
+    for unit, rows in groupby(units):
+        yield unit, _ArrayLocation(path, group, start, count := len(list(rows)))
+        start += count
+
+
+def _array_records(path: Path, group: int) -> _Records:
+    """Return the arrays of a block, or of a row group of Parquet, as records with their bytes."""
+    if path.suffix == ".parquet":
+        return read_parquet_arrays(path, group, _MAX_BYTES["arrays"], _MAX_ROWS)
+    with TableFile(path, _MAX_BYTES["arrays"], _MAX_ROWS) as file:
+        table = _on_one_line(file.table(ARRAY_SCHEMA))
+        data = file.block(group)
+    of_block = table.take(table["block"].array == group)
+    return [
+        {**record, "data": data[record["start"] : record["start"] + record["size"]], "shape": _shape(record["shape"])}
+        for record in of_block.records()
+    ]
+
+
+def _shape(text: str) -> list[int]:
+    if not _SHAPE.fullmatch(text):
+        raise DamagedError(f"{text[:40]!r} is no shape")
+    return [] if text == "scalar" else [int(length) for length in text.split("x")]
 
 
 def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[Any]:

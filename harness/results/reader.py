@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import Stop
-from attncheck.results.format import FORMAT, Row
-from attncheck.results.parts import ArrayKey, ArrayParts, read_property_rows, read_rows, release_memory
+from attncheck.results.format import FORMAT, PARQUET_FORMAT, Row
+from attncheck.results.parquet import require_pyarrow
+from attncheck.results.parts import ArrayKey, ArrayParts, read_property_rows, read_rows
 from attncheck.results.records import (
     CaseRecords,
     EnvironmentRecord,
@@ -76,7 +77,6 @@ def read_run(directory: Path) -> Run:
     """Read one results directory. Raises ``ResultsError`` for anything else."""
     environment = read_environment(directory)
     table, notes = read_rows(directory)
-    release_memory()
     rows: pd.DataFrame = table.to_pandas()
     del table
     cases, of_cases = read_cases(directory / "cases.json")
@@ -86,7 +86,6 @@ def read_run(directory: Path) -> Run:
     summary, of_summary = _or_note(lambda: _read_summary(directory / "summary.json"), None)
     properties, of_properties = _or_note(lambda: read_property_rows(directory), list[Row]())
     notes += of_cases + of_summary + of_properties + ArrayParts(directory).notes
-    release_memory()
     return Run(directory, environment["label"], environment, named, rows, summary, notes, properties)
 
 
@@ -99,6 +98,8 @@ def read_environment(directory: Path) -> dict[str, Any]:
         raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
     check_format(environment.get("format"), directory)
     check_record(environment, EnvironmentRecord, directory / "environment.json")
+    if environment["format"] == PARQUET_FORMAT:
+        require_pyarrow(directory)
     return environment
 
 
@@ -112,10 +113,10 @@ def _or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, 
 
 def check_format(found: object, path: Path) -> None:
     """Raise ``ResultsError`` for results of another version of the format, and say what to do."""
-    if found == FORMAT and not isinstance(found, bool):
+    if found in (PARQUET_FORMAT, FORMAT) and not isinstance(found, bool):
         return
     named = ascii(found)[:60]  # whatever stands there, on one line
-    message = f"{path} has results format {named}; this version of attncheck reads {FORMAT}"
+    message = f"{path} has results format {named}; this version of attncheck reads {PARQUET_FORMAT} and {FORMAT}"
     if isinstance(found, int) and found > FORMAT:
         raise ResultsError(f"{message}: a newer attncheck wrote it; update this one")
     raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")

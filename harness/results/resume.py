@@ -9,19 +9,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from attncheck.errors import OutputError, UsageError
-from attncheck.results.format import CHANGED_BY_DIAGNOSIS, ROW_SCHEMA, Row
-from attncheck.results.parts import read_rows, remove_damaged, remove_units
+from attncheck.results.format import CHANGED_BY_DIAGNOSIS, FORMAT, ROW_SCHEMA, Row
+from attncheck.results.parts import read_rows, read_rows_part, remove_damaged, remove_units, row_parts
 from attncheck.results.reader import read_environment
 from attncheck.results.records import cases_text, read_cases
+from attncheck.results.tables import RowTable, concatenate, values_of
 from attncheck.results.writer import is_unbegun, write_table
 from attncheck.verdicts import ALL_CASES, Verdict
 
@@ -38,7 +37,7 @@ class ResumeState:
     themselves. ``is_empty`` where there was no earlier run.
     """
 
-    table: pa.Table = field(default_factory=ROW_SCHEMA.empty_table)
+    table: RowTable = field(default_factory=lambda: concatenate([], ROW_SCHEMA))
     names: Mapping[str, str] = field(default_factory=dict)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     is_empty: bool = True
@@ -51,13 +50,12 @@ class ResumeState:
     @property
     def finished(self) -> frozenset[tuple[str, str]]:
         """The (case, dtype) that are done: all rows of one are written together."""
-        done = self.table.group_by(["case", "dtype"]).aggregate([])
-        return frozenset(zip(done["case"].to_pylist(), done["dtype"].to_pylist(), strict=True))
+        return frozenset(self.table.units())
 
     def rows(self) -> Iterator[list[Row]]:
         """Give the rows, some at a time: there may be more of them than fit in memory as they are used."""
-        for batch in self.table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-            yield [Row(**record) for record in batch.to_pylist()]
+        for start in range(0, len(self.table), _ROWS_AT_ONCE):
+            yield [Row(**record) for record in self.table.take(slice(start, start + _ROWS_AT_ONCE)).records()]
 
 
 Records = Callable[[], Iterable[Mapping[str, Any]]]
@@ -81,14 +79,15 @@ def read_resume_state(
     before = read_environment(directory)
     if not (directory / "cases.json").exists():
         return ResumeState.empty()
+    _require_same(directory, "the format of its results", before["format"], FORMAT)
     for name in _SAME:
         _require_same(directory, name, before.get(name), environment[name])
     _require_same_cases(directory, cases)
     remove_damaged(directory)
     if untried:
-        remove_units(directory, pc.field("verdict") == Verdict.UNTRIED.value)
+        remove_units(directory, "verdict", Verdict.UNTRIED.value)
     if left_out:
-        remove_units(directory, pc.field("lacks") == ALL_CASES)
+        remove_units(directory, "lacks", ALL_CASES)
     names: dict[str, str] = {name: before[name] for name in ("label", "command", "started") if name in before}
     return ResumeState(read_rows(directory)[0], names, before.get("backends", {}), is_empty=False)
 
@@ -147,24 +146,23 @@ def identity_of(row: Row) -> Identity:
 def change_rows(directory: Path, changed: Mapping[Identity, Row]) -> None:
     """Write in the parts on disk what has changed of failing rows; a part is renamed into place when it is whole."""
     changed = {identity: row for identity, row in changed.items() if identity_of(row) != identity}
-    for path in sorted((directory / "rows").glob("part-*.parquet")) if changed else ():
+    for path in row_parts(directory) if changed else ():
         with OutputError.where(path):
             _change_part(path, changed)
 
 
 def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
-    table = pq.read_table(path, schema=ROW_SCHEMA)
-    numbers = np.flatnonzero(pc.is_in(table["verdict"], pa.array(_CHANGEABLE)).to_numpy())
-    failing = table.select(_OF_IDENTITY).take(pa.array(numbers))
-    identities = zip(*(failing[name].to_pylist() for name in _OF_IDENTITY), strict=True)
+    table = read_rows_part(path)
+    numbers = np.flatnonzero(np.isin(table["verdict"].array, _CHANGEABLE))
+    identities = map(itemgetter(*_OF_IDENTITY), table.take(numbers).records(_OF_IDENTITY))
     found = {int(number): changed[each] for number, each in zip(numbers, identities, strict=True) if each in changed}
     if not found:
         return
+    columns = dict(table.columns)
     for name in CHANGED_BY_DIAGNOSIS:
-        values = table[name].to_pylist()
+        values = table[name].tolist()
         for number, row in found.items():
             value = getattr(row, name)
             values[number] = None if value is None else str(value)
-        column = ROW_SCHEMA.field(name)
-        table = table.set_column(ROW_SCHEMA.get_field_index(name), column, pa.array(values, column.type))
-    write_table(path, table)
+        columns[name] = values_of(values, ROW_SCHEMA[name])
+    write_table(path, RowTable(columns))

@@ -8,15 +8,14 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from attncheck.errors import ExitCode, OutputError, ResultsError
 from attncheck.results.format import (
@@ -31,6 +30,7 @@ from attncheck.results.format import (
     StoredArray,
 )
 from attncheck.results.records import cases_text, read_json
+from attncheck.results.tables import RowTable, Schema, table_of, write_file
 
 _FOLDERS = ("rows", "arrays", "logs")
 _CLAIM = ".writer.partial"
@@ -78,11 +78,11 @@ class ResultsWriter:
         Before rows, ``before_rows`` writes what is known of who gave them: nobody asks them again once they are there.
         """
         if self._arrays:
-            self._write_part("arrays", pa.Table.from_pylist(list(map(_array_record, self._arrays)), ARRAY_SCHEMA))
+            self._write_part("arrays", *_pack_arrays(self._arrays))
             self._arrays, self._array_bytes = [], 0
         if self._rows:
             self.before_rows()
-            self._write_part("rows", _table(self._rows))
+            self._write_part("rows", table_of(self._rows, ROW_SCHEMA))
             self._rows = []
         self._flushed = monotonic()
 
@@ -101,8 +101,9 @@ class ResultsWriter:
 
         _write(self.directory / "cases.json", write)
 
-    def _write_part(self, kind: str, table: pa.Table) -> None:
-        write_table(self.directory / kind / f"part-{self._parts[kind]:05d}.parquet", table)
+    def _write_part(self, kind: str, table: RowTable, blocks: Sequence[bytes] = ()) -> None:
+        schema = ROW_SCHEMA if kind == "rows" else ARRAY_SCHEMA
+        write_table(self.directory / kind / f"part-{self._parts[kind]:05d}.npz", table, schema, blocks)
         self._parts[kind] += 1
 
 
@@ -114,7 +115,7 @@ def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
     path = directory / PROPERTY_PART
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(path, _table(rows))
+    write_table(path, table_of(rows, ROW_SCHEMA))
 
 
 def note_exit_code(directory: Path, code: ExitCode) -> None:
@@ -123,9 +124,9 @@ def note_exit_code(directory: Path, code: ExitCode) -> None:
     _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: RowTable, schema: Schema = ROW_SCHEMA, blocks: Sequence[bytes] = ()) -> None:
     """Write a part, in the place of an earlier one, which stays until it is whole. Raises ``OutputError``."""
-    _write(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    _write(path, lambda temporary: write_file(temporary, table, schema, blocks))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -135,7 +136,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _next_part(folder: Path) -> int:
-    numbers = [int(path.stem.removeprefix("part-")) for path in folder.glob("part-*.parquet")]
+    numbers = [int(path.stem.removeprefix("part-")) for path in folder.glob("part-*.npz")]
     return max(numbers, default=-1) + 1
 
 
@@ -218,11 +219,21 @@ def _write(path: Path, write: Any) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _table(rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_pydict({name: list(map(attrgetter(name), rows)) for name in ROW_SCHEMA.names}, ROW_SCHEMA)
+def _pack_arrays(arrays: Sequence[StoredArray]) -> tuple[RowTable, list[bytes]]:
+    """Return arrays as a table of ``ARRAY_SCHEMA`` and its blocks: one for each case and dtype, equal bytes once."""
+    records, blocks = [], list[bytes]()
+    for unit, of_unit in groupby(arrays, lambda stored: (stored.case, stored.dtype)):
+        block, starts = bytearray(), dict[bytes, int]()
+        for stored in of_unit:
+            data = np.ascontiguousarray(stored.array).tobytes()
+            if data not in starts:
+                starts[data] = len(block)
+                block += data
+            names = (*unit, stored.implementation, stored.stage, str(stored.array.dtype), _shape_text(stored.array))
+            records.append((*names, len(blocks), starts[data], len(data)))
+        blocks.append(bytes(block))
+    return table_of([dict(zip(ARRAY_SCHEMA, record, strict=True)) for record in records], ARRAY_SCHEMA), blocks
 
 
-def _array_record(stored: StoredArray) -> dict[str, Any]:
-    array = np.ascontiguousarray(stored.array)
-    kept = {"array_dtype": str(array.dtype), "shape": list(stored.array.shape), "data": array.tobytes()}
-    return {**{name: getattr(stored, name) for name in ("case", "dtype", "implementation", "stage")}, **kept}
+def _shape_text(array: NDArray[Any]) -> str:
+    return "x".join(map(str, array.shape)) or "scalar"

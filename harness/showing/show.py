@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -266,7 +267,9 @@ _FORMATS: Mapping[str, Format] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
 
 def image_format(path: Path) -> Format:
-    """Return the format that a file's name ends with. Raises ``UsageError`` for any other."""
+    """Return the format that a file's name ends with. Raises ``UsageError`` for any other, and without matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("show --save needs the extra draw: pip install 'attncheck[draw]'")
     if path.suffix.lower() in _FORMATS:
         return _FORMATS[path.suffix.lower()]
     raise UsageError(f"{path}: cannot save as {path.suffix or 'a file without a suffix'}; expected .png, .svg or .pdf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -259,6 +260,17 @@ def test_a_lost_cluster_is_told_in_one_line_and_what_was_judged_is_kept(runs: Ru
         runs.on_cluster("lost", *runs.both, workers=1, on_progress=kill)
     assert ClusterError.exit_code == ExitCode.NOT_RUN
     assert 0 < len(units_of(read_run(runs.folder / "lost"))) < 16
+
+
+def test_a_full_disk_of_a_worker_ends_the_run_in_one_line_that_says_how_to_go_on() -> None:
+    from types import SimpleNamespace
+
+    from attncheck.executors.dask.driver import _Driver
+
+    driver: Any = SimpleNamespace(cluster=SimpleNamespace(address="tcp://host:1"), _in_flight={})
+    failed = SimpleNamespace(exception=lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(ClusterError, match=r"a worker cannot go on: OSError: .*No space .* --resume"):
+        _Driver._fail(driver, failed)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
+from part_files import split_arrays
 
 from attncheck.merge import Merged, merge_runs
-from attncheck.results.format import INPUTS, Row, StoredArray, bound_name
+from attncheck.results.format import ARRAY_SCHEMA, INPUTS, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
+from attncheck.results.tables import TableFile
+from attncheck.results.writer import write_table
 
 MakeRun = WriteRun = Callable[..., Path]
 
@@ -151,9 +153,10 @@ def test_a_case_that_is_not_the_same_in_both_runs_is_told_and_not_compared(
 def test_arrays_that_cannot_be_read_are_told_and_the_rest_is_compared(make_run: MakeRun) -> None:
     first = make_run("a", {"numpy.eager": RIGHT})
     second = make_run("b", {"numpy.eager": RIGHT})
-    path = second / "arrays" / "part-00000.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(table.schema.get_field_index("data"), "data", [[b"short"] * len(table)]), path)
+    path = second / "arrays" / "part-00000.npz"
+    with TableFile(path, 2**20, 100) as file:
+        table = file.table(ARRAY_SCHEMA)
+    write_table(path, table, ARRAY_SCHEMA, [b"short"])
     both = merged(first, second)
     assert said(both.rows, "pair") == []
     (note,) = both.notes
@@ -170,10 +173,8 @@ def test_parts_in_another_order_are_compared(make_row: Callable[..., Row], write
             for name, number in (("numpy.eager", RIGHT), (bound_name("native"), BOUND))
         ]
         directory = write_run([make_row(case=case) for case in order], label=label, arrays=arrays)
-        path = directory / "arrays" / "part-00000.parquet"
-        table = pq.read_table(path)
-        for number in range(len(cases)):  # a part per case, in opposite orders
-            pq.write_table(table.slice(2 * number, 2), path.with_name(f"part-{number:05d}.parquet"))
+        path = directory / "arrays" / "part-00000.npz"
+        split_arrays(path, 1)  # a part per case, in opposite orders
         runs.append(directory)
     rows = merged(*runs).rows
     pairs = rows[rows["comparison"] == "pair"]

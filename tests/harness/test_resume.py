@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from here import command_here, own_code_here
 from tables import tables_beside
@@ -114,9 +113,9 @@ def test_what_is_done_is_not_done_again(run: Run, tmp_path: Path, monkeypatch: p
 def test_half_a_part_is_computed_again(run: Run, tmp_path: Path) -> None:
     run("out")
     expected = tables(tmp_path / "out")["results"]
-    parts = sorted((tmp_path / "out" / "rows").glob("part-*.parquet"))
+    parts = sorted((tmp_path / "out" / "rows").glob("part-*.npz"))
     parts[1].write_bytes(parts[1].read_bytes()[:100])
-    (tmp_path / "out" / "rows" / ".part-00099.parquet.partial").write_bytes(b"PAR1")
+    (tmp_path / "out" / "rows" / ".part-00099.npz.partial").write_bytes(b"PK")
     (tmp_path / "out" / "summary.json").unlink()
     run("out", resume=True)
     assert not list((tmp_path / "out").rglob("*.partial"))
@@ -160,7 +159,7 @@ READ_ONLY = "Read-only file system; allow writing there, or name another place"
 @pytest.fixture
 def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Let every write to a file with this in its path fail with this number; "" heals it."""
-    write_text, open_, write_table = Path.write_text, Path.open, pq.write_table
+    write_text, open_ = Path.write_text, Path.open
 
     def break_(part: str, number: int) -> None:
         def check(path: Any, mode: str = "w") -> None:
@@ -172,7 +171,6 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
 
         monkeypatch.setattr(Path, "write_text", lambda path, *a, **o: check(path) or write_text(path, *a, **o))
         monkeypatch.setattr(Path, "open", opened)
-        monkeypatch.setattr(pq, "write_table", lambda table, path, **o: check(path) or write_table(table, path, **o))
 
     return break_
 

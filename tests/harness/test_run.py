@@ -101,7 +101,7 @@ def test_every_file_of_a_run_is_whole_and_of_the_same_format(honest: Entries, ru
     documents = {"environment.json", "cases.json", "summary.json", "failed.json"}
     names = {path.relative_to(run.directory).as_posix() for path in run.directory.rglob("*") if path.is_file()}
     logs = {"logs/first.eager-float64.txt", "logs/second.eager-float64.txt"}
-    assert names == {*documents, *logs, "rows/part-00000.parquet"}
+    assert names == {*documents, *logs, "rows/part-00000.npz"}
     for name in documents:
         assert json.loads((run.directory / name).read_text())["format"] == FORMAT
     assert run.environment["backends"]["first.eager-float64"]["version"] == run.environment["versions"]["numpy"]

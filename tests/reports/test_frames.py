@@ -85,7 +85,7 @@ def test_arrays_come_back_by_environment_implementation_and_stage(hand: Any) -> 
     assert narrow.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(narrow.astype(np.float32), half.astype(np.float32))
     # What cannot be read is as if it were not kept.
-    part = first / "arrays" / "part-00000.parquet"
+    part = first / "arrays" / "part-00000.npz"
     content = part.read_bytes()
     for damage in (content[:200], content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :]):
         part.write_bytes(damage)

@@ -138,8 +138,10 @@ class _Driver:
             self._add(judged, units)
 
     def _fail(self, future: Future) -> None:
-        """Suspect the units of a batch that killed workers; all else is a fault of ours."""
+        """Suspect the units of a batch that killed workers; a full disk ends the run; all else is a fault of ours."""
         error = future.exception()
+        if isinstance(error, OSError):
+            raise lost(self.cluster.address, f"a worker cannot go on: {type(error).__name__}: {error}") from None
         if not isinstance(error, KilledWorker):
             raise error if error is not None else lost(self.cluster.address, "a task failed without a reason")
         deaths = error.allowed_failures + 1

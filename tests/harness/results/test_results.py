@@ -7,18 +7,21 @@ import os
 import shutil
 import sys
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from part_files import as_earlier_versions_wrote, change_part, set_column, take_rows
 from tables import tables_beside
 
 from attncheck.dtypes import numpy_dtype
@@ -30,10 +33,11 @@ from attncheck.reports.markdown import render_markdown
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts
-from attncheck.results.format import FORMAT, Row, StoredArray
+from attncheck.results.format import FORMAT, PARQUET_FORMAT, ROW_SCHEMA, Row, StoredArray
 from attncheck.results.parts import decode_array
 from attncheck.results.reader import find_runs, read_run, read_runs
 from attncheck.results.records import CaseRecords, cases_text, read_cases
+from attncheck.results.tables import TableFile, table_of, write_file
 from attncheck.results.writer import ResultsWriter
 
 MakeRow = Callable[..., Row]
@@ -42,7 +46,7 @@ Damage = Callable[[Path], None]
 
 TABLES = tables_beside(__file__)
 THIS_FORMAT = json.dumps({"format": FORMAT}).encode()
-OTHER_PART = "rows/part-00001.parquet"
+OTHER_PART = "rows/part-00001.npz"
 
 
 def replaced(name: str, content: bytes | None) -> Damage:
@@ -66,14 +70,15 @@ def with_fields(name: str, **fields: Any) -> Damage:
 def with_columns(**columns: Any) -> Damage:
     """Give both rows of the part a value."""
 
-    def apply(directory: Path) -> None:
-        table = pq.read_table(directory / OTHER_PART)
+    def change(arrays: dict[str, Any]) -> None:
         for name, value in columns.items():
-            values = pa.array([value] * 2, pa.string() if value is None else None)
-            table = table.set_column(table.schema.get_field_index(name), name, values)
-        pq.write_table(table, directory / OTHER_PART)
+            set_column(arrays, name, value)
 
-    return apply
+    return arrays_changed(change)
+
+
+def arrays_changed(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    return lambda directory: change_part(directory / OTHER_PART, change)
 
 
 def rewritten(change: Callable[[Path], Any]) -> Damage:
@@ -87,9 +92,8 @@ def two_parts(make_row: MakeRow, write_run: WriteRun, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ResultsWriter, "ARRAY_BYTES_PER_PART", 1)
     arrays = [StoredArray(f"file/{name}", "float64", "numpy.eager", "weights", np.ones(3)) for name in ("one", "two")]
     directory = write_run([make_row(), make_row(implementation="torch.eager")], arrays=arrays[:1])
-    table = pq.read_table(directory / "rows/part-00000.parquet")
-    two = pa.array(["file/two"] * 2)
-    pq.write_table(table.set_column(table.schema.get_field_index("case"), "case", two), directory / OTHER_PART)
+    shutil.copy(directory / "rows/part-00000.npz", directory / OTHER_PART)
+    with_columns(case="file/two")(directory)
     cases = json.loads((directory / "cases.json").read_text(encoding="utf-8"))["cases"]
     two_cases = {"format": FORMAT, "cases": [*cases, cases[0] | {"id": "file/two", "name": "two"}]}
     (directory / "cases.json").write_text(json.dumps(two_cases), encoding="utf-8")
@@ -110,14 +114,14 @@ REFUSED: tuple[tuple[Damage, str], ...] = (
     (with_fields("environment.json", processors=10**30), "processors"),
     (with_fields("environment.json", classes={"numpy.eager": "native"}), "classes.numpy.eager: "),
     (
-        with_fields("environment.json", format=FORMAT - 1),
-        f"has results format {FORMAT - 1}; this version of attncheck reads {FORMAT}: an older attncheck wrote it; "
-        "run it again, or read it with that version",
+        with_fields("environment.json", format=PARQUET_FORMAT - 1),
+        f"has results format {PARQUET_FORMAT - 1}; this version of attncheck reads {PARQUET_FORMAT} and {FORMAT}: an "
+        "older attncheck wrote it; run it again, or read it with that version",
     ),
     (
         with_fields("environment.json", format=FORMAT + 1),
-        f"has results format {FORMAT + 1}; this version of attncheck reads {FORMAT}: a newer attncheck wrote it; "
-        "update this one",
+        f"has results format {FORMAT + 1}; this version of attncheck reads {PARQUET_FORMAT} and {FORMAT}: a newer "
+        "attncheck wrote it; update this one",
     ),
     (replaced("environment.json", None), "it has no environment.json"),
     (shutil.rmtree, "is not a folder; expected a results directory"),
@@ -139,9 +143,16 @@ def test_what_is_no_results_directory_is_refused(two_parts: Path) -> None:
 
 DAMAGED_PARTS: tuple[tuple[Damage, str], ...] = (
     (replaced(OTHER_PART, b""), ""),
-    (replaced(OTHER_PART, b"PAR1 and no more"), ""),
+    (replaced(OTHER_PART, b"PK and no more"), ""),
     (rewritten(lambda path: path.write_bytes(path.read_bytes()[:-20])), ""),
-    (rewritten(lambda path: pq.write_table(pq.read_table(path).drop(["verdict"]), path)), "verdict"),
+    (arrays_changed(lambda arrays: arrays.pop("verdict")), "it has no column verdict"),
+    (arrays_changed(lambda arrays: set_column(arrays, "message", "\ud800")), "surrogates"),
+    (arrays_changed(lambda arrays: arrays.update(xfail=np.zeros(3, bool))), "its columns are not of one length"),
+    (arrays_changed(lambda arrays: arrays.update(value=np.zeros(3))), "are not of one length"),
+    (arrays_changed(lambda arrays: arrays.update(case=np.full(2, 7, np.uint8))), "its case has a text that is not"),
+    (arrays_changed(lambda arrays: arrays.update(value=np.zeros((2, 1)))), "its value is no column"),
+    (arrays_changed(lambda arrays: arrays.update(value=np.array([{}, {}]))), "its value is no column"),
+    (rewritten(lambda path: path.write_bytes(path.read_bytes().replace(b"numpy", b"other"))), ""),
     (with_columns(index="9" * 5000), "no list of whole numbers"),
     (with_columns(message=None), "message"),
     *((with_columns(**columns), message) for columns, message in TABLES["damaged_columns"]),
@@ -178,7 +189,7 @@ def test_verdicts_do_not_need_other_files(two_parts: Path) -> None:
         ("summary.json", b"[", "cannot be read"),
         ("summary.json", THIS_FORMAT, "it has no exit_code"),
         ("summary.json", json.dumps({"format": FORMAT, "exit_code": 2**63}).encode(), "exit_code"),
-        ("arrays/part-00000.parquet", b"PAR1", "cannot be read, its arrays are left out: "),
+        ("arrays/part-00000.npz", b"PK", "cannot be read, its arrays are left out: "),
     ):
         before = (two_parts / name).read_bytes()
         replaced(name, content)(two_parts)
@@ -219,6 +230,17 @@ def test_every_result_of_a_folder_is_found(make_row: MakeRow, write_run: WriteRu
     assert find_runs([tmp_path / "nowhere"]) == [tmp_path / "nowhere"]
 
 
+_OF_KIND: dict[str, st.SearchStrategy[Any]] = {
+    "text": st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
+    "bool": st.booleans(),
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(),
+}
+ROWS = st.builds(
+    Row,
+    **{name: _OF_KIND[kind.type] | (st.none() if kind.nullable else st.nothing()) for name, kind in ROW_SCHEMA.items()},
+)
+
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are made as on POSIX systems")
 
 
@@ -250,33 +272,42 @@ def run_folder(make_row: MakeRow, write_run: WriteRun) -> Path:
 
 
 def test_a_few_bytes_that_are_gigabytes_of_text_are_not_read(run_folder: Path) -> None:
-    path, rows = run_folder / "rows" / "part-00000.parquet", 3000
-    table = pq.read_table(path).take(pa.array([0] * rows))
-    long = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 2**20])
-    table = table.set_column(table.schema.get_field_index("message"), "message", long)
-    pq.write_table(table, path, compression="zstd")
-    assert path.stat().st_size < 100_000
-    before = pa.total_allocated_bytes()
+    path, rows = run_folder / "rows" / "part-00000.npz", 3000
+    take_rows(path, [0] * rows)
+    change_part(path, lambda arrays: set_column(arrays, "message", "x" * 2**20))
+    before = peak_of(lambda: None)
     run = read_run(run_folder)
     assert len(run.rows) == 0
     assert "bytes of memory; expected at most" in run.notes[0]
-    assert pa.total_allocated_bytes() - before < 2**27
+    assert peak_of(lambda: read_run(run_folder)) - before < 2**27
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("case.npy", bytes(2**31))
+    assert path.stat().st_size < 2**22
+    assert peak_of(lambda: read_run(run_folder)) - before < 2**27
+    assert "bytes of memory; expected at most" in read_run(run_folder).notes[0]
+
+
+def peak_of(act: Callable[[], Any]) -> int:
+    """Return the most bytes that Python had allocated meanwhile."""
+    tracemalloc.start()
+    act()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
 
 
 def test_more_than_a_run_writes_is_not_read(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = run_folder / "rows" / "part-00000.parquet"
-    row = pq.read_table(path)
-    pq.write_table(row.take(pa.array([0] * 101)), path, row_group_size=1)
-    assert "it has 101 row groups; expected at most 100" in read_run(run_folder).notes[0]
-    pq.write_table(row.take(pa.array([0] * 5)), path)
+    path = run_folder / "rows" / "part-00000.npz"
+    whole = path.read_bytes()
+    take_rows(path, [0] * 5)
     monkeypatch.setattr(parts, "_MAX_ROWS", 5)
     assert len(read_run(run_folder).rows) == 5
     monkeypatch.setattr(parts, "_MAX_ROWS", 4)
     assert "it has 5 rows; expected at most 4" in read_run(run_folder).notes[0]
-    pq.write_table(row, path)
-    shutil.copy(path, run_folder / "rows" / "part-00001.parquet")
+    path.write_bytes(whole)
+    shutil.copy(path, run_folder / "rows" / "part-00001.npz")
     assert len(read_run(run_folder).rows) == 2
-    size = pa.Table.from_pandas(read_run(run_folder).rows).nbytes
+    size = parts.read_rows(run_folder)[0].size
     monkeypatch.setattr(parts, "_MAX_BYTES_TOGETHER", size * 3 // 4)
     run = read_run(run_folder)
     assert len(run.rows) == 1
@@ -285,7 +316,7 @@ def test_more_than_a_run_writes_is_not_read(run_folder: Path, monkeypatch: pytes
 
 @posix_only
 def test_a_pipe_or_a_device_is_not_read(run_folder: Path) -> None:
-    for name in ("environment.json", "cases.json", "summary.json", "rows/part-00000.parquet"):
+    for name in ("environment.json", "cases.json", "summary.json", "rows/part-00000.npz"):
         path, before = run_folder / name, (run_folder / name).read_bytes()
         for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
             path.unlink()
@@ -349,7 +380,7 @@ def test_links_are_not_followed(make_row: MakeRow, write_run: WriteRun, tmp_path
     for resume in (False, True):
         with pytest.raises(OutputError, match="is a link"):
             ResultsWriter(run_folder, resume=resume)
-    assert [path.name for path in outside.iterdir()] == ["part-00000.parquet"]
+    assert [path.name for path in outside.iterdir()] == ["part-00000.npz"]
 
 
 MakeRecord = Callable[..., dict[str, Any]]
@@ -377,6 +408,19 @@ def test_a_row_comes_back_as_it_was_written(make_row: MakeRow, write_run: WriteR
     assert second == asdict(replace(rows[1], value=None))
 
 
+def test_a_table_comes_back_as_it_was_written_whatever_its_rows(tmp_path: Path) -> None:
+    @given(st.lists(ROWS, max_size=4))
+    @settings(max_examples=60)
+    def comes_back(rows: list[Row]) -> None:
+        path = tmp_path / "part"
+        write_file(path, table_of(rows, ROW_SCHEMA), ROW_SCHEMA)
+        with TableFile(path, 2**20, 10) as file:
+            read = [Row(**record) for record in file.table(ROW_SCHEMA).records()]
+        assert repr(read) == repr(rows)  # NaN is what it was, and no number is none
+
+    comes_back()
+
+
 ARRAYS = {
     "non-finite": np.array([[1.5, np.nan], [-np.inf, -0.0]], dtype=np.float32),
     "transposed": np.arange(12.0).reshape(3, 4).T,
@@ -399,6 +443,45 @@ def test_an_array_comes_back_bit_for_bit(write_run: WriteRun) -> None:
         assert (back.shape, back.dtype, back.tobytes()) == (own.shape, own.dtype, own.tobytes()), name
 
 
+def test_what_earlier_versions_wrote_in_parquet_reads_the_same_and_says_what_it_needs(
+    two_parts: Path, write_run: WriteRun, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = make_row(value=float("nan"), judged_rows=64, query_rows=4096, message="a\nb")
+    stored = [StoredArray("file/one", "float64", name, "weights", array) for name, array in ARRAYS.items()]
+    for folder in (two_parts, write_run([row, make_row(index=None)], arrays=stored, name="arrays")):
+        now = read_run(folder)
+        arrays = now.arrays()
+        as_earlier_versions_wrote(folder)
+        assert not list(folder.rglob("*.npz"))
+        before = read_run(folder)
+        assert before.notes == ()
+        pd.testing.assert_frame_equal(before.rows, now.rows)
+        read = before.arrays()
+        assert list(read) == list(arrays)
+        assert [array.tobytes() for array in read.values()] == [array.tobytes() for array in arrays.values()]
+    path = two_parts / "rows" / "part-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    (note,) = read_run(two_parts).notes
+    assert note.startswith(f"{path} cannot be read, its rows are left out: ")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ResultsError, match=r"Parquet, which an earlier .* pip install 'attncheck\[parquet\]'"):
+        read_run(two_parts)
+
+
+def test_parquet_that_is_far_larger_than_what_a_run_wrote_is_not_read(run_folder: Path) -> None:
+    as_earlier_versions_wrote(run_folder)
+    path, rows = run_folder / "rows" / "part-00000.parquet", 3000
+    row = pq.read_table(path)
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 2**20])
+    table = row.take(pa.array([0] * rows))
+    pq.write_table(table.set_column(table.schema.get_field_index("message"), "message", long), path)
+    before = pa.total_allocated_bytes()
+    assert "bytes of memory; expected at most" in read_run(run_folder).notes[0]
+    assert pa.total_allocated_bytes() - before < 2**27
+    pq.write_table(row.take(pa.array([0] * 101)), path, row_group_size=1)
+    assert "it has 101 row groups; expected at most 100" in read_run(run_folder).notes[0]
+
+
 def test_full_parts_are_written_whole(tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResultsWriter, "ROWS_PER_PART", 2)
     monkeypatch.setattr(ResultsWriter, "ARRAY_BYTES_PER_PART", 16)
@@ -406,15 +489,15 @@ def test_full_parts_are_written_whole(tmp_path: Path, make_row: MakeRow, monkeyp
     writer.add_rows([rows["a"]])
     assert files_of(tmp_path) == set()
     writer.add_arrays([StoredArray("a", "float64", "numpy.eager", "weights", np.zeros(2))])
-    assert files_of(tmp_path) == {"rows/part-00000.parquet", "arrays/part-00000.parquet"}
+    assert files_of(tmp_path) == {"rows/part-00000.npz", "arrays/part-00000.npz"}
     writer.add_rows([rows[name] for name in "bcd"])
     writer.add_rows([rows["e"]])
     for _ in range(2):
         writer.flush()
-    rows_of = {f"rows/part-0000{number}.parquet" for number in range(3)}
-    assert files_of(tmp_path) == {"arrays/part-00000.parquet"} | rows_of
-    parts = [pq.read_table(path) for path in sorted((tmp_path / "rows").iterdir())]
-    assert [part["case"].to_pylist() for part in parts] == [["a"], ["b", "c", "d"], ["e"]]
+    rows_of = {f"rows/part-0000{number}.npz" for number in range(3)}
+    assert files_of(tmp_path) == {"arrays/part-00000.npz"} | rows_of
+    read = [parts.read_rows_part(path) for path in sorted((tmp_path / "rows").iterdir())]
+    assert [part["case"].tolist() for part in read] == [["a"], ["b", "c", "d"], ["e"]]
 
 
 def test_a_writer_replaces_an_earlier_run_and_its_report(write_run: WriteRun, make_row: MakeRow) -> None:

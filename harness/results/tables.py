@@ -1,0 +1,293 @@
+"""Tables of a results directory: columns in memory, and the files that hold them.
+
+A file is what NumPy calls npz: a zip archive of arrays, which ``numpy.load`` opens. A column of numbers is the array of
+its name, and ``NAME.null`` marks the rows that have none, if there are any. A column of texts is an array of numbers
+into the list of its different texts, which ``NAME.words`` holds as JSON. Next to columns stand blocks of bytes.
+docs/architecture/index.md shows the measurement that chose this format.
+
+A reader trusts nothing in a file: sizes are compared with limits before anything is unpacked, zip's checksums find
+damage, and no Python object is ever loaded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class ColumnKind(NamedTuple):
+    """The type of a column's values, and whether a row may have none."""
+
+    type: Literal["text", "bool", "int", "float"]
+    nullable: bool = False
+
+
+Schema = Mapping[str, ColumnKind]
+_ON_DISK = {"bool": np.dtype("?"), "int": np.dtype("<i8"), "float": np.dtype("<f8")}
+_CODES = tuple(map(np.dtype, ("<u1", "<u2", "<u4")))
+_LEVEL = 1
+"""Of zlib: level 6 takes three times as long, and a tenth less space."""
+_LONGEST_HEADING = 4096
+"""Of an array of one axis, in bytes; NumPy writes 128."""
+
+
+class DamagedError(Exception):
+    """A part that does not hold what a run writes."""
+
+
+UNREADABLE = (
+    *(OSError, EOFError, LookupError, ValueError, ArithmeticError, MemoryError, RuntimeError),
+    *(struct.error, zipfile.BadZipFile, zlib.error, DamagedError),
+)
+"""What reading a damaged file raises: zipfile finds the damage in its own ways."""
+
+
+class ColumnValues(NamedTuple):
+    """The values of a column; texts are objects, None among them. ``null`` marks numbers that are none, if any."""
+
+    array: NDArray[Any]
+    null: NDArray[np.bool_] | None = None
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """The rows without a value."""
+        if self.array.dtype == object:
+            return _is_none(self.array)
+        return np.zeros(len(self.array), bool) if self.null is None else self.null
+
+    @property
+    def present(self) -> NDArray[Any]:
+        """The values of all rows that have one."""
+        return self.array[~self.missing]
+
+    def take(self, rows: Any) -> ColumnValues:
+        """Return the values of some rows: a slice, their numbers, or a mask."""
+        return ColumnValues(self.array[rows], None if self.null is None else self.null[rows])
+
+    def tolist(self) -> list[Any]:
+        """Return the values as Python has them, None for none."""
+        values: list[Any] = self.array.tolist()
+        if self.null is None:
+            return values
+        return [None if no else value for value, no in zip(values, self.null.tolist(), strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class RowTable:
+    """Rows of one schema, column by column; ``size`` is the bytes that they take if every row has its own texts."""
+
+    columns: Mapping[str, ColumnValues]
+    size: int = 0
+
+    def __len__(self) -> int:
+        return max((len(values.array) for values in self.columns.values()), default=0)
+
+    def __getitem__(self, name: str) -> ColumnValues:
+        return self.columns[name]
+
+    def take(self, rows: Any) -> RowTable:
+        """Return some rows: a slice, their numbers, or a mask."""
+        return RowTable({name: values.take(rows) for name, values in self.columns.items()}, self.size)
+
+    def records(self, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+        """Give the rows as dictionaries of these columns, or all."""
+        names = names or tuple(self.columns)
+        for row in zip(*(self.columns[name].tolist() for name in names), strict=True):
+            yield dict(zip(names, row, strict=True))
+
+    def units(self) -> list[tuple[str, str]]:
+        """Return the case and dtype of every row."""
+        return list(zip(self["case"].array.tolist(), self["dtype"].array.tolist(), strict=True))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the rows as a frame, in which NaN stands for no number, too."""
+        import pandas as pd
+
+        series = {name: _series(values) for name, values in self.columns.items()}
+        return pd.DataFrame(series, copy=False)
+
+
+def _series(values: ColumnValues) -> Any:
+    import pandas as pd
+
+    if values.array.dtype == object:
+        return pd.Series(values.array, dtype="str", copy=False)
+    if values.null is None:
+        return values.array
+    return np.where(values.null, np.nan, values.array.astype(np.float64))
+
+
+def table_of(rows: Sequence[Any], schema: Schema) -> RowTable:
+    """Return objects that have the columns as attributes, or mappings that have them as keys, as a table."""
+    getter: Callable[[str], Callable[[Any], Any]] = attrgetter
+    if rows and isinstance(rows[0], Mapping):
+        getter = itemgetter
+    return RowTable({name: values_of(list(map(getter(name), rows)), kind) for name, kind in schema.items()})
+
+
+def values_of(values: list[Any], kind: ColumnKind) -> ColumnValues:
+    """Return Python's values as a column."""
+    if kind.type == "text":
+        array = np.empty(len(values), object)
+        array[:] = values
+        return ColumnValues(array)
+    if kind.nullable and (none := values.count(None)):
+        if none == len(values):
+            return ColumnValues(np.zeros(none, _ON_DISK[kind.type]), np.ones(none, bool))
+        objects = np.array(values, object)
+        null = _is_none(objects)
+        objects[null] = 0
+        return ColumnValues(objects.astype(_ON_DISK[kind.type]), null)
+    return ColumnValues(np.array(values, _ON_DISK[kind.type]))
+
+
+def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.equal(objects, np.array(None, object)).astype(bool)
+    return found
+
+
+def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
+    """Put tables of one schema one after the other."""
+    joined = {}
+    for name, kind in schema.items():
+        columns = [table[name] for table in tables]
+        nulls = [column.missing for column in columns] if any(column.null is not None for column in columns) else ()
+        arrays = [column.array for column in columns] or [values_of([], kind).array]
+        joined[name] = ColumnValues(np.concatenate(arrays), np.concatenate(nulls) if len(nulls) else None)
+    return RowTable(joined, sum(table.size for table in tables))
+
+
+def write_file(path: Path, table: RowTable, schema: Schema, blocks: Iterable[bytes] = ()) -> None:
+    """Write a table, and blocks of bytes beside it that are read one by one."""
+    with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, kind in schema.items():
+            for member, array in _arrays_of(name, table[name], kind):
+                data = io.BytesIO()
+                np.lib.format.write_array(data, array, (1, 0), allow_pickle=False)
+                _add(archive, f"{member}.npy", data.getvalue())
+        for number, block in enumerate(blocks):
+            _add(archive, f"{number}.block", block)
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    member = zipfile.ZipInfo(name)  # without a time, so that the same rows give the same bytes
+    archive.writestr(member, data, zipfile.ZIP_DEFLATED, _LEVEL)
+
+
+def _arrays_of(name: str, values: ColumnValues, kind: ColumnKind) -> Iterator[tuple[str, NDArray[Any]]]:
+    if kind.type == "text":
+        texts = values.array.tolist()
+        words = {word: code for code, word in enumerate(dict.fromkeys(texts))}
+        dtype = next(code for code in _CODES if len(words) <= np.iinfo(code).max)
+        yield name, np.fromiter(map(words.__getitem__, texts), dtype, len(texts))
+        yield f"{name}.words", np.frombuffer(json.dumps(list(words), ensure_ascii=False).encode(), np.uint8)
+        return
+    yield name, values.array.astype(_ON_DISK[kind.type], copy=False)
+    if values.null is not None:
+        yield f"{name}.null", values.null
+
+
+class TableFile:
+    """A file that ``write_file`` wrote, open for reading; it raises ``UNREADABLE`` if it is damaged."""
+
+    def __init__(self, path: Path, most_bytes: int, most_rows: int) -> None:
+        """Open a regular file; ``most_bytes`` limits what its columns take, and what a block takes."""
+        if not path.is_file():
+            raise DamagedError("it is no regular file")
+        self._archive = zipfile.ZipFile(path)
+        self._most_bytes, self._most_rows = most_bytes, most_rows
+
+    def __enter__(self) -> TableFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def table(self, schema: Schema) -> RowTable:
+        """Read the columns of a schema; what else there is, is left alone."""
+        wanted = {f"{name}{ending}.npy" for name in schema for ending in ("", ".words", ".null")}
+        unpacked = sum(member.file_size for member in self._archive.infolist() if member.filename in wanted)
+        self._require_bytes(unpacked)
+        columns, size = {}, 0
+        for name, kind in schema.items():
+            columns[name], taken = self._column(name, kind)
+            size += taken
+            self._require_bytes(size)
+        if len({len(values.array) for values in columns.values()}) > 1:
+            raise DamagedError("its columns are not of one length")
+        return RowTable(columns, size)
+
+    def block(self, number: int) -> bytes:
+        """Read a block of bytes."""
+        return self._read(f"{number}.block")
+
+    def _read(self, name: str) -> bytes:
+        member = self._archive.getinfo(name)
+        self._require_bytes(member.file_size)  # zipfile unpacks no more than that
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DamagedError(f"its {name} is packed by a method that no run uses")
+        return self._archive.read(member)
+
+    def _require_bytes(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise DamagedError(f"it would take {size} bytes of memory; expected at most {self._most_bytes}")
+
+    def _column(self, name: str, kind: ColumnKind) -> tuple[ColumnValues, int]:
+        names = self._archive.NameToInfo
+        if f"{name}.npy" not in names:
+            raise DamagedError(f"it has no column {name}")
+        if kind.type != "text":
+            array = self._array(name, (_ON_DISK[kind.type],))
+            null = self._array(f"{name}.null", (np.dtype("?"),)) if f"{name}.null.npy" in names else None
+            if null is not None and len(null) != len(array):
+                raise DamagedError(f"its {name} and {name}.null are not of one length")
+            if null is not None and not kind.nullable and null.any():
+                raise DamagedError(f"it has no {name} where there must be one")
+            return ColumnValues(array, null), array.nbytes
+        codes = self._array(name, _CODES)
+        words = json.loads(self._array(f"{name}.words", (np.dtype("u1"),)).tobytes().decode())
+        return _texts(name, codes, words, kind)
+
+    def _array(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> NDArray[Any]:
+        """Read an array of one axis and one of these dtypes."""
+        data = self._read(f"{name}.npy")
+        file = io.BytesIO(data[:_LONGEST_HEADING])
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise DamagedError(f"its {name} is no array that a run writes")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        found = np.frombuffer(data, dtype, offset=file.tell()) if dtype in dtypes else None
+        if found is None or shape != found.shape:
+            raise DamagedError(f"its {name} is no column of {len(shape)} axes and {dtype}")
+        if not name.endswith(".words") and len(found) > self._most_rows:
+            raise DamagedError(f"it has {len(found)} rows; expected at most {self._most_rows}")
+        return found
+
+
+def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[ColumnValues, int]:
+    """Return texts by their numbers among the different ones, and the bytes that they take together."""
+    if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
+        raise DamagedError(f"its {name} are no texts")
+    if len(codes) and int(codes.max()) >= len(words):
+        raise DamagedError(f"its {name} has a text that is not there")
+    counts = np.bincount(codes, minlength=len(words))
+    if not kind.nullable and any(word is None and count for word, count in zip(words, counts, strict=True)):
+        raise DamagedError(f"it has no {name} where there must be one")
+    "".join(word for word in words if word).encode()  # half a surrogate pair is no text
+    lengths = np.fromiter((len(word or "") for word in words), np.float64, len(words))
+    distinct = np.empty(len(words), object)
+    distinct[:] = words
+    return ColumnValues(distinct[codes]), int(lengths @ counts) if len(words) else 0
