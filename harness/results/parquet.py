@@ -45,10 +45,13 @@ def read_parquet_keys(path: Path, most_bytes: int, most_rows: int) -> Iterator[t
     with _ParquetPart(path, most_bytes, most_rows) as part:
         for group in range(part.groups):
             table = part.read([group], ("case", "dtype"), of=_ARRAY_COLUMNS)
-            yield group, [
-                (one_line(case), one_line(dtype))
-                for case, dtype in zip(*(table[name].to_pylist() for name in ("case", "dtype")), strict=True)
-            ]
+            yield (
+                group,
+                [
+                    (one_line(case), one_line(dtype))
+                    for case, dtype in zip(*(table[name].to_pylist() for name in ("case", "dtype")), strict=True)
+                ],
+            )
 
 
 def read_parquet_arrays(path: Path, group: int, most_bytes: int, most_rows: int) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from attncheck.results.tables import UNREADABLE, ColumnValues, DamagedError, Row
 from attncheck.results.writer import write_table
 from attncheck.spec import CLAIMS, DTYPES, PROPERTIES
 from attncheck.verdicts import PropertyOutcome, Verdict
-from attncheck.wording import LONGEST_TEXT, UNPRINTABLE, one_line
+from attncheck.wording import ESCAPED, LONGEST_TEXT, one_line
 
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
@@ -42,7 +42,6 @@ _PROPERTY_WORDS: Mapping[str, Sequence[str]] = {
     "claim": ["", *CLAIMS],
 }
 _INDEX = re.compile(r"([0-9]{1,18}(,[0-9]{1,18})*)?")
-_STRANGE = re.compile(UNPRINTABLE)
 _SHAPE = re.compile(r"(scalar|[0-9]{1,18}(x[0-9]{1,18})*)?")
 _COUNTS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int"]
 _MAX_COUNTED = 2**53
@@ -155,7 +154,7 @@ def _on_one_line(table: RowTable) -> RowTable:
     for name, values in table.columns.items():
         if values.array.dtype == object and name != _FOR_DIAGNOSING:
             texts = set(values.array.tolist()) - {None}
-            if any(_STRANGE.search(text) or len(text) > LONGEST_TEXT for text in texts):
+            if any(ESCAPED.search(text) or len(text) > LONGEST_TEXT for text in texts):
                 lines = {None: None, **{text: one_line(text) for text in texts}}
                 array = np.empty(len(values.array), object)
                 array[:] = [lines[text] for text in values.array.tolist()]
