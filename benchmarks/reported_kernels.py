@@ -8,7 +8,7 @@ The classes are kernels of the operations that they have a function for. Options
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class Call:
     past: int
     group: int
     """The number of query heads that share a head of keys."""
+
+    def but(self, **options: Any) -> Call:
+        """Return the call with other options."""
+        return replace(self, options=replace(self.options, **options))
 
     @property
     def queries(self) -> int:
@@ -237,11 +241,10 @@ class UnwrittenSplitsAreMerged(Right):
 
     @classmethod
     def parts(cls, logits: Array, call: Call) -> Iterator[Part]:
-        """Yield splits; those that nothing is written to are as the workspace was, which is zero."""
+        """Yield splits; the workspace of those that nothing is written to has an output and a log-sum-exp of zero."""
         for part in super().parts(logits, call):
             is_skipped = call.queries == 1 and call.options.window is not None and np.isneginf(part[0]).all()
-            _, total, output = part
-            yield (0 * total, 0 * total, 0 * output) if is_skipped else part
+            yield (np.zeros_like(part[0]), np.ones_like(part[1]), np.zeros_like(part[2])) if is_skipped else part
 
 
 class FirstHeadIsRotated(Right):
@@ -284,3 +287,217 @@ class RowsAreDividedByTheGroup(Right):
     def causal(cls, call: Call) -> Array:
         """Take rows for packed ones."""
         return call.column <= call.row // call.group
+
+
+class MaskDropsCausality(Right):
+    """Causality is dropped where a mask is given. keras-team/keras#23040."""
+
+    @classmethod
+    def causal(cls, call: Call) -> Array:
+        """Allow all keys beside a mask."""
+        return super().causal(call) if call.options.mask is None else np.ones(1, bool)
+
+
+class CausalityDropsLengths(Right):
+    """The lengths of keys are dropped where causality is asked. microsoft/onnxruntime#14363."""
+
+    @classmethod
+    def allowed(cls, call: Call) -> Array:
+        """Let causality stand for all."""
+        return super().allowed(call.but(key_lengths=None) if call.options.is_causal else call)
+
+
+class WindowNeedsAMask(Right):
+    """The window is ignored where no mask is given. jax-ml/jax#32300."""
+
+    @classmethod
+    def allowed(cls, call: Call) -> Array:
+        """Return early without a mask."""
+        return super().allowed(call.but(window=None) if call.options.mask is None else call)
+
+
+class WindowOnBothSides(Right):
+    """The window reaches as far to the right as to the left. ModelTC/LightLLM#1311."""
+
+    @classmethod
+    def allowed(cls, call: Call) -> Array:
+        """Take the left end for both."""
+        window = call.options.window
+        return super().allowed(call if window is None else call.but(window=(window[0], window[0])))
+
+
+class LongKeysLoseTheMiddle(Right):
+    """From some length on, a decode step sees the first tile and the last keys. entrius/gittensor#1764."""
+
+    @classmethod
+    def allowed(cls, call: Call) -> Array:
+        """Hide the middle of long sequences of keys."""
+        is_seen = (call.column < cls.tile) | (call.column >= call.keys - 128)
+        allowed = super().allowed(call)
+        return allowed & is_seen if call.queries == 1 and call.keys > 256 else allowed
+
+
+class DecodeDropsTheOldestKey(Right):
+    """A decode step drops the oldest key of its window. sgl-project/sglang#32087."""
+
+    @classmethod
+    def allowed(cls, call: Call) -> Array:
+        """Hide the first key of the window."""
+        window = call.options.window
+        if call.queries > 1 or window is None or not window[0]:
+            return super().allowed(call)
+        return super().allowed(call.but(window=(window[0] - 1, window[1])))
+
+
+class LongestLengthForAll(Right):
+    """The length of the longest batch entry is taken for all. microsoft/onnxruntime#28695."""
+
+    @classmethod
+    def allowed(cls, call: Call) -> Array:
+        """Take the largest length."""
+        lengths = call.options.key_lengths
+        return super().allowed(call if lengths is None else call.but(key_lengths=np.full_like(lengths, lengths.max())))
+
+
+class CausalityByGroupsOfFour(Right):
+    """Causality is that of the last one of four queries. pytorch/pytorch#195910."""
+
+    @classmethod
+    def causal(cls, call: Call) -> Array:
+        """Round rows up."""
+        return call.column <= call.row // 4 * 4 + 3
+
+
+class FirstEntryIsRotated(Right):
+    """With one position, the rotation writes the first batch entry, and others are zero. ml-explore/mlx#3949."""
+
+    @classmethod
+    def rotated(cls, array: Array, positions: Array, options: CallOptions) -> Array:
+        """Leave the other batch entries unwritten."""
+        rotated = super().rotated(array, positions, options)
+        if array.shape[-2] == 1:
+            rotated[1:] = 0
+        return rotated
+
+
+class HeadsArePositions(Right):
+    """With one position, head h is rotated as if it stood h positions later. elixir-nx/emlx#121."""
+
+    @classmethod
+    def rotated(cls, array: Array, positions: Array, options: CallOptions) -> Array:
+        """Take heads for positions, as far as the tables reach."""
+        if array.shape[-2] == 1:
+            last = options.rotary_cos.shape[0] - 1
+            positions = np.minimum(positions + np.arange(array.shape[1])[:, np.newaxis], last)
+        return super().rotated(array, positions, options)
+
+
+class KeysOfZerosFillTheTile(Right):
+    """Where 64 does not divide the keys, keys of zeros up to a tile take part. flashinfer-ai/flashinfer#5090."""
+
+    @classmethod
+    def sink(cls, call: Call) -> Part:
+        """Add keys of score 0 and value 0."""
+        sink = super().sink(call)
+        missing = -call.keys % 64
+        more = np.zeros_like(sink[0])
+        highest = np.maximum(sink[0], more)
+        total = sink[1] * np.exp(sink[0] - highest) + missing * np.exp(more - highest)
+        return (highest, total, sink[2]) if missing else sink
+
+
+class MaskedAtAFiniteNumber(Right):
+    """A forbidden score is -1e4. ohdearquant/lattice#373."""
+
+    @classmethod
+    def logits(cls, call: Call) -> Array:
+        """Replace minus infinity."""
+        return np.maximum(super().logits(call), call.query.dtype.type(-1e4))
+
+
+class LowRowsAreTakenForEmpty(Right):
+    """A row whose scores are all below -5e4 is taken for one without a key. flashinfer-ai/flashinfer#4267."""
+
+    @classmethod
+    def logits(cls, call: Call) -> Array:
+        """Hide what is too low."""
+        logits = super().logits(call)
+        return np.where(logits < -5e4, logits.dtype.type(-np.inf), logits)
+
+
+class ValueTilesOverwriteTheFirst(Right):
+    """Every tile of 64 value columns is written to the place of the first. fla-org/flash-linear-attention#1031."""
+
+    @classmethod
+    def attended(cls, call: Call) -> Array:
+        """Write the last tile over the first, and no other."""
+        output, width = super().attended(call), 64
+        if output.shape[-1] > width:
+            last = output[..., (output.shape[-1] - 1) // width * width :].copy()
+            output[..., : last.shape[-1]] = last
+            output[..., width:] = 0
+        return output
+
+
+class WideHeadsAreTruncated(Right):
+    """Columns from 32 on are never written. mni-ml/framework#38."""
+
+    @classmethod
+    def attended(cls, call: Call) -> Array:
+        """Write the first 32 columns."""
+        output = super().attended(call)
+        output[..., 32:] = 0
+        return output
+
+
+class WidthOfSixtyFour(Right):
+    """Only the first 64 columns of queries and keys are read. triton-lang/triton#621."""
+
+    @classmethod
+    def logits(cls, call: Call) -> Array:
+        """Leave the other columns out."""
+        query = call.query.copy()
+        query[..., 64:] = 0
+        return super().logits(replace(call, query=query))
+
+
+class PrefillDropsTheSoftcap(Right):
+    """Several queries are attended without the softcap. kekzl/imp#688."""
+
+    @classmethod
+    def logits(cls, call: Call) -> Array:
+        """Cap decode steps alone."""
+        return super().logits(call.but(softcap=None) if call.queries > 1 else call)
+
+
+class WindowDropsTheSinks(Right):
+    """Sinks are dropped beside a window. sgl-project/sglang#30050."""
+
+    @classmethod
+    def sink(cls, call: Call) -> Part:
+        """Leave the sinks out beside a window."""
+        return super().sink(call if call.options.window is None else call.but(sinks=None))
+
+
+class HiddenTilesCountTheSinkTwice(Right):
+    """The sink counts twice where the first tile is wholly hidden. ROCm/rocm-libraries#12229."""
+
+    @classmethod
+    def attended(cls, call: Call) -> Array:
+        """Merge the sink with a wholly hidden first tile, too."""
+        logits, sink = cls.logits(call), cls.sink(call)
+        is_hidden = np.isneginf(logits[..., : cls.tile]).all(axis=-1, keepdims=True)
+        again = np.where(is_hidden, sink[0], -np.inf), np.where(is_hidden, sink[1], 0), sink[2]
+        return cls.merged([*cls.parts(logits, call), sink, again], call)
+
+
+class FurtherEntriesAreZero(Right):
+    """Batch entries behind the first are not written where keys fit into one tile. pytorch/pytorch#139462."""
+
+    @classmethod
+    def attended(cls, call: Call) -> Array:
+        """Write the first batch entry."""
+        output = super().attended(call)
+        if call.keys < 128:
+            output[1:] = 0
+        return output
