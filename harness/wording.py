@@ -21,6 +21,8 @@ BESIDE: Final = "; and "
 """Between their descriptions."""
 READ_AS: Final = "read as: "
 """Before how an implementation reads a case that declares conventions of its own."""
+BUT: Final = ", but "
+"""Between the words of a reading and where it holds, or that it does not hold everywhere."""
 BY_ITSELF: Final = "; taken by itself: "
 """Before what one failing case names in which all of them together name nothing."""
 _LISTED: Final = 12
