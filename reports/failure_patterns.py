@@ -38,6 +38,8 @@ _MIN_SHARE = 0.75
 """Of the cases with a feature, that fail where not all do."""
 _ODDS = 100
 """One in so many random choices may have something in common by chance."""
+_MAX_SHOWN = 3
+"""Failing cases that are changed to confirm a feature, until one bears it out."""
 _MAX_TELLING = 100
 """Features that are tried two by two: the simplest ones."""
 _PASSING = frozenset({State.AGREE, State.ERRATUM, State.MISPRINT, State.XPASS})
@@ -48,8 +50,8 @@ _FAILS, _IS_WRONG, _CANNOT_RUN = "fails", "is wrong", "could not be run"
 class FailurePattern:
     """Where an implementation fails: in ``failing`` of the ``holding`` that have it, and in none of ``others``.
 
-    ``noun`` is what was counted: cases, or where some fail in some of their dtypes alone, evaluations. ``shown_by`` is
-    the simplest failing case, in a dtype.
+    ``noun`` is what was counted: cases, or where some fail in some of their dtypes alone, evaluations. ``shown_by``
+    are the simplest failing cases, each in a dtype.
     """
 
     column: Column
@@ -58,7 +60,7 @@ class FailurePattern:
     failing: int
     holding: int
     others: int
-    shown_by: tuple[str, str]
+    shown_by: tuple[tuple[str, str], ...]
     noun: str = "case"
     tile: int = 0
     """The tile that explains it, where one does."""
@@ -187,14 +189,18 @@ def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) 
         failing=failed,
         holding=held,
         others=len(found.holds) - held,
-        shown_by=min(
-            zip(judged["case"][failing], judged["dtype"][failing], strict=True),
-            key=lambda shown: (simplicity(frames.cases[shown[0]]), shown),
-        ),
+        shown_by=_simplest(frames, judged[failing]),
         noun=noun,
         tile=found.tile,
         is_own=column.implementation in frames.asked[column.environment].own,
     )
+
+
+def _simplest(frames: Frames, failing: pd.DataFrame) -> tuple[tuple[str, str], ...]:
+    """Return the simplest failing cases, each in one dtype."""
+    dtypes = dict(zip(failing["case"], failing["dtype"], strict=True))
+    cases = sorted(dtypes, key=lambda case: (simplicity(frames.cases[case]), case))
+    return tuple((case, dtypes[case]) for case in cases[:_MAX_SHOWN])
 
 
 def _fitting(failing: Holds, features: Iterator[Feature], weight: float, *, looks: int) -> Feature | None:

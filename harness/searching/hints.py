@@ -53,12 +53,13 @@ def confirm_hints(
     named, by_id = {item.name: item for item in implementations}, {case.id: case for case in cases}
     found: dict[str, list[str]] = {}
     for pattern in patterns:
-        item, (case, dtype) = named.get(pattern.column.implementation), pattern.shown_by
-        if item is None or case not in by_id:
+        item = named.get(pattern.column.implementation)
+        shown = [(by_id[case], dtype) for case, dtype in pattern.shown_by if case in by_id]
+        if item is None or not shown:
             continue
         judge = WorkerJudge(item, limits, ())
         try:
-            if _Confirmation(pattern, by_id[case], dtype, judge, frames).is_borne_out():
+            if any(_Confirmation(pattern, case, dtype, judge, frames).is_borne_out() for case, dtype in shown):
                 found.setdefault(item.name, []).append(pattern.where)
         except CaseError:
             continue
