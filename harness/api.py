@@ -186,6 +186,10 @@ def _checked(
     settings = replace(settings, command=sys.orig_argv, complete=False, keeps_results=keeps_results)
     summary = run_cases(selection.cases, chosen, settings)
     from attncheck.reports.frames import make_frames
+    from attncheck.searching.hints import confirm_hints
+
+    if summary.failures:
+        confirm_hints(options.output, selection.cases, chosen.implementations, limits, selection.tags)
 
     frames = make_frames(merge_runs(read_runs([options.output])))
     found = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from attncheck.errors import ResultsError
@@ -26,6 +27,7 @@ from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
 from attncheck.reading.case import Case
+from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
@@ -127,16 +129,25 @@ Ask: TypeAlias = Callable[[str], Sequence[str]]
 """Gives the names of readings that an implementation shows when it is asked by itself (``conventions.py``)."""
 
 
+Judged: TypeAlias = Mapping[str, Collection[str]]
+"""The cases in which each implementation was judged."""
+
+
 def diagnose(
-    rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask = lambda name: ()
+    rows: Sequence[Row],
+    plan: Plan,
+    judge: Judge,
+    returned: Returned,
+    ask: Ask = lambda name: (),
+    judged: Judged = MappingProxyType({}),
 ) -> list[Row]:
     """Name in the failing rows of a run what implementations do instead; the rows come back in their order.
 
     Implementations of which cases are left without a name are asked by themselves. Workers answer in any order, which
-    counts for nothing.
+    counts for nothing. Cases that were ``judged`` and do not fail say where a reading does not hold.
     """
     order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
-    found = _diagnose([rows[number] for number in order], plan, judge, returned, ask)
+    found = _diagnose([rows[number] for number in order], plan, judge, returned, ask, judged)
     return [row for _, row in sorted(zip(order, found, strict=True), key=lambda each: each[0])]
 
 
@@ -145,7 +156,7 @@ def _sort_key(row: Row) -> tuple[str, ...]:
     return tuple(part or "" for part in parts)
 
 
-def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask) -> list[Row]:
+def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask, judged: Judged) -> list[Row]:
     """Diagnose rows in a certain order; the same failures are not diagnosed again while the store knows them."""
     failing = _failing(rows, plan, returned)
     if not failing and not any(row.evidence for row in rows):
@@ -159,6 +170,9 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
             searches.search([each for each in failing if each.key[0] == name])
         decisions = _decided(searches.evidence)
         decisions |= searches.composed([each for each in failing if decisions[each.key].fit is None], decisions)
+        failed = {(row.implementation, row.case) for row in rows}
+        conditions = _Conditions(plan, judge, judged, failed)
+        decisions = conditions.added({each.key: each for each in failing}, decisions, evidence)
         nameless = (key for key in evidence if decisions[key] == diagnosis.NAMELESS)
         by_itself = {key: fit.description for key in nameless if (fit := decide({"": evidence[key]})[""].fit)}
         final = [_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
@@ -167,7 +181,9 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
     def key() -> object:
         inputs = [plan.inputs(each.unit) for each in failing]
         stages = [None if each.returned is None else replace(each.returned, seconds=None) for each in failing]
-        return [[replace(row, seconds=None) for row in rows], [each.case.digest for each in failing], inputs, stages]
+        passed = {name: sorted(cases) for name, cases in judged.items()}
+        digests = [each.case.digest for each in failing]
+        return [[replace(row, seconds=None) for row in rows], digests, inputs, stages, sorted(passed.items())]
 
     found: list[Row] = judge.store.remembered(
         lambda: key_of("diagnoses", key()),
@@ -368,6 +384,90 @@ class _Searches:
     def _is_large(self, each: FailingEvaluation) -> bool:
         arrays = self.plan.inputs(each.unit).arrays
         return score_elements(each.case.operation, each.case.options, arrays) > MAX_SCORES
+
+
+_MOST_PASSING = 96
+"""Cases that pass of which it is asked whether a reading would show in them: the first ones."""
+_MAX_PASSING_SCORES = 1 << 13
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """Finds out where readings do not hold, by the cases that pass."""
+
+    plan: Plan
+    judge: Judge
+    judged: Judged
+    failed: Collection[tuple[str, str]]
+
+    def added(
+        self,
+        failing: Mapping[Evaluation, FailingEvaluation],
+        decisions: Mapping[Evaluation, Decision],
+        evidence: Mapping[Evaluation, Evidence],
+    ) -> dict[Evaluation, Decision]:
+        """Say of readings where they hold; what does not hold wherever it would show is no convention."""
+        of_reading: dict[tuple[str, str, str], list[Evaluation]] = defaultdict(list)
+        fits: dict[Evaluation, Fit] = {}
+        for key, decision in decisions.items():
+            fit = _meant_by_itself(evidence[key]) if decision.stands and key in evidence else decision.fit
+            if fit is not None and key in failing and _may_have_condition(fit):
+                of_reading[key[0], failing[key].case.operation, fit.name].append(key)
+                fits[key] = fit
+        found = dict(decisions)
+        for (name, operation, reading), keys in of_reading.items():
+            from attncheck.judging.conditions import condition_of  # of which a run without failures has no need
+
+            passing = self._passing(name, operation, reading)
+            explained = {failing[key].case.id: self._problem(name, failing[key].unit) for key in keys}
+            if (condition := condition_of([*explained.values()], passing)) is None:
+                continue
+            for key in keys:
+                text = condition.text(fits[key].description)
+                found[key] = Decision(replace(fits[key], description=text, verdict=Verdict.NUMERIC.value))
+        return found
+
+    def _passing(self, name: str, operation: str, reading: str) -> list[Problem]:
+        """Return the problems of cases that pass and would not if the reading held there."""
+        from attncheck.judging.conditions import is_refuted_by
+
+        units: dict[str, Unit] = {}
+        for unit in self.plan:
+            case = self.plan.case(unit)
+            is_passing = case.id in self.judged.get(name, ()) and (name, case.id) not in self.failed
+            if is_passing and case.operation == operation and self.judge.rounding_model(name, unit.dtype) != "none":
+                units.setdefault(case.id, unit)
+        found, asked = list[Problem](), 0
+        for unit in units.values():
+            case, arrays = self.plan.case(unit), self.plan.inputs(unit).arrays
+            if not 0 < score_elements(case.operation, case.options, arrays) <= _MAX_PASSING_SCORES:
+                continue
+            problem = self._problem(name, unit)
+            refutes = is_refuted_by(reading, problem)
+            found += [problem] if refutes else []
+            asked += refutes is not None
+            if asked == _MOST_PASSING:
+                break
+        return found
+
+    def _problem(self, name: str, unit: Unit) -> Problem:
+        """Return a case as an implementation reads it that declares its conventions."""
+        from attncheck.judging.readings import read_as_declared
+
+        problem = self.plan.case(unit).problem(self.plan.inputs(unit).arrays)
+        reading = read_as_declared(problem, self.judge.declared_conventions(name))
+        return problem if reading is None else reading.problem
+
+
+def _meant_by_itself(evidence: Evidence) -> Fit | None:
+    """Return the convention that a case names by itself."""
+    return next((fit for fit in evidence.fits if fit.verdict == Verdict.SEMANTIC), None)
+
+
+def _may_have_condition(fit: Fit) -> bool:
+    """Return whether a name is that of one reading, which is no number that was fitted."""
+    is_one = AND not in fit.name and diagnosis.OR not in fit.name
+    return is_one and not fit.is_fitted and not fit.name.startswith((diagnosis.ACCURACY, "empty-rows-"))
 
 
 def _common_factor(factors: Iterable[float | None]) -> float | None:

@@ -290,7 +290,7 @@ class _CaseRun:
         from attncheck.results.resume import change_rows, identity_of
 
         returned = ReturnedStages(self.settings.output, recorder.undiagnosed)
-        failing = diagnose(recorder.failures, self.plan, self.judge, returned, self._asked)
+        failing = diagnose(recorder.failures, self.plan, self.judge, returned, self._asked, recorder.judged)
         change_rows(self.settings.output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
         return failing
 

@@ -21,6 +21,8 @@ BESIDE: Final = "; and "
 """Between their descriptions."""
 READ_AS: Final = "read as: "
 """Before how an implementation reads a case that declares conventions of its own."""
+BUT: Final = ", but "
+"""Between the words of a reading and where it holds, or that it does not hold everywhere."""
 BY_ITSELF: Final = "; taken by itself: "
 """Before what one failing case names in which all of them together name nothing."""
 _LISTED: Final = 12
@@ -72,15 +74,11 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
     return f"did you mean {listed_or(close)}? ({everything})" if close else everything
 
 
-_UNPRINTABLE = (
-    r"\x00-\x1f\x7f-\x9f\xad\x{061c}\x{115f}\x{1160}\x{180e}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}"
-    r"\x{3164}\x{fdd0}-\x{fdef}\x{feff}\x{ffa0}\x{fff9}-\x{fffb}\x{fffe}\x{ffff}\x{e0000}-\x{e0fff}"
-)
-UNPRINTABLE: Final = f"[{_UNPRINTABLE}]"
-"""Characters that move or hide others, as RE2 writes them: control characters, line breaks, direction marks, tags."""
 ESCAPED: Final = re.compile(
-    "[" + re.sub(r"\\x\{(\w+)\}", lambda code: f"\\U{int(code[1], 16):08x}", _UNPRINTABLE) + "\ud800-\udfff]"
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164"
+    "\\ufdd0-\\ufdef\\ufeff\\uffa0\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e0fff\\ud800-\\udfff]"
 )
+"""Characters that move or hide others: control characters, line breaks, direction marks, tags, half surrogate pairs."""
 LONGEST_TEXT: Final = 4000
 
 

@@ -38,7 +38,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.summary import findings
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.verdicts import Verdict
-from attncheck.wording import AND, BESIDE, BY_ITSELF, counted, listed
+from attncheck.wording import AND, BESIDE, BUT, BY_ITSELF, counted, listed
 
 Row = Mapping[str, Any]
 Diagnosed = Mapping[tuple[str, str, str], Row]
@@ -129,6 +129,9 @@ def cause_line(found: Sequence[Defect]) -> str:
     meant = {part for each in named for part in _meant_parts(each)}
     rest = list(dict.fromkeys(case for each in unnamed for case in each.cases))
     causes = _cases_by_cause(named)
+    unexplained = {case for cause in causes if cause.name not in meant for case in cause.cases}.union(rest)
+    if len(unexplained) > len({case for cause in causes if cause.name in meant for case in cause.cases}):
+        meant = set()  # more likely another fault gives these cases what somebody might mean
     texts = _counted_texts([cause for cause in causes if cause.name in meant])
     others = _counted_texts([cause for cause in causes if cause.name not in meant])
     if rest:
@@ -137,11 +140,10 @@ def cause_line(found: Sequence[Defect]) -> str:
         others.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
     if not texts:
         return "; ".join(others)
-    wrong_in = {case for cause in causes if cause.name not in meant for case in cause.cases}.union(rest)
     them = "this" if len(texts) == 1 else "these"
     outcome = f"it is right if it means {them}"
-    if wrong_in:
-        outcome = f"if it means {them}, it is wrong in {counted(len(wrong_in), 'case')}"
+    if unexplained:
+        outcome = f"if it means {them}, it is wrong in {counted(len(unexplained), 'case')}"
     return f"{outcome}: {'; '.join(texts)}{'; what is left: ' if others else ''}{'; '.join(others)}"
 
 
@@ -153,7 +155,7 @@ def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
 
 
 def declaration_lines(frames: Frames) -> list[str]:
-    """Return the lines by which users' functions declare what their failing cases show that they mean.
+    """Return the lines by which users' functions declare what all of their failing cases show that they mean.
 
     And those that say which functions of their frameworks are recorded to fail alike.
     """
@@ -172,11 +174,12 @@ def _declaration(frames: Frames, column: Column) -> str:
     if column.implementation not in asked.own:
         return ""
     own = sorted(defects_of(frames, column), key=lambda each: -len(each.cases))
+    options = [_declarations(each) for each in own if each.is_shown_by_calls and each.row["verdict"] in _OF_NUMBERS]
+    if not options or not all(of and None not in of for of in options):
+        return ""  # a convention explains some of the failing cases only: more likely it is a fault
     found: dict[str, str] = {}
-    for convention in (option for each in own for option in _declarations(each) if option is not None):
+    for convention in chain.from_iterable(options):
         found.setdefault(*convention)
-    if not found:
-        return ""
     table = {**asked.conventions.get(column.implementation, {}), **found}
     them = "this" if len(found) == 1 else "these"
     return f"if it means {them}, declare it: {_declared(frames, column, 'conventions', table)}"
@@ -234,6 +237,8 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
     """Return the convention and value by which each reading of a defect is declared; None where none does."""
     if not defect.diagnosis:
         return []
+    if BUT in defect.text:  # a reading that does not hold everywhere is meant by nobody
+        return [None for _ in defect.diagnosis.split(AND)]
     from attncheck.judging.readings import declaration_of  # of which a run without failures has no need
 
     found = [declaration_of(name) for name in defect.diagnosis.split(AND)]

@@ -1,9 +1,10 @@
 """Features that the failing cases of an implementation have in common and the passing ones have not.
 
-A line is made only where it is no story: every failing case has the feature, or nine of ten, and no passing case of all
-has it, or at least three quarters of those that have it fail. Beyond that, fewer than one in a hundred random choices
-of so many failing cases may have anything in common as well: every feature that was looked at counts against the one
-that fits (``_Test``). Of two features together, each has to stand that test among the cases that have the other. What
+A line is made only where it is no story: every failing case has the feature, and no passing case of all has it, or at
+least three quarters of those that have it fail. Beyond that, fewer than one in a hundred random choices of so many
+failing cases may have anything in common as well: every feature that was looked at counts against the one that fits
+(``_Test``). Of two features together, each has to stand that test among the cases that have the other. And the run has
+to have made two further problems that bear it out (``attncheck.searching.hints``): without these, nothing is said. What
 describes the same cases is said once, in the simplest words. Where all failing cases have nothing in common, those that
 fail alike may have: with wrong numbers or none, with one verdict at one stage.
 
@@ -37,19 +38,20 @@ _MIN_SHARE = 0.75
 """Of the cases with a feature, that fail where not all do."""
 _ODDS = 100
 """One in so many random choices may have something in common by chance."""
+_MAX_SHOWN = 3
+"""Failing cases that are changed to confirm a feature, until one bears it out."""
 _MAX_TELLING = 100
 """Features that are tried two by two: the simplest ones."""
 _PASSING = frozenset({State.AGREE, State.ERRATUM, State.MISPRINT, State.XPASS})
 _FAILS, _IS_WRONG, _CANNOT_RUN = "fails", "is wrong", "could not be run"
-_EXCEPTIONS = 10
-"""One of so many failing cases may lack what the others have in common."""
 
 
 @dataclass(frozen=True)
 class FailurePattern:
-    """Where an implementation fails: in ``failing`` of the ``holding`` that have it, in ``exceptions`` of ``others``.
+    """Where an implementation fails: in ``failing`` of the ``holding`` that have it, and in none of ``others``.
 
-    ``noun`` is what was counted: cases, or where some fail in some of their dtypes alone, evaluations.
+    ``noun`` is what was counted: cases, or where some fail in some of their dtypes alone, evaluations. ``shown_by``
+    are the simplest failing cases, each in a dtype.
     """
 
     column: Column
@@ -58,17 +60,17 @@ class FailurePattern:
     failing: int
     holding: int
     others: int
+    shown_by: tuple[tuple[str, str], ...]
     noun: str = "case"
     tile: int = 0
     """The tile that explains it, where one does."""
-    exceptions: int = 0
     is_own: bool = False
     """Whether it is a user's function, which can say what it does not take."""
 
     @property
     def passing_elsewhere(self) -> int:
-        """How many pass that have it not."""
-        return self.others - self.exceptions
+        """How many pass that have it not: all of them."""
+        return self.others
 
     def text(self, *, with_environment: bool) -> str:
         """Say it as a line, without the last full stop."""
@@ -85,7 +87,17 @@ class FailurePattern:
 
 @once_for_frames
 def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
-    """Return what can be said, at most a line for each implementation, or one for each way in which it fails."""
+    """Return what further problems bore out of the candidates."""
+    return tuple(
+        each
+        for each in candidates(frames)
+        if each.where in frames.asked[each.column.environment].confirmed.get(each.column.implementation, ())
+    )
+
+
+@once_for_frames
+def candidates(frames: Frames) -> tuple[FailurePattern, ...]:
+    """Return what failing cases share, at most one for each implementation, or for each way in which it fails."""
     found: list[FailurePattern] = []
     for column in frames.columns:
         judged = _looked_at(frames, column, judged_of(frames, column))
@@ -177,11 +189,18 @@ def _separated(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) 
         failing=failed,
         holding=held,
         others=len(found.holds) - held,
+        shown_by=_simplest(frames, judged[failing]),
         noun=noun,
         tile=found.tile,
-        exceptions=int(of.sum()) - failed,
         is_own=column.implementation in frames.asked[column.environment].own,
     )
+
+
+def _simplest(frames: Frames, failing: pd.DataFrame) -> tuple[tuple[str, str], ...]:
+    """Return the simplest failing cases, each in one dtype."""
+    dtypes = dict(zip(failing["case"], failing["dtype"], strict=True))
+    cases = sorted(dtypes, key=lambda case: (simplicity(frames.cases[case]), case))
+    return tuple((case, dtypes[case]) for case in cases[:_MAX_SHOWN])
 
 
 def _fitting(failing: Holds, features: Iterator[Feature], weight: float, *, looks: int) -> Feature | None:
@@ -189,10 +208,8 @@ def _fitting(failing: Holds, features: Iterator[Feature], weight: float, *, look
 
     It is one of so many ``looks`` at the same failing cases.
     """
-    candidates: list[Feature] = []
-    nearly_all: list[Feature] = []
+    shared: list[Feature] = []
     seen: set[bytes] = set()
-    most = int(failing.sum()) - int(failing.sum()) // _EXCEPTIONS
     for feature in features:
         count = int(feature.holds.sum())
         mark = blake2b(np.packbits(feature.holds).tobytes(), digest_size=16).digest()
@@ -200,20 +217,17 @@ def _fitting(failing: Holds, features: Iterator[Feature], weight: float, *, look
             continue
         seen.add(mark)
         if feature.holds[failing].all():
-            candidates.append(feature)
-        elif int(feature.holds[failing].sum()) >= most:
-            nearly_all.append(feature)
+            shared.append(feature)
     test = _Test(int(failing.sum()), len(failing), len(seen) * looks, weight)
-    for feature in candidates:
+    for feature in shared:
         if int(feature.holds.sum()) == test.failing:
             return feature if test.is_evident(test.failing, test.all) else None
     near = [
         feature
-        for feature in candidates
+        for feature in shared
         if test.failing >= _MIN_SHARE * int(feature.holds.sum()) and test.is_evident(int(feature.holds.sum()), test.all)
     ]
-    near += _pairs(candidates, test)
-    near = near or [feature for feature in nearly_all if test.is_evident_but_for(feature.holds, failing)]
+    near += _pairs(shared, test)
     return min(near, key=lambda feature: int(feature.holds.sum()), default=None)
 
 
@@ -231,21 +245,13 @@ class _Test:
         bits = _bits(among, self.failing) - _bits(holding, self.failing)
         return bits * self.weight >= math.log2(self.features * _ODDS)
 
-    def is_evident_but_for(self, holds: Holds, failing: Holds) -> bool:
-        """Whether it is no chance that nearly all that fail are among those that hold, and nearly all of these fail."""
-        holding, hits = int(holds.sum()), int((holds & failing).sum())
-        chosen = _bits(holding, hits) + _bits(self.all - holding, self.failing - hits)
-        bits = _bits(self.all, self.failing) - chosen
-        choices = self.features * (self.failing // _EXCEPTIONS + 1)
-        return hits >= _MIN_SHARE * holding and bits * self.weight >= math.log2(choices * _ODDS)
 
-
-def _pairs(candidates: Sequence[Feature], test: _Test) -> Iterator[Feature]:
+def _pairs(shared: Sequence[Feature], test: _Test) -> Iterator[Feature]:
     """Yield two together that hold wherever something fails, and hardly anywhere else, the simplest first.
 
     Each of the two has to tell something among the cases that have the other.
     """
-    held = [(feature, int(feature.holds.sum())) for feature in candidates]
+    held = [(feature, int(feature.holds.sum())) for feature in shared]
     telling = [each for each in held if test.is_evident(test.failing, each[1])][:_MAX_TELLING]
     for one, other in sorted(combinations(range(len(telling)), 2), key=sum):
         (first, of_first), (second, of_second) = telling[one], telling[other]
@@ -285,6 +291,22 @@ class Feature:
     holds: Holds
     tile: int = 0
     """The tile that it is about, where it is about one."""
+
+
+def parts_that_hold(
+    where: str, known: Sequence[Record], records: Sequence[Record], dtypes: Sequence[str]
+) -> list[list[bool]]:
+    """Return which parts of a feature hold of further records, beside those that are known; empty where none is known.
+
+    A feature is known by its words, which may need lengths that other cases have.
+    """
+    together = [*known, *records]
+    of_dtypes = {each.text: each.holds for each in dtype_features(dtypes)}
+    of_cases = {each.text: each.holds[len(known) :] for each in case_features(together)}
+    found = [of_dtypes.get(part, of_cases.get(part)) for part in where.split(" and ")]
+    if any(holds is None for holds in found):
+        return []
+    return [[bool(holds[number]) for holds in found if holds is not None] for number in range(len(records))]
 
 
 def dtype_features(dtypes: Sequence[str]) -> Iterator[Feature]:

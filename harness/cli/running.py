@@ -140,7 +140,10 @@ def _run(
                 summary = _with_properties(options, chosen, settings, summary)
         if summary.failures:
             from attncheck.repro import write_scripts
+            from attncheck.searching.hints import confirm_hints
 
+            if options.cluster is None:
+                confirm_hints(options.output, narrowed.cases, chosen.implementations, settings.limits, settings.tags)
             write_scripts(narrowed.cases, chosen.implementations, summary.failures, options.output, settings.limits)
         if options.verbose:
             words, balls = (f"{(store.counts + SETTLED)[kind]:,} in {kind}" for kind in ("double words", "balls"))

@@ -47,6 +47,7 @@ from attncheck.judging.alternatives import (
 from attncheck.judging.diagnosis import ACCURACY
 from attncheck.judging.readings_of_entries import ENTRY_READINGS, plus, within_window
 from attncheck.judging.readings_of_gradients import GRADIENT_READINGS
+from attncheck.judging.readings_of_launches import LAUNCH_READINGS
 from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
 from attncheck.judging.replaced_steps import REPLACED_STEPS
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
@@ -534,6 +535,7 @@ TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *_EMPTY_ROWS),
     "Other entries, heads and places": ENTRY_READINGS,
+    "Tiles, parts, and what is never written": LAUNCH_READINGS,
     **SCORE_READINGS,
     **REPLACED_STEPS,
     "Gradients": GRADIENT_READINGS,

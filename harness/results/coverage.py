@@ -7,7 +7,7 @@ number is wrong. One that is unsupported, raised, or has no exact answer does no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,8 @@ class RequestedRun:
 
     ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
     ``own`` are users' implementations, ``conventions`` what they declare, by name, and ``widens`` says how some of them
-    would be judged in more, ``alike`` which functions of their frameworks are known to fail as they do.
+    would be judged in more, ``alike`` which functions of their frameworks are known to fail as they do. ``confirmed``
+    are the features of failing cases that further problems bore out.
     """
 
     cases: int
@@ -87,6 +88,7 @@ class RequestedRun:
     widens: Mapping[str, str] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)
+    confirmed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
@@ -103,6 +105,7 @@ class RequestedRun:
             dict(asked.get("widens", {})),
             dict(asked.get("conventions", {})),
             dict(asked.get("alike", {})),
+            dict(asked.get("confirmed", {})),
         )
 
     def is_hardly_judged(self, name: str, judged: int, not_offered: int) -> bool:

@@ -52,6 +52,7 @@ class _AskedRecord(_Record):
     own: list[str] = []
     widens: dict[str, str] = {}
     alike: dict[str, str] = {}
+    confirmed: dict[str, list[str]] = {}
     min_judged: Annotated[str, Field(pattern=f"^(?:{MINIMUM.pattern})$")] | None = None
 
 

@@ -124,6 +124,14 @@ def note_exit_code(directory: Path, code: ExitCode) -> None:
     _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
 
 
+def note_confirmed(directory: Path, confirmed: Mapping[str, Sequence[str]]) -> None:
+    """Let the environment of a run say which features of failing cases were borne out. Raises ``OutputError``."""
+    path = directory / "environment.json"
+    environment = dict(read_json(path) or {})
+    environment["asked"] = {**environment.get("asked", {}), "confirmed": dict(confirmed)}
+    _write_json(path, environment)
+
+
 def write_table(path: Path, table: RowTable, schema: Schema = ROW_SCHEMA, blocks: Sequence[bytes] = ()) -> None:
     """Write a part, in the place of an earlier one, which stays until it is whole. Raises ``OutputError``."""
     _write(path, lambda temporary: write_file(temporary, table, schema, blocks))

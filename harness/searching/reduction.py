@@ -77,14 +77,14 @@ def _drop(attempts: Attempts) -> None:
     attempts.take(lambda each: replace(each, supports_statistics=False))
     attempts.take(lambda each: replace(each, memory_layout={}))
     attempts.take(lambda each: replace(each, stages=None))
-    groups = list(_optional_groups(problem))
+    groups = list(optional_groups(problem))
     for group in (set[str]().union(*groups), *groups):
-        attempts.take(partial(_without, names=group))
+        attempts.take(partial(without_options, names=group))
     for name in problem.memory_layout:
         attempts.take(partial(_as_it_comes, name=name))
 
 
-def _optional_groups(problem: ConcreteCase) -> Iterator[set[str]]:
+def optional_groups(problem: ConcreteCase) -> Iterator[set[str]]:
     """Yield options and inputs that may be left out, each with what needs it."""
     for name in problem.options:
         if name not in ("heads", "score"):
@@ -96,7 +96,8 @@ def _optional_groups(problem: ConcreteCase) -> Iterator[set[str]]:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
 
-def _without(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
+def without_options(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
+    """Leave options and inputs out."""
     kept = {name: array for name, array in problem.inputs.items() if name not in names}
     if "past_key" in problem.inputs and "past_key" not in kept:  # what goes along all keys loses those of the past
         past = problem.inputs["past_key"].shape[-2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,7 +20,7 @@ from attncheck.errors import OutputError, UsageError
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.documents import Computation, documents, expectation_parts
-from attncheck.reports.failure_patterns import in_common_lines, length_maps, lengths_of
+from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps, lengths_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import drawn_lengths
 from attncheck.reports.html.evidence import heat_of
@@ -215,6 +216,9 @@ def test_a_forgotten_tail_is_said_in_words_and_drawn_by_causality_and_width(hand
     verdicts = {case["id"]: "numeric" if case["id"] in failing else "agree" for case in records}
     rows = [{"case": case, "verdict": verdict, "stage": "output"} for case, verdict in verdicts.items()]
     frames = hand.frames(rows, cases=[dict(case) for case in records])
+    [pattern] = candidates(frames)
+    asked = replace(frames.asked[pattern.column.environment], confirmed={"numpy.eager": [pattern.where]})
+    frames = replace(frames, asked={pattern.column.environment: asked})
     [line] = in_common_lines(frames)
     assert line.startswith("numpy.eager fails where keys lie past the last full tile of 16: ")
     (found,) = length_maps(frames)

@@ -21,10 +21,10 @@ from attncheck.reports.ci import Badge, annotation_lines, badge_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import address_of, cause_line, defects, first_commands
 from attncheck.reports.failure_patterns import (
+    candidates,
     described,
     given_of,
     in_common,
-    in_common_lines,
     lengths_of,
     shape_text,
     simplicity,
@@ -312,18 +312,22 @@ WHERE: dict[str, Callable[[Record, Mapping[str, int]], object]] = {
 }
 
 
+def _lines(frames: Frames) -> list[str]:
+    return [pattern.text(with_environment=False) for pattern in candidates(frames)]
+
+
 def test_what_is_so_is_found_and_counted(corpus: list[dict[str, Any]], judged: Judged) -> None:
     for where, fails in WHERE.items():
         count = sum(bool(fails(case, lengths_of(case))) for case in corpus)
         others = len(corpus) - count
         line = f"numpy.eager fails where {where}: {count} of {count}; passes elsewhere: {others} of {others}"
-        assert in_common_lines(judged(corpus, lambda case, lengths, dtype: fails(case, lengths))) == [line]  # noqa: B023 # called in this round
+        assert _lines(judged(corpus, lambda case, lengths, dtype: fails(case, lengths))) == [line]  # noqa: B023 # called in this round
     # A dtype is a feature of evaluations.
-    [found] = in_common(judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths)))
+    [found] = candidates(judged(corpus, lambda case, lengths, dtype: dtype == "float32" and grouped(lengths)))
     assert (found.where, found.noun) == ("the dtype is float32 and H differs from Hkv", "evaluation")
     # Where each fails in one dtype and passes in the other, a case counts of which any fails.
     wide = [case["line"] for case in corpus if lengths_of(case)["D"] > 64]
-    [found] = in_common(
+    [found] = candidates(
         judged(corpus, lambda case, lengths, dtype: lengths["D"] > 64 and dtype == DTYPES[case["line"] % 2])
     )
     assert (found.where, found.noun, found.failing, found.holding) == ("D > 64", "case", len(wide), len(wide))
@@ -334,7 +338,7 @@ def test_what_was_not_asked_for_the_stage_that_fails_does_not_pass(
 ) -> None:
     frames = judged(corpus, lambda case, lengths, dtype: grouped(lengths))
     stages = frames.results["stage"].where(frames.results["verdict"] == "agree", "log_sum_exp")
-    assert in_common(replace(frames, results=frames.results.assign(stage=stages))) == ()
+    assert candidates(replace(frames, results=frames.results.assign(stage=stages))) == ()
 
 
 @pytest.mark.parametrize(
@@ -359,36 +363,40 @@ def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
     some, many = set(held[::10]), set(held[::2])
     frames = judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in some)
     others = len(corpus) - len(held)
-    assert in_common_lines(frames) == [
+    assert _lines(frames) == [
         f"numpy.eager fails only where H differs from Hkv: {len(held) - len(some)} of {len(held)}; "
         f"passes elsewhere: {others} of {others}"
     ]
-    assert in_common(judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in many)) == ()
-    # One of ten failing cases may lack what the others have.
-    capped = [case["id"] for case in corpus if softcapped(case)]
-    rest = [case["id"] for case in corpus if not softcapped(case)]
-    some, many = set(rest[:: len(rest) // 5]), set(rest[:: len(rest) // 20])
-    assert in_common_lines(judged(corpus, lambda case, lengths, dtype: case["id"] in some.union(capped))) == [
-        f"numpy.eager fails where softcap is set: {len(capped)} of {len(capped)}; "
-        f"passes elsewhere: {len(rest) - len(some)} of {len(rest)}"
-    ]
-    assert in_common(judged(corpus, lambda case, lengths, dtype: case["id"] in many.union(capped))) == ()
+    assert candidates(judged(corpus, lambda case, lengths, dtype: grouped(lengths) and case["id"] not in many)) == ()
+    # None of the failing cases may lack what the others have.
+    some = {next(case["id"] for case in corpus if not softcapped(case))}
+    capped = {case["id"] for case in corpus if softcapped(case)}
+    assert _lines(judged(corpus, lambda case, lengths, dtype: case["id"] in some | capped)) == []
+
+
+def test_only_what_further_problems_bore_out_is_said(corpus: list[dict[str, Any]], judged: Judged) -> None:
+    frames = judged(corpus, lambda case, lengths, dtype: softcapped(case))
+    [found] = candidates(frames)
+    assert in_common(frames) == ()
+    environment = found.column.environment
+    asked = replace(frames.asked[environment], confirmed={found.column.implementation: ["softcap is set"]})
+    assert in_common(replace(frames, asked={environment: asked})) == (found,)
 
 
 def test_no_story_is_told_of_few_cases_of_all_and_of_cases_that_were_drawn(
     corpus: list[dict[str, Any]], judged: Judged
 ) -> None:
-    assert in_common(judged(corpus, lambda *_: True)) == ()
+    assert candidates(judged(corpus, lambda *_: True)) == ()
     for failing, passing in ((2, 40), (40, 2), (3, 3)):
         wrong = [case for case in corpus if grouped(lengths_of(case))][:failing]
         right = [case for case in corpus if not grouped(lengths_of(case))][:passing]
-        assert in_common(judged(wrong + right, lambda case, lengths, dtype: grouped(lengths))) == ()
+        assert candidates(judged(wrong + right, lambda case, lengths, dtype: grouped(lengths))) == ()
     for seed in range(12):
         generator = random.Random(seed)
         cases = generator.sample(corpus, generator.choice([8, 20, 60, 200, len(corpus) // 2]))
         chosen = {case["id"] for case in generator.sample(cases, generator.randint(3, min(40, len(cases) // 2)))}
         drawn = judged(cases, lambda case, lengths, dtype: case["id"] in chosen, ("float64",))  # noqa: B023 # called in this round
-        assert in_common(drawn) == (), seed
+        assert candidates(drawn) == (), seed
 
 
 def test_what_fails_alike_on_one_implementation_is_one_defect(hand: Any) -> None:
@@ -420,7 +428,7 @@ def test_two_ways_of_failing_are_told_apart_and_what_was_not_judged_says_nothing
             return "error"
         return {0: "untried", 1: "unsupported"}.get(len(case["id"]) % 5, "agree")
 
-    assert [(found.verb, found.where) for found in in_common(judged(corpus, verdict))] == [
+    assert [(found.verb, found.where) for found in candidates(judged(corpus, verdict))] == [
         ("is wrong", "is_causal is set and Lq differs from Lk"),
         ("could not be run", "softcap is set"),
     ]

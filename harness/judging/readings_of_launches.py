@@ -1,0 +1,290 @@
+"""Readings in which a kernel is launched wrongly: tiles, parts, columns, rows, heads and entries that it mistakes.
+
+What is never written is 0 here, as fresh memory mostly is. A part of the keys that is merged without having been
+written has an output and a log-sum-exp of 0: it counts as one key of score 0 and value 0. What is no number of a case,
+such as the size of a tile, is one of those that kernels have, where it tells something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from attncheck.attention.problem import Computation
+from attncheck.judging.alternatives import Change, Changed, Form, Reading, folded, only, with_allowed, with_input
+from attncheck.judging.readings_of_entries import has_heads
+from attncheck.judging.undefined_rows import MAX_AT_A_TIME, scores_shape
+from attncheck.reading.lowering import Problem, queries_and_keys, query_offset, query_positions
+from attncheck.reading.shapes import score_elements
+from attncheck.spec import LOGITS, MEANS, OPERATIONS
+
+_TILES = (4, 8, 16, 32, 64, 128)
+_UNDERFLOW = {"float64": -745.2, "float32": -104.0}
+"""Below this an exponential is 0: half of the least denormal number is its power of e."""
+_FINITE_BOTTOMS = (-5e4, -1e4)
+"""Numbers that kernels take for minus infinity, and lower scores with them."""
+
+
+def _writes_heads(problem: Problem) -> bool:
+    """Whether an output of heads is written, of values that are an input of numbers."""
+    is_plain = has_heads(problem) and "value" in problem.inputs and "value_shift" not in problem.inputs
+    return is_plain and not OPERATIONS[problem.operation].has_gradients
+
+
+def _with_values(problem: Problem, change: Callable[[Any], Any]) -> Problem:
+    names = [name for name in ("value", "past_value") if name in problem.inputs]
+    return problem.with_inputs(**{name: change(problem.inputs[name]) for name in names})
+
+
+def _without(array: Any, place: tuple[Any, ...]) -> Any:
+    other = array.copy()
+    other[place] = 0
+    return other
+
+
+# Who may attend to whom.
+
+
+def _rows_as(row: Callable[[Any, Problem], Any], is_told: Callable[[Problem], object]) -> Change:
+    """Let causality count from other rows: ``row(row, problem)``."""
+
+    def change(problem: Problem) -> Problem | None:
+        if not is_told(problem):
+            return None
+        queries, keys = queries_and_keys(problem.inputs)
+        rows = row(np.asarray(query_positions(problem.options, problem.inputs, np.arange(queries))), problem)
+        return with_allowed(problem.with_options(is_causal=False), np.arange(keys) <= rows)
+
+    return change
+
+
+def _group(problem: Problem) -> int:
+    return int(problem.inputs["query"].shape[-3] // problem.inputs["key"].shape[-3]) if has_heads(problem) else 1
+
+
+def _has_more_than(tile: int) -> Callable[[Problem], bool]:
+    return lambda problem: min(queries_and_keys(problem.inputs)) > tile
+
+
+_CAUSALITY = (
+    Reading("causal-rows-over-group", "causality divides the row of a query by the number of heads that share keys",
+            _rows_as(lambda row, problem: row // _group(problem), lambda problem: _group(problem) > 1), "is_causal"),
+    *(
+        Reading(f"causal-by-tiles-of-{tile}", f"causality is that of the last one of {tile} queries",
+                _rows_as(lambda row, problem, tile=tile: row // tile * tile + tile - 1, _has_more_than(tile)),  # type: ignore[misc]
+                "is_causal")
+        for tile in _TILES[:-1]
+    ),
+)  # fmt: skip
+
+
+# Parts of keys.
+
+
+def _hidden_parts(size: int) -> Changed:
+    """Let each part of the keys that a query may not attend to count as one key of score 0 and value 0."""
+
+    def change(problem: Problem) -> Problem | None:
+        is_small = score_elements(problem.operation, problem.options, problem.inputs) <= MAX_AT_A_TIME
+        if not _writes_heads(problem) or not is_small or "key_factor" in problem.inputs:
+            return None
+        plain = folded(problem)
+        shape = scores_shape(plain)
+        allowed = Computation.as_given(plain).kept(shape)
+        if allowed is None or shape[-1] <= size:
+            return None
+        allowed = np.broadcast_to(allowed, shape)
+        hidden = ~np.logical_or.reduceat(allowed, np.arange(0, shape[-1], size), axis=-1)
+        return _with_empty_keys(plain, allowed, hidden) if hidden.any() else None
+
+    return change
+
+
+def _with_empty_keys(plain: Problem, allowed: Any, counted: Any) -> Problem:
+    """Return a folded problem with further keys of score 0 and value 0, which ``counted`` queries attend to."""
+    more, keys = counted.shape[-1], allowed.shape[-1]
+    others = {"mask": np.concatenate([allowed, counted], axis=-1)}
+    for name in ("key", "value"):
+        array = plain.inputs[name]
+        others[name] = np.concatenate([array, np.zeros((*array.shape[:-2], more, array.shape[-1]), array.dtype)], -2)
+    for name, alone in (("key_cos", 1), ("key_sin", 0)):
+        if name in plain.inputs:
+            table = plain.inputs[name]
+            others[name] = np.concatenate([table, np.full((more, table.shape[-1]), alone, table.dtype)], -2)
+    if "bias" in plain.inputs:
+        bias = plain.inputs["bias"]
+        bias = np.broadcast_to(bias, (*bias.shape[:-1], keys))
+        others["bias"] = np.concatenate([bias, np.zeros((*bias.shape[:-1], more), bias.dtype)], axis=-1)
+    return plain.with_options(is_causal=False).with_inputs(**others)
+
+
+_PARTS = tuple(
+    Reading(f"hidden-parts-of-{size}-merged",
+            f"parts of {size} keys of which a query may attend to none are merged, with a log-sum-exp of 0",
+            _hidden_parts(size), stage="weights")
+    for size in (16, 32, 64, 128, 256)
+)  # fmt: skip
+
+
+# What is never written, or read.
+
+
+def _columns_unwritten(problem: Problem) -> Iterator[Form]:
+    width = problem.inputs["value"].shape[-1]
+    for first in sorted({width // 2, *_TILES[2:]}):
+        if 1 < first < width - 1:
+            place = np.s_[..., first:]
+            changed = _with_values(problem, lambda value, place=place: _without(value, place))  # type: ignore[misc]
+            yield Form(changed, {"first": str(first)})
+
+
+def _columns_over_the_first(problem: Problem) -> Iterator[Form]:
+    width = problem.inputs["value"].shape[-1]
+    for tile in (each for each in _TILES[2:] if each < width):
+
+        def moved(value: Any, tile: int = tile) -> Any:
+            last = value[..., (width - 1) // tile * tile :]
+            other = _without(value, np.s_[..., tile:])
+            other[..., : last.shape[-1]] = last
+            return other
+
+        yield Form(_with_values(problem, moved), {"tile": str(tile)})
+
+
+def _rows_unwritten(problem: Problem) -> Iterator[Form]:
+    queries, _ = queries_and_keys(problem.inputs)
+    for first in sorted({1, *_TILES[2:], *(queries // tile * tile for tile in _TILES[2:])}):
+        if 0 < first < queries:
+            yield Form(with_allowed(problem, np.arange(queries)[:, np.newaxis] < first), {"first": str(first)})
+
+
+def _features_unread(problem: Problem) -> Iterator[Form]:
+    width = problem.inputs["query"].shape[-1]
+    for first in sorted({width // 2, *_TILES[3:]}):
+        if 1 < first < width - 1:
+            yield Form(problem.with_inputs(query=_without(problem.inputs["query"], np.s_[..., first:])),
+                       {"first": str(first)})  # fmt: skip
+
+
+def _after_the_first(axis: int) -> Changed:
+    place = (slice(1, None), *[slice(None)] * (-axis - 1))
+
+    def change(problem: Problem) -> Problem | None:
+        if problem.inputs["value"].shape[axis] < 2:
+            return None
+        return _with_values(problem, lambda value: _without(value, (..., *place)))
+
+    return change
+
+
+_UNWRITTEN = (
+    Reading("columns-unwritten", "columns from {first} on are not written: they are 0",
+            only(_writes_heads, _columns_unwritten), stage=MEANS[0]),
+    Reading("columns-over-the-first", "each tile of {tile} columns is written over the first one, and the others are 0",
+            only(_writes_heads, _columns_over_the_first), stage=MEANS[0]),
+    Reading("rows-unwritten", "query rows from {first} on are not written: they are 0",
+            only(_writes_heads, _rows_unwritten)),
+    *(
+        Reading(f"{slug}-unwritten", f"{says} after the first are not written: they are 0",
+                only(_writes_heads, _after_the_first(axis)), stage=MEANS[0])
+        for slug, says, axis in (("batch-entries", "batch entries", -4), ("heads", "heads of keys and values", -3))
+    ),
+    Reading("features-unread", "of queries and keys only the first {first} elements are read", only(
+        lambda problem: has_heads(problem) and problem.inputs.keys().isdisjoint({"rotary_cos", "query_norm"}),
+        _features_unread), stage=LOGITS[0]),
+    Reading("key-lengths-of-longest", "the largest key length is taken for all", only(
+        lambda problem: problem.inputs["key_lengths"].max(initial=0) < queries_and_keys(problem.inputs)[1],
+        with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0)))), "key_lengths"),
+)  # fmt: skip
+
+
+# Rows of low scores.
+
+
+def _low_rows(problem: Problem) -> Iterator[Form]:
+    """Take rows whose scores are all low for such without a key."""
+    from attncheck.judging.residuals import approximate_stages  # which imports the catalogue
+
+    if not _writes_heads(problem) or score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
+        return
+    dtype = problem.inputs["query"].dtype
+    stages = approximate_stages(problem.canonical())
+    logits = next((stages[name] for name in LOGITS[::-1] if name in stages), None)
+    if logits is None or not logits.size:
+        return
+    highest = logits.max(axis=-1, keepdims=True)
+    is_empty = np.isneginf(highest)
+    for bottom in (_UNDERFLOW.get(dtype.name, _UNDERFLOW["float32"]), *_FINITE_BOTTOMS):
+        if ((highest < bottom) & ~is_empty).any():
+            yield Form(with_allowed(problem, np.broadcast_to(highest >= bottom, logits.shape)), {"low": f"{bottom:g}"})
+
+
+_LOW = Reading("low-rows-empty", "a row whose scores are all below {low} gives zeros, as one without a key", _low_rows)
+
+
+# Rotations of one position.
+
+
+def _one_query_rotated(tables: Callable[[Problem, Problem, str], Any]) -> Change:
+    """Rotate the heads of a single query by other tables, (B, H, 1, R)."""
+
+    def change(problem: Problem) -> Form | None:
+        query = problem.inputs["query"]
+        if query.shape[-2] != 1 or query.ndim != 4 or query.shape[0] * query.shape[1] < 2 or not has_heads(problem):
+            return None
+        if problem.options.get("norm_after_rotation"):
+            return None
+        plain = folded(problem)
+        others = {f"query_{part}": tables(problem, plain, part) for part in ("cos", "sin")}
+        return Form(plain.with_inputs(**others), stage="rotated_query")
+
+    return change
+
+
+def _full_table(plain: Problem, part: str) -> Any:
+    table = plain.inputs[f"query_{part}"]
+    return np.broadcast_to(table, (*plain.inputs["query"].shape[:3], table.shape[-1])).copy()
+
+
+def _turned_only(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], Any]:
+    def tables(problem: Problem, plain: Problem, part: str) -> Any:
+        table = _full_table(plain, part)
+        alone = np.full_like(table, part == "cos")
+        alone[rotated] = table[rotated]
+        return alone
+
+    return tables
+
+
+def _by_heads(problem: Problem, plain: Problem, part: str) -> Any:
+    """Return the rows of tables h positions later for head h, as far as there are such."""
+    positions = np.asarray(problem.inputs.get("query_offsets", query_offset({}, problem.inputs))).reshape(-1, 1)
+    batch, heads = plain.inputs["query"].shape[:2]
+    table = problem.inputs[f"rotary_{part}"]
+    rows = np.minimum(np.broadcast_to(positions, (batch, 1)) + np.arange(heads), len(table) - 1)
+    return table[rows][:, :, np.newaxis]
+
+
+def _further_queries_zero(problem: Problem) -> Form | None:
+    query = problem.inputs["query"]
+    if query.shape[-2] != 1 or query.ndim != 4 or len(query) < 2 or not has_heads(problem):
+        return None
+    return Form(problem.with_inputs(query=_without(query, np.s_[1:])), stage="rotated_query")
+
+
+_ROTATIONS = (
+    Reading("rotary-of-first-head-alone", "of a single query, only the first head of the first batch entry is rotated",
+            _one_query_rotated(_turned_only(np.s_[0, 0])), "rotary_cos"),
+    Reading("rotary-of-first-batch-entry-alone", "of a single query, only the first batch entry is rotated",
+            only(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_turned_only(np.s_[0]))),
+            "rotary_cos"),
+    Reading("rotary-writes-first-batch-entry",
+            "of a single query, the rotation writes only the first batch entry: the others are 0",
+            _further_queries_zero, "rotary_cos"),
+    Reading("rotary-heads-as-positions", "of a single query, head h is rotated as if it stood h positions later",
+            _one_query_rotated(_by_heads), "rotary_cos"),
+)  # fmt: skip
+
+LAUNCH_READINGS = (*_CAUSALITY, *_PARTS, *_UNWRITTEN, _LOW, *_ROTATIONS)
