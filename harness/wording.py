@@ -75,8 +75,8 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
 
 
 ESCAPED: Final = re.compile(
-    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164"
-    "\\ufdd0-\\ufdef\\ufeff\\uffa0\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e0fff\\ud800-\\udfff]"
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufdd0-\ufdef\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 """Characters that move or hide others: control characters, line breaks, direction marks, tags, half surrogate pairs."""
 LONGEST_TEXT: Final = 4000
