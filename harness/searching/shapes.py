@@ -1,7 +1,8 @@
 """The lengths of a random problem's axes.
 
 In a search every problem has its own, at the edges of tiles: small ones mostly, and lengths just before, at and behind
-a power of two; whole tiles of queries and keys; one or two queries of long keys. The letters that ``Dimensions`` do not have follow from the others (``_FOLLOWING``), or are drawn small.
+a power of two; whole tiles of queries and keys; one or two queries of long keys. The letters that ``Dimensions`` do not
+have follow from the others (``_FOLLOWING``), or are drawn small.
 """
 
 from __future__ import annotations
