@@ -254,7 +254,7 @@ Tiles = Annotated[
         "--tile",
         metavar="N",
         help="The tile size of your kernel (2 to 4096), or several as 64,128. Adds cases with lengths of n - 1, n, "
-        "n + 1 and 2n + 1 to the selected ones.",
+        "n + 1, 2n and 2n + 1 to the selected ones.",
         read=_read_tiles,
         pytest=("N", "the kernel's tile: cases at its edges, too"),
         key="tile",

@@ -550,6 +550,7 @@ def tile_row(tile: int) -> dict[str, Any]:
         "whole": tile,
         "over": tile + 1,
         "double": 2 * tile + 1,
+        "twice": 2 * tile,
         "heads": 2 if tile <= _MAX_SHOWN_WHOLE else 1,
         "stages": None if tile <= _MAX_SHOWN_WHOLE else ["output"],
     }

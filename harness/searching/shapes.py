@@ -1,7 +1,8 @@
 """The lengths of a random problem's axes.
 
 In a search every problem has its own, at the edges of tiles: small ones mostly, and lengths just before, at and behind
-a power of two. The letters that ``Dimensions`` do not have follow from the others (``_FOLLOWING``), or are drawn small.
+a power of two; whole tiles of queries and keys; one or two queries of long keys. The letters that ``Dimensions`` do not
+have follow from the others (``_FOLLOWING``), or are drawn small.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ _BATCHES = (1, 2, 3, 5, 17)
 _BATCH_SHARES = (0.55, 0.9, 0.96, 0.99)
 _SMALL = 9
 _BEYOND = (65, 127, 128, 129, 160, 192, 193, 255, 256, 257, 259)
-_SHARE_BEYOND_TILES = 0.06
+_SHARE_BEYOND_TILES, _SHARE_LONG, _SHARE_WHOLE, _SHARE_DECODING = 0.06, 0.02, 0.12, 0.1
+_TILES = (16, 32, 64)
+_LONG_KEYS = (300, 2100, 8100)
 _LONGEST = 300
 _MANY_NUMBERS = 1 << 10
 """Problems of more numbers than this are drawn less often in proportion, but not below ``_LEAST_SHARE``."""
@@ -87,17 +90,19 @@ _MAX_ENTRIES_AT_EDGES = 1 << 14
 
 def draw_at_edges(own: Operation, axes: frozenset[str], random: Random) -> Dimensions:
     """Draw the shape of a problem of an operation, whose inputs have these axes."""
-    if random.rand() < _SHARE_BEYOND_TILES:
+    most = max_entries(own, axes, _MAX_ENTRIES_AT_EDGES)
+    which = random.rand()
+    if which < _SHARE_BEYOND_TILES:
         return _beyond_tiles(random)
+    if which < _SHARE_BEYOND_TILES + _SHARE_LONG:
+        return _long_keys(random, most)
+    if which < _SHARE_BEYOND_TILES + _SHARE_LONG + _SHARE_WHOLE:
+        return _whole_tiles(random, most)
     while True:
         dims = _draw(random)
         numbers = dims.B * (dims.H * dims.Lq * dims.D + dims.Hkv * dims.Lk * (dims.D + dims.Dv)) + dims.entries
         share = max(_LEAST_SHARE, _MANY_NUMBERS / numbers)
-        if (
-            numbers <= _MAX_NUMBERS
-            and dims.entries <= max_entries(own, axes, _MAX_ENTRIES_AT_EDGES)
-            and random.rand() < share
-        ):
+        if numbers <= _MAX_NUMBERS and dims.entries <= most and random.rand() < share:
             return dims
 
 
@@ -106,6 +111,7 @@ def _draw(random: Random) -> Dimensions:
     query_heads, shared = heads[random.randint(len(heads))]
     batch = _BATCHES[np.searchsorted(_BATCH_SHARES, random.rand())]
     queries, keys = _length(random), _length(random)
+    queries = 1 if random.rand() < _SHARE_DECODING else queries
     width, value_width = _width(random), _width(random)
     keys = queries if random.rand() < 0.2 else keys
     value_width = width if random.rand() < 0.35 else value_width
@@ -121,6 +127,29 @@ def _beyond_tiles(random: Random) -> Dimensions:
     width, value_width, *models = (int(each) for each in random.randint(1, _SMALL, 6))
     lengths = (1, 1, queries, keys, width, value_width, *models, 1)
     return Dimensions(*lengths)
+
+
+def _long_keys(random: Random, most: int) -> Dimensions:
+    """Draw one or two narrow queries of long keys: what another path computes, in splits of the keys."""
+    queries = int(random.randint(1, 3))
+    keys = int(random.choice([length for length in _LONG_KEYS if queries * length <= most]))
+    width, value_width = (int(each) for each in random.randint(2, 5, 2))
+    models = (int(each) for each in random.randint(1, _SMALL, 4))
+    return Dimensions(1, 1, queries, keys, width, value_width, *models, 1)
+
+
+def _whole_tiles(random: Random, most: int) -> Dimensions:
+    """Draw queries and keys that fill one tile or two: what a branch without bounds checks computes."""
+    tile = int(random.choice([length for length in _TILES if length**2 <= most]))
+    queries, keys = (tile * int(random.randint(1, 3)) for _ in range(2))
+    keys = queries if random.rand() < _ALIKE_SHARE else keys
+    queries, keys = (tile, tile) if queries * keys > most else (queries, keys)
+    query_heads, shared = HEADS[random.randint(len(HEADS))]
+    batch = 2 if random.rand() < _ALIKE_SHARE else 1
+    if batch * query_heads * queries * keys > most:
+        batch, query_heads, shared = 1, 1, 1
+    width, value_width, *models = (int(each) for each in random.randint(1, _SMALL, 6))
+    return Dimensions(batch, query_heads, queries, keys, width, value_width, *models, shared)
 
 
 def _length(random: Random) -> int:

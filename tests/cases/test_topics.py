@@ -27,9 +27,11 @@ from attncheck.reading import array_kinds
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
 from attncheck.reading.expected_failures import bundled_expected_failures
+from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.schema import case_schema, tag_schema
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
-from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, INSTEAD_OF, OPERATIONS, SCORE_INPUTS, Operation
+from attncheck.reading.shapes import axis_lengths
+from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, INSTEAD_OF, OPERATIONS, SCORE_INPUTS, STAGE_SPECS, Operation
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = bundled()
@@ -178,10 +180,16 @@ def hands_on(operation: Operation) -> bool:
 
 
 @cache
+def levels_in(case_id: str) -> frozenset[Level]:
+    """Return the levels that a case gives, of which those of empty rows need its inputs."""
+    return given_levels(next(case for case in CORPUS.cases if case.id == case_id))
+
+
+@cache
 def met(operation: str, strength: int) -> frozenset[frozenset[Level]]:
     """Return the levels that meet in any case of an operation."""
     return frozenset(
-        frozenset(levels) for case in cases_of(operation) for levels in combinations(given_levels(case), strength)
+        frozenset(levels) for case in cases_of(operation) for levels in combinations(levels_in(case.id), strength)
     )
 
 
@@ -215,6 +223,93 @@ def test_every_two_and_three_options_that_can_meet_do(strength: int) -> None:
     asked = [own for own in OPERATIONS.values() if not hands_on(own) and (strength == 2 or own.name not in OF_PAIRS)]
     lines = [line for own in asked for line in missing(own, strength)]
     assert not lines, "\n".join([*lines, "give the operation's design in cases/designs a factor or a level for it"])
+
+
+# Every option meets every class of lengths.
+
+TILE, LONG = 16, 300
+"""Tiles of other sizes are multiples of the smallest that kernels have; 300 keys are more than any tile has."""
+SUM_OVER_KEYS = {"softmax", "means", "gradients"}
+"""Parts of the computation in which a kernel goes over the keys tile by tile, and merges."""
+PHASES, LENGTHS = ("decode", "prefill"), ("single", "aligned", "one over", "one under", "long")
+
+
+def goes_over_keys(operation: Operation) -> bool:
+    """Whether an operation has queries and keys, and a stage that is summed over the keys."""
+    axes = {axis for spec in operation.inputs.values() for axis in spec.axes}
+    return (
+        {"Lq"} <= axes
+        and bool(axes & {"Lk", "T", "W"})
+        and any(STAGE_SPECS[stage].part in SUM_OVER_KEYS for stage in operation.stages)
+    )
+
+
+def options_at_lengths(operation: Operation) -> set[str]:
+    """Return the options that meet every class of lengths in cases of an operation; "" stands for the operation.
+
+    Options of attention meet them in attention and in its gradients; every other operation has those that attention
+    lacks. Masks and scores come before the sum over keys, gradients of a lowered operation are made of its forward pass
+    and of the gradients of attention, and attention by another score is attention after the score.
+    """
+    if not goes_over_keys(operation) or operation.score or (operation.is_lowered and operation.has_gradients):
+        return set()
+    options = {*levels_of(operation)}
+    if operation.name not in ("attention", "attention_gradients"):
+        options -= levels_of(OPERATIONS["attention"]).keys() | STORED
+    return {"", *options}
+
+
+def lengths_of(case: Case) -> list[tuple[int, int]]:
+    """Return the numbers of queries and keys that attend to each other, of every sequence or batch entry."""
+    lengths = axis_lengths(case.operation, case.options, case.input_shapes)
+    if not {"cu_seqlens_k", "block_table"} & case.inputs.keys():
+        return [(lengths["Lq"], lengths["T"] if "T" in lengths else lengths["Lk"])]
+    exact = {
+        name: made.array.astype(int) for name, made in make_exact_inputs(case).items() if case.input_specs[name].whole
+    }
+    if "block_table" in exact:
+        return [(lengths["Lq"], int(keys)) for keys in exact["key_lengths"]]
+    queries, keys = np.diff(exact["cu_seqlens_q"]), np.diff(exact["cu_seqlens_k"])
+    return [*zip(queries.tolist(), np.minimum(keys, exact.get("key_lengths", keys)).tolist(), strict=True)]
+
+
+def classes_of(queries: int, keys: int) -> Iterator[tuple[str, str]]:
+    """Yield the phase and the classes of lengths: of a single query the keys count, of several both."""
+    if queries and keys:
+        phase, both = ("decode", [keys]) if queries == 1 else ("prefill", [queries, keys])
+        holds = (
+            keys == 1,
+            all(length % TILE == 0 for length in both),
+            any(length > 1 and length % TILE == 1 for length in both),
+            any(length % TILE == TILE - 1 for length in both),
+            keys >= LONG,
+        )
+        yield from ((phase, name) for name, is_so in zip(LENGTHS, holds, strict=True) if is_so)
+
+
+def has_a_class(operation: Operation, option: str, length: str) -> bool:
+    """Whether an option can be given at a class of lengths: a past and a key of its own are two keys."""
+    spec = operation.inputs.get(option)
+    return not (length == "single" and spec is not None and "P" in spec.axes)
+
+
+def test_every_option_meets_keys_of_every_class_of_lengths_with_one_query_and_with_several() -> None:
+    holes = []
+    for operation in OPERATIONS.values():
+        wanted = options_at_lengths(operation)
+        found = {
+            (option, phase, length)
+            for case in (cases_of(operation.name) if wanted else ())
+            for queries, keys in set(lengths_of(case))
+            for phase, length in classes_of(queries, keys)
+            for option in {"", *(level.option for level in levels_in(case.id))}
+        }
+        holes += [
+            f"{operation.name}{option and ' with '}{option}: no case is {phase}, {length}"
+            for option, phase, length in product(sorted(wanted), PHASES, LENGTHS)
+            if has_a_class(operation, option, length) and (option, phase, length) not in found
+        ]
+    assert not holes, "\n".join([*holes, "give the operation's cases in cases/designs a row of such lengths"])
 
 
 # Sizes with paths of their own.
