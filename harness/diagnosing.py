@@ -406,7 +406,7 @@ class _Conditions:
         decisions: Mapping[Evaluation, Decision],
         evidence: Mapping[Evaluation, Evidence],
     ) -> dict[Evaluation, Decision]:
-        """Say of readings where they hold; what does not hold wherever it would show is no convention."""
+        """Add conditions to readings. A reading that passing cases refute is a mistake and no convention."""
         of_reading: dict[tuple[str, str, str], list[Evaluation]] = defaultdict(list)
         fits: dict[Evaluation, Fit] = {}
         for key, decision in decisions.items():

@@ -27,6 +27,8 @@ from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.step import Around, At, Node
+from attncheck.reading.lowering import Problem
+from attncheck.spec import computed_stages
 from attncheck.spec.rounding import RoundingModel
 
 
@@ -85,6 +87,19 @@ def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
         lambda _, node, operands: node.step.value_of(plain, *operands),
         dict(known or {}),
     )
+
+
+def approximate_stages(plain: Problem) -> dict[str, Any]:
+    """Return the stages of a problem in canonical form, evaluated in float64."""
+    inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
+    options = {name: value for name, value in plain.options.items() if value is not None}
+    problem = Computation.of(Problem(plain.operation, options, inputs))
+    walk = value_walk(problem)
+    with np.errstate(all="ignore"):
+        return {
+            stage: problem.without_added(stage, walk.node(stage))
+            for stage in computed_stages(problem.operation, problem.options, problem.inputs)
+        }
 
 
 def error_walk(

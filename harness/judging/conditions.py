@@ -1,4 +1,4 @@
-"""Where a reading holds: what the cases that it explains have, and those that pass in which it would show lack.
+"""Conditions of a reading: features that the cases it explains have, and that passing cases which could show it lack.
 
 A kernel may forget causality beside a bias and be right without one. The reading explains the failing cases; that the
 others pass says where it does not hold. A case that passes says so if every form of the reading gives it another

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from attncheck.attention.problem import Computation
+from attncheck.attention.walk import approximate_stages
 from attncheck.judging.alternatives import Change, Changed, Form, Reading, folded, only, with_allowed, with_input
 from attncheck.judging.readings_of_entries import has_heads
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, scores_shape
@@ -28,7 +29,7 @@ _FINITE_BOTTOMS = (-5e4, -1e4)
 
 
 def _writes_heads(problem: Problem) -> bool:
-    """Whether an output of heads is written, of values that are an input of numbers."""
+    """Return true if the output has heads, and values are an input of numbers."""
     is_plain = has_heads(problem) and "value" in problem.inputs and "value_shift" not in problem.inputs
     return is_plain and not OPERATIONS[problem.operation].has_gradients
 
@@ -48,7 +49,7 @@ def _without(array: Any, place: tuple[Any, ...]) -> Any:
 
 
 def _rows_as(row: Callable[[Any, Problem], Any], is_told: Callable[[Problem], object]) -> Change:
-    """Let causality count from other rows: ``row(row, problem)``."""
+    """Return a change by which causality counts from other rows: ``row(row, problem)``."""
 
     def change(problem: Problem) -> Problem | None:
         if not is_told(problem):
@@ -84,7 +85,7 @@ _CAUSALITY = (
 
 
 def _hidden_parts(size: int) -> Changed:
-    """Let each part of the keys that a query may not attend to count as one key of score 0 and value 0."""
+    """Count each part of the keys that a query may not attend to as one key of score 0 and value 0."""
 
     def change(problem: Problem) -> Problem | None:
         is_small = score_elements(problem.operation, problem.options, problem.inputs) <= MAX_AT_A_TIME
@@ -205,8 +206,6 @@ _UNWRITTEN = (
 
 def _low_rows(problem: Problem) -> Iterator[Form]:
     """Take rows whose scores are all low for such without a key."""
-    from attncheck.judging.residuals import approximate_stages  # which imports the catalogue
-
     if not _writes_heads(problem) or score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
         return
     dtype = problem.inputs["query"].dtype

@@ -16,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.errors import Real
-from attncheck.attention.problem import Computation
 from attncheck.attention.sampling import Rows
-from attncheck.attention.walk import value_walk
+from attncheck.attention.walk import approximate_stages
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.readings import read_as_declared, readings_of
 from attncheck.judging.truth import Array, Stages, Truth, find_truth
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
-from attncheck.spec import DEFAULT_EMPTY_ROWS, computed_stages
+from attncheck.spec import DEFAULT_EMPTY_ROWS
 
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
 
@@ -160,19 +159,6 @@ def _mean_difference(array: Array, other: Array) -> float:
         # Sums of the lowest numbers of float64 overflow.
         relative = difference / size if np.isfinite(size) else np.inf
         return float(relative + odd.mean())
-
-
-def approximate_stages(plain: Problem) -> dict[str, Array]:
-    """Return the stages of a problem in canonical form, evaluated in float64."""
-    inputs = {name: array if array.dtype == bool else array.astype(np.float64) for name, array in plain.inputs.items()}
-    options = {name: value for name, value in plain.options.items() if value is not None}
-    problem = Computation.of(Problem(plain.operation, options, inputs))
-    walk = value_walk(problem)
-    with np.errstate(all="ignore"):
-        return {
-            stage: problem.without_added(stage, walk.node(stage))
-            for stage in computed_stages(problem.operation, problem.options, problem.inputs)
-        }
 
 
 @dataclass(eq=False)

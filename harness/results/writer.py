@@ -125,7 +125,7 @@ def note_exit_code(directory: Path, code: ExitCode) -> None:
 
 
 def note_confirmed(directory: Path, confirmed: Mapping[str, Sequence[str]]) -> None:
-    """Let the environment of a run say which features of failing cases were borne out. Raises ``OutputError``."""
+    """Store the features of failing cases that were confirmed with a run's environment. Raises ``OutputError``."""
     path = directory / "environment.json"
     environment = dict(read_json(path) or {})
     environment["asked"] = {**environment.get("asked", {}), "confirmed": dict(confirmed)}

@@ -257,7 +257,7 @@ class SearchFolder:
     seen: Seen = field(default_factory=Seen)
     findings: list[Finding] = field(default_factory=list)
     place: str = ""
-    """Where a user's implementation is: two may have one name."""
+    """The file or module of a user's implementation, since two may have one name."""
 
     @classmethod
     def of(cls, path: Path, implementation: str, place: str = "") -> SearchFolder:

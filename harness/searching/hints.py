@@ -1,4 +1,4 @@
-"""Whether what failing cases have in common is why they fail: two problems are made of one of them, and asked.
+"""Confirmation of hints: two problems are made of a failing case, with its common features and without.
 
 A feature that all failing cases of an implementation have, and hardly any other case, may still be an accident of how
 cases were chosen: another feature that they share may be the cause. So the simplest failing case is changed in one
