@@ -226,6 +226,10 @@ def kind_of(problem: ConcreteCase) -> str:
     return f"{problem.operation}{own}"
 
 
+_KIND_WEIGHT = 30
+"""An operation of few inputs has few features: while it is new, it counts as much as the pairs of eight features."""
+
+
 @dataclass
 class Seen:
     """The features, and pairs of them, that were asked, each with how often, and those refused or answered."""
@@ -236,7 +240,8 @@ class Seen:
 
     def novelty(self, problem: ConcreteCase) -> float:
         """Return how much of a problem is new: what was never asked counts 1, and less each time that it was."""
-        return sum(1 / (1 + self.counts[key]) ** 2 for key in _keys(problem))
+        of_kind = _KIND_WEIGHT / (1 + self.counts[kind_of(problem)]) ** 2
+        return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _keys(problem))
 
     def add(self, problem: ConcreteCase) -> None:
         """Count a problem that is asked."""
