@@ -237,7 +237,7 @@ SMALL_CORPUS = {
     "documents/base_r_vignette.yaml": 9,
     "merge_states.yaml": 2,
     "properties.yaml": 1,
-    f"{TEMPLATE}.yaml": 1,
+    f"{TEMPLATE}.yaml": 4,
 }
 """How many cases of which files, from the beginning."""
 

@@ -181,6 +181,7 @@ def check_reference(words: list[str]) -> None:
     """Hold a command that installs or builds against what it refers to. Raises ``AssertionError``."""
     command = " ".join(words)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    words = words[words[0] == "uv" :]
     if words[:2] == ["pip", "install"]:
         extras = {each for word in words[2:] for found in re.findall(r"\[(.*?)\]", word) for each in found.split(",")}
         assert extras <= set(project["project"]["optional-dependencies"]), command

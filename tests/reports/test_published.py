@@ -124,7 +124,7 @@ def test_hostile_names_are_no_formula_and_no_picture_outside_the_folder(tmp_path
     assert {path.name for path in folder.parent.iterdir()} == {"published"}
     with (folder / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         ((_, implementation, _, _, begins_at, _),) = list(csv.reader(file))[1:]
-    assert implementation == begins_at == "'=cmd|\"x\"!A1,\n;'=2</td>`|\ufffd"
+    assert implementation == begins_at == "'=cmd|\"x\"!A1,\\r\\n;'=2</td>`|\\x1b"
     assert drift(frames, folder).changes == []
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert "</td>" not in re.sub(r"(?<!\\)`[^`]*`", "", readme).replace("\\</td\\>", "")

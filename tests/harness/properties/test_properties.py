@@ -114,7 +114,7 @@ def test_rows_are_read_back_as_they_were_written_and_a_table_that_is_none_of_our
         ROW,
         replace(EXPECTED, index="0,1", differing=3, **numbers),
         replace(ROW, value=math.nan, reference=None),
-        replace(ROW, message='quotes "and", commas\nand lines', claim="bitwise"),
+        replace(ROW, message='quotes "and", commas', claim="bitwise"),
     ]
     write_property_rows(tmp_path, rows)
     assert repr(read_property_rows(tmp_path)) == repr(rows)  # NaN is NaN there
