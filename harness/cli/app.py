@@ -17,7 +17,7 @@ from typer.models import CommandInfo
 
 from attncheck.cli.output import print_error, print_no_outcome, wants_json
 from attncheck.cli.parameters import with_options
-from attncheck.cli.process import guard_streams, memory_error, open_closed_streams, require_memory
+from attncheck.cli.process import guarded_streams, memory_error, open_closed_streams, require_memory
 from attncheck.errors import AttncheckError, ExitCode
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -201,7 +201,11 @@ def main() -> None:
     """Run the command line; every failure of the user's is one line, and its exit code."""
     gc.set_threshold(_ALLOCATED)
     open_closed_streams()
-    guard_streams()
+    with guarded_streams():
+        _run()
+
+
+def _run() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was judged is said, as after Ctrl-C
     if sys.argv[1:2] == ["run"]:
         sys.argv[1:2] = _RUN

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from attncheck.errors import AttncheckError, ExitCode, OutputError
@@ -66,10 +67,11 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
 
 
-def guard_streams() -> None:
-    """Let this process's standard streams lose what cannot be written, or say so in one line."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Replace standard output and error by streams that lose what cannot be written, or fail with one line."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for name, stream in before.items():
         try:
             raw = _Stream(stream.fileno(), must_succeed=name == "stdout")
         except (AttributeError, OSError, ValueError):  # no file, such as a text of whoever embeds the command line
@@ -78,6 +80,13 @@ def guard_streams() -> None:
         guarded = io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
         guarded.reconfigure(write_through=stream.write_through)
         setattr(sys, name, guarded)
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            with suppress(StandardOutputError):  # reported when it happened
+                getattr(sys, name).flush()
+            setattr(sys, name, stream)
 
 
 def has_reader() -> bool:

@@ -245,7 +245,11 @@ def test_rows_and_enclosures_come_back_bit_by_bit_and_in_order() -> None:
 
 
 COUNTED = [
-    ("attncheck.judging.units, attncheck.judging.judge", JUDGING_CODE, {"execution", "execution.user_code", "results.tables", "wording"}),
+    (
+        "attncheck.judging.units, attncheck.judging.judge",
+        JUDGING_CODE,
+        {"execution", "execution.user_code", "results.tables", "wording"},
+    ),
     ("attncheck.reading.loader", READING_CODE, {"backends.entry", "backends.families"}),
 ]
 
