@@ -346,7 +346,8 @@ def problem_of(kind: str, hit: Outcome, *after: Outcome) -> str:
 def test_a_fault_is_said_once_harms_no_other_evaluation_and_nothing_outlives_a_worker(
     forking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = {kind: softmax_of(number + 1.0).inputs["scores"] for number, kind in enumerate(KINDS)}
+    # Odd numbers: a call is made again with half of every number, which is to be no other kind.
+    scores = {kind: softmax_of(2.0 * number + 1).inputs["scores"] for number, kind in enumerate(KINDS)}
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({FAULTY.fingerprint("softmax", (each,), {}): kind for kind, each in scores.items()}))
     monkeypatch.setenv(FAULTY.PLAN_VARIABLE, str(plan))
@@ -364,7 +365,7 @@ def test_a_fault_is_said_once_harms_no_other_evaluation_and_nothing_outlives_a_w
             for kind in kinds:
                 if (process := runner._slot.process) is not None:
                     workers.add(process.pid)
-                numbers = (KINDS.index(kind) + 1.0, RIGHT, RIGHT)
+                numbers = (2.0 * KINDS.index(kind) + 1, RIGHT, RIGHT)
                 found.append(problem_of(kind, *(runner.evaluate(softmax_of(number)) for number in numbers)))
                 assert all(path.stat().st_size < 2 * MAX_PRINTED for path in folder.iterdir())
         return found
