@@ -144,7 +144,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(distinct.values())
 
 
-def read_runs(directories: Sequence[Path]) -> list[Run]:
+def read_runs(directories: Sequence[Path | str]) -> list[Run]:
     """Read results directories, sorted by label; those that share a label are told apart by their folders.
 
     Args:
@@ -153,7 +153,7 @@ def read_runs(directories: Sequence[Path]) -> list[Run]:
     Raises:
         ResultsError: If a folder holds no results.
     """
-    runs = [read_run(directory) for directory in directories]
+    runs = [read_run(Path(directory)) for directory in directories]
     labels = distinct_labels({run.directory: run.label for run in runs})
     renamed = [replace(run, label=labels[run.directory]) for run in runs]
     return sorted(renamed, key=lambda run: run.label)
