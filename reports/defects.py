@@ -175,11 +175,12 @@ def _declaration(frames: Frames, column: Column) -> str:
         return ""
     own = sorted(defects_of(frames, column), key=lambda each: -len(each.cases))
     options = [_declarations(each) for each in own if each.is_shown_by_calls and each.row["verdict"] in _OF_NUMBERS]
-    if not options or not all(of and None not in of for of in options):
+    conventions = [option for of in options for option in of if option is not None]
+    if not options or not all(options) or len(conventions) < sum(map(len, options)):
         return ""  # a convention explains some of the failing cases only: more likely it is a fault
     found: dict[str, str] = {}
-    for convention in chain.from_iterable(options):
-        found.setdefault(*convention)
+    for name, value in conventions:
+        found.setdefault(name, value)
     table = {**asked.conventions.get(column.implementation, {}), **found}
     them = "this" if len(found) == 1 else "these"
     return f"if it means {them}, declare it: {_declared(frames, column, 'conventions', table)}"

@@ -270,14 +270,14 @@ def _further_queries_zero(problem: Problem) -> Form | None:
     query = problem.inputs["query"]
     if query.shape[-2] != 1 or query.ndim != 4 or len(query) < 2 or not has_heads(problem):
         return None
-    return Form(problem.with_inputs(query=_without(query, np.s_[1:])), stage="rotated_query")
+    return Form(problem.with_inputs(query=_without(query, (slice(1, None),))), stage="rotated_query")
 
 
 _ROTATIONS = (
     Reading("rotary-of-first-head-alone", "of a single query, only the first head of the first batch entry is rotated",
-            _one_query_rotated(_turned_only(np.s_[0, 0])), "rotary_cos"),
+            _one_query_rotated(_turned_only((0, 0))), "rotary_cos"),
     Reading("rotary-of-first-batch-entry-alone", "of a single query, only the first batch entry is rotated",
-            only(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_turned_only(np.s_[0]))),
+            only(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_turned_only((0,)))),
             "rotary_cos"),
     Reading("rotary-writes-first-batch-entry",
             "of a single query, the rotation writes only the first batch entry: the others are 0",

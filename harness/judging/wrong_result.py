@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from attncheck.attention.caches import size_of_made
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.exact_array import Enclosure
+from attncheck.attention.walk import approximate_stages
 from attncheck.dtypes import rounded_once
 from attncheck.judging.alternatives import (
     Alternative,
@@ -50,7 +51,6 @@ from attncheck.judging.readings_of_scores import with_bias_times
 from attncheck.judging.replaced_steps import multiplied, replacement_by
 from attncheck.judging.residuals import (
     Readings,
-    approximate_stages,
     best_number,
     relative_bound,
     shortest,

@@ -134,8 +134,8 @@ def _long_keys(random: Random, most: int) -> Dimensions:
     queries = int(random.randint(1, 3))
     keys = int(random.choice([length for length in _LONG_KEYS if queries * length <= most]))
     width, value_width = (int(each) for each in random.randint(2, 5, 2))
-    models = (int(each) for each in random.randint(1, _SMALL, 4))
-    return Dimensions(1, 1, queries, keys, width, value_width, *models, 1)
+    models = dict(zip(("E", "Ek", "Ev", "Eo"), map(int, random.randint(1, _SMALL, 4)), strict=True))
+    return Dimensions(B=1, H=1, Lq=queries, Lk=keys, D=width, Dv=value_width, Hkv=1, **models)
 
 
 def _whole_tiles(random: Random, most: int) -> Dimensions:
@@ -148,8 +148,8 @@ def _whole_tiles(random: Random, most: int) -> Dimensions:
     batch = 2 if random.rand() < _ALIKE_SHARE else 1
     if batch * query_heads * queries * keys > most:
         batch, query_heads, shared = 1, 1, 1
-    width, value_width, *models = (int(each) for each in random.randint(1, _SMALL, 6))
-    return Dimensions(batch, query_heads, queries, keys, width, value_width, *models, shared)
+    widths = dict(zip(("D", "Dv", "E", "Ek", "Ev", "Eo"), map(int, random.randint(1, _SMALL, 6)), strict=True))
+    return Dimensions(B=batch, H=query_heads, Lq=queries, Lk=keys, Hkv=shared, **widths)
 
 
 def _length(random: Random) -> int:
