@@ -17,6 +17,7 @@ import pytest
 from problems import Array, Arrays, Options, Problem, failing, options_of
 from tables import tables_beside
 
+from attncheck.attention import walk
 from attncheck.attention.problem import Computation
 from attncheck.attention.problem import Problem as PlainProblem
 from attncheck.attention.walk import Walk
@@ -391,13 +392,13 @@ def test_masked_keys_with_weight_are_told_as_that() -> None:
 
 def test_whoever_fails_a_case_first_changes_no_diagnosis_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[str] = []
-    walk = residuals.value_walk
+    value_walk = walk.value_walk
 
     def counted(problem: Computation) -> Walk:
         evaluated.append(problem.operation)
-        return walk(problem)
+        return value_walk(problem)
 
-    monkeypatch.setattr(residuals, "value_walk", counted)
+    monkeypatch.setattr(walk, "value_walk", counted)
     truth = Problem("attention", {}, BIASED).truth()
     for compute in (
         attend(scale=0.123),
