@@ -30,7 +30,8 @@ PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu/"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INSTALL = re.compile(r"^## Install\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 _SMALL_CHECK = "attncheck check softmax --no-report --quiet"
-_KEPT_VARIABLES = ("SSL_CERT_FILE", "HTTPS_PROXY", "https_proxy", "LANG")
+_KEPT_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "HTTPS_PROXY", "https_proxy", "LANG")
+"""How the network is reached, which decides nothing that is installed."""
 AGREE, FAILED, NOT_RUN = 0, 1, 3
 
 
@@ -103,7 +104,9 @@ def page_commands(machine: Machine, page: str) -> Iterator[int]:
     text = (machine.checkout / page).read_text(encoding="utf-8")
     variables, work = machine.environment("page"), machine.home / "work"
     work.mkdir()
-    yield AGREE if machine.run("pip install --quiet . pytest", variables) else FAILED
+    if not machine.run("pip install --quiet . pytest", variables):
+        yield FAILED
+        return
     for language in ("python", "toml"):
         for body in blocks(text, language):
             if header := re.match(r"# ([\w.]+\.(?:py|toml))\n", body):
