@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -119,17 +118,23 @@ def together(every: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def contradictions(resolver: Resolver, project: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each extra or group that has no solution, on the Pythons for which it has none."""
+    """Yield a line for each extra or group that has no solution.
+
+    The extras and groups are resolved one by one only for the first Python on which they have no solution together.
+    On the others, only those are resolved again that had none there.
+    """
     every = parts(project)
-    kinds = (("with constraints.txt", CONSTRAINTS), ("without constraints.txt", ()))
-    for (words, constraints), python in product(kinds, pythons(project)):
-        _, reason = resolver.solve(Request("all", python, (*together(every), *constraints)))
-        if reason:
-            singles = [Request(name, python, (*every[name], *constraints)) for name in every]
+    for words, constraints in (("with constraints.txt", CONSTRAINTS), ("without constraints.txt", ())):
+        suspects = list(every)
+        for python in pythons(project):
+            _, reason = resolver.solve(Request("all", python, (*together(every), *constraints)))
+            if not reason:
+                continue
+            print(f"Python {python}, {words}: not all can be installed together: {reason}", file=sys.stderr, flush=True)
+            singles = [Request(name, python, (*every[name], *constraints)) for name in suspects]
             failures = _failures(resolver, singles)
+            suspects = [single.name for single, _ in failures] or suspects
             yield from (f"{single.name}, Python {python}, {words}: {why}" for single, why in failures)
-            if not failures:
-                print(f"Python {python}, {words}: each can be installed, but not all together: {reason}")
 
 
 def pinned_environments(resolver: Resolver, project: dict[str, Any]) -> Iterator[str]:
@@ -171,7 +176,7 @@ def unreachable_bounds(resolver: Resolver, project: dict[str, Any]) -> Iterator[
 
 def _failures(resolver: Resolver, requests: Sequence[Request]) -> list[tuple[Request, str]]:
     """Return the requests that have no solution, with the reasons."""
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(_CONNECTED) as pool:
         answers = list(pool.map(resolver.solve, requests))
     return [(request, why) for request, (_, why) in zip(requests, answers, strict=True) if why]
 

@@ -79,6 +79,11 @@ ESCAPED: Final = re.compile(
     r"\ufdd0-\ufdef\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 """Characters that move or hide others: control characters, line breaks, direction marks, tags, half surrogate pairs."""
+_HIDING = r"\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+ONE_LINE: Final = rf"^[^\x00-\x1f{_HIDING}]+$"
+"""What a person writes on one line, as a pattern that JSON Schema has too, and so without characters beyond U+FFFF."""
+LINES: Final = rf"^[^\x00-\x08\x0b-\x1f{_HIDING}]+$"
+"""The same on several lines."""
 LONGEST_TEXT: Final = 4000
 
 

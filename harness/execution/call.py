@@ -247,7 +247,7 @@ class Limits:
         case_seconds: How long one evaluation may take; where a mode compiles for seconds, so much longer as it may take
             to start.
         threads: Threads of each worker.
-        workers: How many workers are alive at the same time.
+        workers: How many workers are alive at the same time. Those of user functions are as few as processors.
         soft_memory_limit: Bytes. A worker that holds more after an evaluation is replaced, because compilers keep all
             that they ever compiled.
         hard_memory_limit: Bytes. A worker that holds more during an evaluation is stopped.

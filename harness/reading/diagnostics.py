@@ -18,7 +18,7 @@ from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.shapes import FieldFault
 from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
-from attncheck.wording import NEAR, WEB_ADDRESS
+from attncheck.wording import LINES, NEAR, ONE_LINE, WEB_ADDRESS
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,8 @@ _WANTED = {
     "finite_number": "a finite number",
 }
 _PATTERNS = {
-    r"^[^\x00-\x1f\x7f]+$": "one line of text without control characters",
+    ONE_LINE: "one line of text, without characters that control a terminal or hide others",
+    LINES: "text without characters that control a terminal or hide others",
     r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
     r"^[a-z][a-z0-9-]*$": "a name of small letters, digits and hyphens that begins with a letter",
     r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$": (

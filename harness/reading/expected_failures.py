@@ -23,9 +23,10 @@ from attncheck.errors import CaseError, Diagnostic
 from attncheck.processors import processor_flags
 from attncheck.reading.array_kinds import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, linked_files_hidden, yaml_diagnostics
-from attncheck.reading.model import Dtype, PropertyName, StageName, Text
+from attncheck.reading.model import Dtype, PropertyName, StageName
 from attncheck.reading.yaml_reader import FieldPath, YamlFault, read_yaml
 from attncheck.verdicts import Verdict
+from attncheck.wording import ONE_LINE
 
 FOLDER = "expected_failures"
 """Of the package ``attncheck.backends``: <backend>.yaml."""
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     VerdictName = str
 else:
     VerdictName = Literal[*_EXCUSABLE, BROKEN]
-Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
 _EXPECTED = "a list of expected failures, [] for none"
 _THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$"
 
@@ -72,13 +73,13 @@ class ExpectedFailureEntry(Strict):
         description="Only on processors with this flag of /proc/cpuinfo, such as amx_bf16, or without it: "
         "not amx_bf16; anywhere if absent.",
     )
-    reason: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
+    reason: Annotated[str, Field(min_length=10, max_length=500, pattern=ONE_LINE)] = Field(
         description="What the implementation does there and why, in a sentence."
     )
     decided: Literal["semantic", "numeric", "crash"] = Field(
         description="What it is, on reflection: another convention, a wrong number, or a failure to answer."
     )
-    thread: Annotated[Text, Field(pattern=_THREAD)] | None = Field(
+    thread: Annotated[str, Field(max_length=2000, pattern=_THREAD)] | None = Field(
         default=None, description="Where it is discussed: owner/name#number, or a URL."
     )
 

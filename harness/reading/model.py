@@ -14,7 +14,7 @@ from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
 from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, StoredNumbers, Strict
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, MEMORY_LAYOUTS, OPERATIONS, PROPERTIES, STAGES, OptionSpec
-from attncheck.wording import WEB_ADDRESS
+from attncheck.wording import LINES, ONE_LINE, WEB_ADDRESS
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
@@ -33,9 +33,9 @@ TAG_FILE = "tags.yaml"
 _MAX_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
 _MAX_WINDOW = 2**31
-Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=ONE_LINE)]
 CaseId = Annotated[str, Field(max_length=120, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-Text = Annotated[str, Field(min_length=1, max_length=4000)]
+Text = Annotated[str, Field(min_length=1, max_length=4000, pattern=LINES)]
 WebAddress = Annotated[str, Field(max_length=2000, pattern=WEB_ADDRESS)]
 Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
 

@@ -144,16 +144,17 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(distinct.values())
 
 
-def read_runs(directories: Sequence[Path | str]) -> list[Run]:
+def read_runs(directories: Path | str | Sequence[Path | str]) -> list[Run]:
     """Read results directories, sorted by label; those that share a label are told apart by their folders.
 
     Args:
-        directories: The folders that ``attncheck check`` or ``attncheck run`` wrote.
+        directories: The folder that ``attncheck check`` or ``attncheck run`` wrote, or several.
 
     Raises:
         ResultsError: If a folder holds no results.
     """
-    runs = [read_run(Path(directory)) for directory in directories]
+    given = [directories] if isinstance(directories, Path | str) else directories
+    runs = [read_run(Path(directory)) for directory in given]
     labels = distinct_labels({run.directory: run.label for run in runs})
     renamed = [replace(run, label=labels[run.directory]) for run in runs]
     return sorted(renamed, key=lambda run: run.label)
