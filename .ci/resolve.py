@@ -118,23 +118,23 @@ def together(every: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def contradictions(resolver: Resolver, project: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each extra or group that has no solution.
+    """Yield a line for each reason why extras or groups have no solution, with their names.
 
-    The extras and groups are resolved one by one only for the first Python on which they have no solution together.
-    On the others, only those are resolved again that had none there.
+    They are resolved one by one only for the first Python on which they have no solution together for that reason.
     """
     every = parts(project)
     for words, constraints in (("with constraints.txt", CONSTRAINTS), ("without constraints.txt", ())):
-        suspects = list(every)
+        where: dict[str, list[str]] = {}
         for python in pythons(project):
-            _, reason = resolver.solve(Request("all", python, (*together(every), *constraints)))
-            if not reason:
-                continue
-            print(f"Python {python}, {words}: not all can be installed together: {reason}", file=sys.stderr, flush=True)
-            singles = [Request(name, python, (*every[name], *constraints)) for name in suspects]
-            failures = _failures(resolver, singles)
-            suspects = [single.name for single, _ in failures] or suspects
-            yield from (f"{single.name}, Python {python}, {words}: {why}" for single, why in failures)
+            if reason := resolver.solve(Request("all", python, (*together(every), *constraints)))[1]:
+                where.setdefault(reason, []).append(python)
+        for reason, releases in where.items():
+            singles = [Request(name, releases[0], (*every[name], *constraints)) for name in every]
+            names = [single.name for single, _ in _failures(resolver, singles)]
+            if names:
+                yield f"{words}, Python {', '.join(releases)}: {', '.join(names)}: {reason}"
+            else:
+                print(f"Each can be installed, but not all together, {words}: {reason}", file=sys.stderr)
 
 
 def pinned_environments(resolver: Resolver, project: dict[str, Any]) -> Iterator[str]:
