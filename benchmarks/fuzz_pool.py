@@ -64,7 +64,9 @@ def make_input(target: str, seed: int, number: int, folder: Path) -> None:
     usual = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)  # of what is hostile because it is deep, the readers are to hear, not its maker
     try:
-        fuzz_targets.TARGETS[target].make(folder, random.Random(f"{seed} {target} {number}"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the maker's own, of members of one name for instance
+            fuzz_targets.TARGETS[target].make(folder, random.Random(f"{seed} {target} {number}"))
     finally:
         sys.setrecursionlimit(usual)
 

@@ -46,7 +46,7 @@ _SMALL = 1 << 14
 """Numbers in the arrays of a case that are made here; what is larger is only loaded."""
 _BY_SELECTION = 40
 """One case file in so many is read as a whole folder, beside the bundled tags."""
-_WRITE, _WRITTEN = "write", 0.4
+_WRITE, _WRITTEN = "write", 0.15
 """Beside results that are to be written in every format, and how many are: that takes longest."""
 
 Random = random.Random
@@ -272,5 +272,5 @@ TARGETS: dict[str, Target] = {
     "loader": Target(_make_case, _take_case, 200_000),
     "expected_failures": Target(_make_expected_failures, _take_expected_failures, 20_000),
     "config": Target(_make_config, _take_config, 20_000),
-    "results": Target(_make_results, _take_results, 3_000, _warm_results),
+    "results": Target(_make_results, _take_results, 12_000, _warm_results),
 }

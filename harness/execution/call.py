@@ -310,6 +310,7 @@ class WorkerProcess:
         self._connection, theirs = Pipe()
         self._ending = Lock()
         self._calls = 0
+        self._is_over = False
         self.answered = 0.0
         """The time of the last answer, by ``perf_counter``."""
         try:
@@ -345,7 +346,7 @@ class WorkerProcess:
         the call is on its way. Raises ``CallTimeout``, ``CallCancelled``, ``WorkerDied`` or ``RemoteError``.
         """
         deadline = monotonic() + seconds
-        if self._process.exitcode is not None:
+        if self._is_over or self._process.exitcode is not None:
             raise WorkerDied(f"{self._how_it_ended()} before it was asked")
         self._calls += 1
         answered: _Answered = SimpleQueue()
@@ -363,6 +364,7 @@ class WorkerProcess:
                 raise CallTimeout
         self.answered = received.at
         if isinstance(received.error, EOFError | OSError):
+            self._is_over = True  # at once: the exit code may come later, to another thread that waits for it
             self._process.join(_LOOK_AGAIN_SECONDS * 5)  # it closes its end a moment before it is gone
             raise WorkerDied(self._how_it_ended())
         if received.error is not None:
@@ -388,6 +390,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Kill the process and all that it started; a call that is under way ends, too."""
+        self._is_over = True
         with self._ending:
             end(self._process)
         self._asked.put(None)

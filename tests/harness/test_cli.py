@@ -189,7 +189,7 @@ def test_few_addresses_are_one_line_about_memory(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (3, "")
     assert ended.stderr == (
         "attncheck: not enough memory: this process may have 488 MiB of addresses (ulimit -v); expected at least "
-        "1,024 MiB; raise the limit\n"
+        "768 MiB; raise the limit\n"
     )
 
 
