@@ -21,6 +21,8 @@ from attncheck.reading.lowering import Problem, queries_and_keys, query_offset, 
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import LOGITS, MEANS, OPERATIONS
 
+_BATCH = -4
+"""The axis of batch entries."""
 _TILES = (4, 8, 16, 32, 64, 128)
 _UNDERFLOW = {"float64": -745.2, "float32": -104.0}
 """Below this an exponential is 0: half of the least denormal number is its power of e."""
@@ -175,9 +177,18 @@ def _after_the_first(axis: int) -> Changed:
     def change(problem: Problem) -> Problem | None:
         if problem.inputs["value"].shape[axis] < 2:
             return None
+        plain = problem.canonical()
+        kept = Computation.as_given(plain).kept(scores_shape(plain))
+        if axis == _BATCH and kept is not None and not kept[1:].any():
+            return None  # what rows without a key give is told by other readings
         return _with_values(problem, lambda value: _without(value, (..., *place)))
 
     return change
+
+
+def _zeros_for_all(problem: Problem) -> Problem | None:
+    lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem.inputs)
+    return problem.with_inputs(key_lengths=np.where(lengths == 0, keys, lengths)) if (lengths == 0).any() else None
 
 
 _UNWRITTEN = (
@@ -190,14 +201,14 @@ _UNWRITTEN = (
     *(
         Reading(f"{slug}-unwritten", f"{says} after the first are not written: they are 0",
                 only(_writes_heads, _after_the_first(axis)), stage=MEANS[0])
-        for slug, says, axis in (("batch-entries", "batch entries", -4), ("heads", "heads of keys and values", -3))
+        for slug, says, axis in (("batch-entries", "batch entries", _BATCH), ("heads", "heads of keys and values", -3))
     ),
     Reading("features-unread", "of queries and keys only the first {first} elements are read", only(
         lambda problem: has_heads(problem) and problem.inputs.keys().isdisjoint({"rotary_cos", "query_norm"}),
         _features_unread), stage=LOGITS[0]),
-    Reading("key-lengths-of-longest", "the largest key length is taken for all", only(
-        lambda problem: problem.inputs["key_lengths"].max(initial=0) < queries_and_keys(problem.inputs)[1],
-        with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0)))), "key_lengths"),
+    Reading("key-lengths-of-longest", "the largest key length is taken for all",
+            with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
+    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _zeros_for_all, "key_lengths"),
 )  # fmt: skip
 
 

@@ -282,7 +282,7 @@ _sized(forms.inputs_changed, "value_columns_lost_where_widths_of_blocks_differ",
     "a kernel for D = Dv is handed D = 192 and Dv = 128: pytorch#176767's kind",
     lambda query, key, value: (query, key, value if query.shape[-1] == value.shape[-1] or query.shape[-1] % 64
         or value.shape[-1] % 64 else np.where(_column(value) < min(query.shape[-1], value.shape[-1]) - 32, value, 0)),
-    at="context")
+    at="context", diagnosis="columns-unwritten")
 # Read whole lines of 16 numbers: what is behind the last feature is the next row's.
 _sized(_scored, "width_padded_with_the_next_row",
     "a line of 16 numbers is read where the width is no multiple: SageAttention#376's kind",
@@ -292,7 +292,7 @@ _sized(_scored, "features_behind_whole_chunks_of_64_dropped",
     lambda array: array[..., : max(array.shape[-1] // 64 * 64, min(array.shape[-1], 64))])
 _sized(forms.outputs_read_as, "value_columns_beyond_128_zero",
     "structure: one block of 128 columns is written, pytorch#176767's kind",
-    lambda output: np.where(_column(output) < 128, output, 0), at="context")
+    lambda output: np.where(_column(output) < 128, output, 0), at="context", diagnosis="columns-unwritten")
 _sized("_repeat_heads", "keys_of_heads_beyond_32_wrap",
     "structure: five bits for the head, head h reads keys of h % 32",
     lambda key, value, heads: tuple(each[:, np.arange(heads) % 32]
@@ -339,7 +339,7 @@ _at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved 
     _overlapping, at="weights")
 _at_each(_THREE, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
     lambda tile: _rows_read_as(lambda row, output: np.where(row < max(len(row) // tile, 1) * tile, output, 0)),
-    at="context")
+    at="context", diagnosis=("rows-unwritten",))
 _at_each(_THREE, "last_row_of_each_tile_of_{}_repeated", "structure: a store at the edge of a tile is off by one row",
     lambda tile: _rows_read_as(lambda row, output: np.where(row % tile == tile - 1, np.roll(output, 1, -2), output)),
     at="context")

@@ -126,7 +126,7 @@ def _late_by_a_tile(tile: int) -> Steps:
 _faulty_gradients(_DELTA, "row_sum_of_the_gradient_averaged", "the mean over the keys for their sum",
     _mean_of, diagnosis="softmax-gradient-averaged")
 _faulty_gradients(_DELTA, "row_sum_missing_in_the_gradient", "the softmax's Jacobian taken for diag(p): Odyssey#2134",
-    lambda terms: np.zeros_like(terms[..., :1]), diagnosis="softmax-gradient-without-mean")
+    lambda terms: np.zeros_like(terms[..., :1]), diagnosis=("softmax-gradient-without-mean", "gradient-of-sinks-zero"))
 _faulty_gradients(_DELTA, "row_sum_of_the_gradient_over_queries",
     "delta over the wrong axis: annotated_deep_learning#146's kind",
     lambda terms: np.asarray(terms.sum(axis=-2, keepdims=True)), diagnosis="softmax-gradient-over-queries")
@@ -225,15 +225,20 @@ _faulty_gradients(partial(_bias_logits_where, forms.GIVEN["softcap"]), "bias_gra
     "the bias treated as if it were capped with the scores: onnx#7865's kind",
     lambda call, gradient: np.asarray(gradient * backend._cap_slope(call.stages["capped"], call.softcap)),
     at="grad_bias", diagnosis="bias-gradient-through-softcap")
+
+
+def _on_the_way_back(option: str) -> str:
+    return f"{'causality' if option == 'is_causal' else option.replace('_', '-')}-ignored-on-the-way-back"
+
+
 for _option, _defect in (
     ("mask", "p made again from scores that are not masked"),
     ("window", "p made again without the window: jax#32300's kind"),
     ("key_lengths", "p made again for padding too: tilelang#2461's kind"),
     ("is_causal", "the gradient sees the future: keras#23038's kind"),
 ):
-    _of = "causality" if _option == "is_causal" else _option.replace("_", "-")
     _faulty_gradients(_without, f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass", _defect, _option,
-        diagnosis=f"{_of}-ignored-on-the-way-back")
+        diagnosis=_on_the_way_back(_option))
 _faulty_gradients(_causal_off_by, "causal_sees_the_next_key_in_the_backward_pass",
     "j <= i + 1 in the backward pass alone: tt-metal#41215's kind", 1, diagnosis="causal-next-key-on-the-way-back")
 _faulty_gradients(_causal_off_by, "causal_without_its_own_key_in_the_backward_pass",
@@ -280,7 +285,7 @@ for _option, _of, _given, _defect in (
     ("mask", "of_groups", "groups", "p made again without the mask where heads are shared: FlagGems#898's kind"),
 ):
     _backward(partial(_without, _option), f"{_option.removeprefix('is_')}_ignored_in_the_backward_pass_{_of}",
-        _defect, forms.GIVEN[_given])
+        _defect, forms.GIVEN[_given], diagnosis=_on_the_way_back(_option))
 for _tile in (16, 64):
     _backward(_late_by_a_tile, f"causal_value_gradient_late_by_a_tile_of_{_tile}",
         "structure: the loop over tiles of queries begins behind the diagonal", _tile, at="grad_value")
@@ -294,7 +299,8 @@ for _stage, _which in (("masked", "behind_a_mask"), ("biased", "with_a_bias")):
 _backward(forms.in_gradients, "query_gradient_scaled_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
     lambda call: {} if call.softcap is None else {"_weighted_sum":
-        lambda gradient, key: backend._weighted_sum(gradient, key) * call.factor})
+        lambda gradient, key: backend._weighted_sum(gradient, key) * call.factor},
+    diagnosis="gradients-scaled-twice")
 # Keep the last query of a bias that all share, where causality writes row by row.
 _backward(partial(_bias_logits_where, lambda call: call.is_causal and _spread_along(call, 2)),
     "bias_gradient_of_the_last_query_when_causal",

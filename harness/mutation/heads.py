@@ -335,7 +335,8 @@ for _fault in forms.misread(
 ):
     mutant(**_fault)
 _faulty_heads(forms.outputs_read_as, "output_zero_beyond_the_first_batch_entry", "zeros for batch > 0: pytorch#139462",
-    lambda output: np.concatenate([output[:1], np.zeros_like(output[1:])]), at="context")
+    lambda output: np.concatenate([output[:1], np.zeros_like(output[1:])]), at="context",
+    diagnosis="batch-entries-unwritten")
 _faulty_value(forms.weights_read_as, "one_weight_zeroed", "a single slot of P is lost",
     lambda weights: np.where((np.arange(weights.shape[-2])[:, np.newaxis] == weights.shape[-2] - 1)
         & (np.arange(weights.shape[-1]) == 0), 0, weights), at="weights")
@@ -436,10 +437,10 @@ for _fault in forms.misread(
     mutant(**_fault)
 _faulty_lengths(forms.lengths_read_as, "key_lengths_of_the_longest_batch_entry",
     "padding up to the longest entry is attended",
-    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="empty-rows-unmasked")
+    lambda lengths, keys: np.full_like(lengths, lengths.max(initial=0)), diagnosis="key-lengths-of-longest")
 _faulty_lengths(forms.lengths_read_as, "key_length_of_zero_taken_for_all",
     "0 is false, so an empty entry counts as one without a length: pytorch#81077's kind",
-    lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="empty-rows-unmasked")
+    lambda lengths, keys: np.where(lengths == 0, keys, lengths), diagnosis="key-lengths-of-zero-for-all")
 _faulty_lengths(forms.filled, "key_lengths_filled_with_minus_1e4",
     "a finite fill for padding: onnxruntime#14363, transformers#12109",
     lambda biased, allowed, masks: np.where(allowed, biased, -np.inf if masks["key_lengths"] is None

@@ -45,6 +45,7 @@ ELSEWHERE = {
     *("weights-not-renormalised", "bias-of-batch-for-heads", "mask-of-batch-for-heads", "value-of-first-head"),
     "bias-gradient-of-batch-for-heads",
     *("fill-minus-infinity", "masked-at-least-number"),
+    "batch-entries-unwritten",
 }
 """What these cases do not tell from something else, and a test of its own or the score of all cases does."""
 MOST_SCORES = 1000
