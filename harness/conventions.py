@@ -30,7 +30,7 @@ from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner, group_by_process, lone_runner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
-from attncheck.judging.readings import ASKED, declaration_of, names_declared, problems_read_as
+from attncheck.judging.readings import ASKED, call_read_as, declaration_of, names_declared, problems_read_as
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array, Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
@@ -389,14 +389,18 @@ def ask_all(
 def _asked(
     question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[str]
 ) -> Measured:
-    task = task_of_question(question, dtype)
+    known = {option[0]: option for option in question.declaration.values()}
+    others = {name: value for name, value in implementation.reads_calls_as.items() if name not in known}
+    call = call_read_as(question.call, others)  # what it declares is asked by itself, and nowhere else
+    if call is None:
+        return Measured(question, "unsupported", f"it declares {', '.join(others)}, by which no call means this")
+    task = task_of_question(replace(question, call=call), dtype)
     rounding_model = implementation.rounding_model(dtype)
     assert rounding_model is not None, "the dtype was chosen for that"
     found = _measured(question, runner.evaluate(task), dtype, rounding_model)
     if not question.declaration:
         return found
     declared = implementation.declared.conventions
-    known = {option[0]: option for option in question.declaration.values()}
     own = next(((name, declared[name].value) for name in known if name in declared), None)
     if own is not None:
         words = [text for text, option in question.declaration.items() if option == own]

@@ -231,7 +231,8 @@ def _worker_of(implementation: Implementation, dtype: str) -> _SessionWorker:
     if group is None:
         raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
     if group.name not in _WORKERS:
-        _WORKERS[group.name] = _SessionWorker(GroupRunner(group, _limits(), Path(tempfile.mkdtemp("attncheck"))), [])
+        folder = Path(tempfile.mkdtemp("attncheck"))
+        _WORKERS[group.name] = _SessionWorker(GroupRunner(group, _limits(), folder, with_neighbours=True), [])
     return _WORKERS[group.name]
 
 

@@ -34,6 +34,7 @@ from attncheck.judging.alternatives import (
     entries,
     folded,
     has_scale,
+    is_same,
     only,
     scale_of,
     set_to,
@@ -601,6 +602,18 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
         return None
     words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
     return Alternative(called, name="declared", description=words)
+
+
+def call_read_as(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
+    """Return the call that an implementation with these conventions reads as a problem; None where there is none.
+
+    Where True in a mask forbids, that is the call with the mask inverted. Another corner does not undo itself.
+    """
+    found = read_as_declared(problem, conventions)
+    if found is None:
+        return problem
+    again = read_as_declared(found.problem, conventions)
+    return found.problem if again is not None and is_same(again.problem, delivered(problem).lowered()) else None
 
 
 def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:

@@ -15,6 +15,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.judging.readings import call_read_as, read_as_declared
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
 from attncheck.properties.problem import (
@@ -161,6 +162,8 @@ class _VariantJudge:
 
     def __init__(self, question: PropertyQuestion, workers: Workers, model: str, truths: Truths) -> None:
         self._question, self._workers, self._model, self._truths = question, workers, model, truths
+        self._conventions = workers.implementation.reads_calls_as
+        self._read: dict[int, tuple[StoredProblem, StoredProblem]] = {}  # by problem, which stays alive
         self._first: dict[tuple[str, ...], Outcome] = {}
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
 
@@ -179,12 +182,34 @@ class _VariantJudge:
             return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
         stages = variant.stages or question.problem.results
         if stages not in self._first:
-            self._first[stages] = usual.evaluate(question.problem.task(stages))
+            self._first[stages] = usual.evaluate(self._call_of(question.problem).task(stages))
         first = _results(self._first[stages], stages, "the first call")
         own = self._workers.with_threads(variant.threads) if variant.where == "threads" else usual
         with self._workers.fresh() if variant.where == "fresh process" else nullcontext(own) as runner:
-            others = [_results(runner.evaluate(call.problem.task(stages)), stages, call.what) for call in variant.calls]
+            others = [
+                _results(runner.evaluate(self._call_of(call.problem).task(stages)), stages, call.what)
+                for call in variant.calls
+            ]
         return judge_variant(variant, question.problem, first, others, self._model, self._truths)
+
+    def _as_read(self, problem: StoredProblem) -> StoredProblem:
+        """Return what a function takes the call of a problem for that declares conventions: of most, the problem."""
+        if id(problem) not in self._read:
+            found = read_as_declared(problem, self._conventions) if self._conventions else None
+            read = problem if found is None else found.problem
+            assert isinstance(read, StoredProblem), "what is read of a stored problem is one"
+            self._read[id(problem)] = problem, read
+        return self._read[id(problem)][1]
+
+    def _call_of(self, problem: StoredProblem) -> StoredProblem:
+        """Return the call that a function reads as a problem. Raises ``_NoResult`` where there is none."""
+        call = call_read_as(problem, self._conventions) if self._conventions else problem
+        if call is None:
+            declared = ", ".join(f"{name}={value}" for name, value in self._conventions.items())
+            reason = f"declares {declared}, by which no call means what the property asks"
+            raise _NoResult(Failure("unsupported", reason), "the first call")
+        assert isinstance(call, StoredProblem), "what is read of a stored problem is one"
+        return call
 
     def _of_session(self, variant: SessionVariant) -> VariantResult:
         answer = self._workers.usual.evaluate_session(variant.session)
@@ -217,8 +242,8 @@ class _VariantJudge:
             first = _results(self._in_own_process(pair.problem), stages, f"{pair.what}, in a process of its own")
         else:
             first = _results(answer[pair.one].outcome, stages, "the first call")
-        again = PropertyVariant(pair.what, (FurtherCall(pair.what, pair.problem),))
-        return judge_variant(again, pair.problem, first, [second], self._model, self._truths)
+        again = PropertyVariant(pair.what, (FurtherCall(pair.what, self._as_read(pair.problem)),))
+        return judge_variant(again, self._as_read(pair.problem), first, [second], self._model, self._truths)
 
     def _in_own_process(self, problem: StoredProblem) -> Outcome:
         """Make a call in a process that has done nothing else; once, however many calls are compared with it."""

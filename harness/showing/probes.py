@@ -183,7 +183,9 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
 def _meaning_cell(answer: Measured) -> str:
     if answer.kind in ("unsupported", "failed"):
         return answer.kind
-    return f"{answer.means} (differs)" if answer.departs else answer.means
+    if not answer.departs:
+        return answer.means
+    return f"{answer.means} ({'declared' if answer.declared == answer.means else 'differs'})"
 
 
 def _convention_notes(answers: Sequence[Measured]) -> Iterator[str]:
