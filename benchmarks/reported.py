@@ -38,7 +38,7 @@ RIGHT_NAMES: Mapping[str, frozenset[str]] = {
         "MaskDropsCausality": "causality-ignored",
         "CausalityDropsLengths": "key-lengths-ignored",
         "WindowNeedsAMask": "window-ignored",
-        "WindowOnBothSides": "window-on-both-sides window-ignored",
+        "WindowOnBothSides": "window-left-for-both",
         "LongKeysLoseTheMiddle": "keys-fitted",
         "DecodeDropsTheOldestKey": "window-too-narrow-left",
         "LongestLengthForAll": "key-lengths-of-longest key-lengths-ignored",

@@ -437,6 +437,8 @@ _PLACES = (
         for slug, says, change in (
             ("on-both-sides", "a window that is bounded on one side is bounded on both",
              lambda left, right: (right if left is None else left, left if right is None else right)),
+            ("left-for-both", "the left side of the window is taken for both", lambda left, right: (left, left)),
+            ("right-for-both", "the right side of the window is taken for both", lambda left, right: (right, right)),
             ("open-right-as-zero", "a right side of the window without a bound is taken for 0",
              lambda left, right: (left, 0 if right is None else right)),
             ("open-left-as-zero", "a left side of the window without a bound is taken for 0",
