@@ -46,7 +46,7 @@ RIGHT_NAMES: Mapping[str, frozenset[str]] = {
         "FirstEntryIsRotated": "rotary-writes-first-batch-entry",
         "HeadsArePositions": "rotary-heads-as-positions",
         "KeysOfZerosFillTheTile": "zero-score-keys-to-tiles-of-64",
-        "MaskedAtAFiniteNumber": "masked-at-minus-1e4",
+        "MaskedAtAFiniteNumber": "masked-at-minus-1e4 empty-rows-uniform",
         "LowRowsAreTakenForEmpty": "low-rows-empty",
         "ValueTilesOverwriteTheFirst": "columns-over-the-first",
         "WideHeadsAreTruncated": "columns-unwritten",

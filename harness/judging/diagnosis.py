@@ -186,16 +186,23 @@ def _is_beside_others(
 def _leave_out_rare(
     explained: dict[_Reading, set[Unit]], refuting: Mapping[_Reading, set[Unit]], cases: Mapping[Unit, Evidence]
 ) -> None:
-    """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one."""
+    """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one.
+
+    And what explains few beside what explains many: the odd case of one fault often looks like another one. An accuracy
+    would show in many cases, so that few of it beside nameless ones are large errors with a cause of their own.
+    """
     named = set().union(*explained.values())
     nameless = [(each.operation, each.failing) for unit, each in cases.items() if unit not in named]
     most = max((len(units) for (_, name), units in explained.items() if not name.startswith(ACCURACY)), default=0)
     for reading, units in list(explained.items()):
+        stages = {(cases[unit].operation, cases[unit].failing) for unit in units}
         if reading[1].startswith(ACCURACY):  # which one error that is larger would have refuted
-            if len(units) < most:
+            if len(units) < most or (nameless and len(units) < CERTAIN):
                 del explained[reading]
             continue
-        stages = {(cases[unit].operation, cases[unit].failing) for unit in units}
+        if len(units) < CERTAIN and most > MOST * len(units):
+            del explained[reading]
+            continue
         is_certain = len(units) >= CERTAIN and not refuting.get(reading)
         if len(units) == 1:  # a single case is compared with all that remain, whatever their operation
             stages |= {each for each in nameless if each[1] == cases[next(iter(units))].failing}
