@@ -406,7 +406,11 @@ class _Conditions:
         decisions: Mapping[Evaluation, Decision],
         evidence: Mapping[Evaluation, Evidence],
     ) -> dict[Evaluation, Decision]:
-        """Add conditions to readings. A reading that passing cases refute is a mistake and no convention."""
+        """Add conditions to readings. A reading that passing cases refute is a mistake and no convention.
+
+        One that passing cases refute, and that names few cases beside another that names many, is none at all: the odd
+        case of one fault often looks like another.
+        """
         of_reading: dict[tuple[str, str, str], list[Evaluation]] = defaultdict(list)
         fits: dict[Evaluation, Fit] = {}
         for key, decision in decisions.items():
@@ -415,12 +419,17 @@ class _Conditions:
                 of_reading[key[0], failing[key].case.operation, fit.name].append(key)
                 fits[key] = fit
         found = dict(decisions)
+        named = Counter((key[0], decision.fit.name) for key, decision in decisions.items() if decision.fit is not None)
+        most = {name: max(count for (of, _), count in named.items() if of == name) for name, _ in named}
         for (name, operation, reading), keys in of_reading.items():
             from attncheck.judging.conditions import condition_of  # of which a run without failures has no need
 
             passing = self._passing(name, operation, reading)
             explained = {failing[key].case.id: self._problem(name, failing[key].unit) for key in keys}
             if (condition := condition_of([*explained.values()], passing)) is None:
+                continue
+            if not condition.words and len(keys) < diagnosis.CERTAIN and diagnosis.MOST * len(keys) < most.get(name, 0):
+                found |= dict.fromkeys(keys, diagnosis.NAMELESS)
                 continue
             for key in keys:
                 text = condition.text(fits[key].description)

@@ -15,7 +15,7 @@ from itertools import combinations, islice
 from typing import TypeVar
 
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.diagnosis import ACCURACY, CERTAIN, MOST, OR, Evidence, Fit, evidence_of, fit_of
+from attncheck.judging.diagnosis import ACCURACY, MOST, OR, Evidence, Fit, evidence_of, fit_of
 from attncheck.judging.judge_implementation import diagnose_case
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.readings import readings_named
@@ -98,7 +98,7 @@ def _composed(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[
         left = {unit: case for unit, case in cases.items() if unit not in found}
         found |= _by_settled(left, settled, tries)
         left = {unit: case for unit, case in left.items() if unit not in found}
-        more = _beside_settled(left, settled, max(counts.values(), default=0))
+        more = _beside_settled(left, settled)
         new = Counter(_one_of(fit.name.rpartition(AND)[2]) for fit in more.values())
         found |= more
         new_names = [name for name, _ in new.most_common() if name not in settled]
@@ -142,11 +142,10 @@ def _is_late(name: str) -> bool:
     return name.startswith("empty-rows-")
 
 
-def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str], most: int) -> dict[Unit, Fit]:
+def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str]) -> dict[Unit, Fit]:
     """Return the cases that agree with the readings that are settled and one more, which explains the most of them.
 
-    Of two that explain as many, and the same ones, none is named, unless one is a convention and the other is not. One
-    reading names ``most`` of the other cases.
+    Of two that explain as many, and the same ones, none is named, unless one is a convention and the other is not.
     """
     every = ((unit, both) for unit, case in cases.items() if (both := _read_so_far(case, settled)))
     read = dict(islice(every, MAX_EXAMINED))
@@ -156,11 +155,7 @@ def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str], 
         for fit in evidence.fits:
             if not fit.name.startswith(ACCURACY):
                 explained.setdefault(fit.name, {}).setdefault(unit, fit)
-    enough = {
-        name: fits
-        for name, fits in explained.items()
-        if _is_enough(fits, refuting[name]) and (any(read[unit][0].name for unit in fits) or _is_own(fits, most))
-    }
+    enough = {name: fits for name, fits in explained.items() if _is_enough(fits, refuting[name])}
     best = sorted(enough.values(), key=_weight, reverse=True)
     if not best or any(_weight(best[0]) == _weight(other) and _disagree(best[0], other) for other in best[1:]):
         return {}
@@ -182,11 +177,6 @@ def _is_enough(fits: Mapping[Unit, Fit], refuting: int) -> bool:
     """Return whether so many cases name a reading that it is no chance: of few keys several readings are one."""
     least = LEAST_OF_CONVENTIONS if _is_meant(fits) else LEAST_OF_MISTAKES
     return len(fits) >= least and MOST * len(fits) >= refuting
-
-
-def _is_own(fits: Mapping[Unit, Fit], most: int) -> bool:
-    """Return whether so many cases name a reading by themselves that they are no odd cases of what most others name."""
-    return len(fits) >= CERTAIN or MOST * len(fits) >= most
 
 
 def _is_meant(fits: Mapping[Unit, Fit]) -> bool:

@@ -188,8 +188,7 @@ def _leave_out_rare(
 ) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one.
 
-    And what explains few beside what explains many: the odd case of one fault often looks like another one. An accuracy
-    would show in many cases, so that few of it beside nameless ones are large errors with a cause of their own.
+    An accuracy would show in many cases, so that few of it beside nameless ones are errors with a cause of their own.
     """
     named = set().union(*explained.values())
     nameless = [(each.operation, each.failing) for unit, each in cases.items() if unit not in named]
@@ -199,9 +198,6 @@ def _leave_out_rare(
         if reading[1].startswith(ACCURACY):  # which one error that is larger would have refuted
             if len(units) < most or (nameless and len(units) < CERTAIN):
                 del explained[reading]
-            continue
-        if len(units) < CERTAIN and most > MOST * len(units):
-            del explained[reading]
             continue
         is_certain = len(units) >= CERTAIN and not refuting.get(reading)
         if len(units) == 1:  # a single case is compared with all that remain, whatever their operation

@@ -67,12 +67,16 @@ def _group(problem: Problem) -> int:
     return int(problem.inputs["query"].shape[-3] // problem.inputs["key"].shape[-3]) if has_heads(problem) else 1
 
 
+def _has_more_than(tile: int) -> Callable[[Problem], bool]:
+    return lambda problem: queries_and_keys(problem.inputs)[1] > tile
+
+
 _CAUSALITY = (
     Reading("causal-rows-over-group", "causality divides the row of a query by the number of heads that share keys",
             _rows_as(lambda row, problem: row // _group(problem), lambda problem: _group(problem) > 1), "is_causal"),
     *(
         Reading(f"causal-by-tiles-of-{tile}", f"causality is that of the last one of {tile} queries",
-                _rows_as(lambda row, problem, tile=tile: row // tile * tile + tile - 1, has_heads),  # type: ignore[misc]
+                _rows_as(lambda row, problem, tile=tile: row // tile * tile + tile - 1, _has_more_than(tile)),  # type: ignore[misc]
                 "is_causal")
         for tile in _TILES[:-1]
     ),
