@@ -23,6 +23,8 @@ MOST = 3
 """So many times as many cases as refute a reading it has to explain, until these count as having another fault, too."""
 CERTAIN = 6
 """So many cases and dtypes name a reading that none refutes, whatever else is wrong."""
+ODD, MANY = 2, 10
+"""A reading of so few cases and dtypes is none beside one of so many times as many: an odd case looks like anything."""
 FEW = 3
 """So many mistakes are named together where no case tells them apart."""
 OR = " or "
@@ -188,7 +190,7 @@ def _leave_out_rare(
 ) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one.
 
-    An accuracy would show in many cases, so that few of it beside nameless ones are errors with a cause of their own.
+    The same holds of an odd case beside what explains very many. An accuracy would show in many cases, so that few of it beside nameless ones are errors with a cause of their own.
     """
     named = set().union(*explained.values())
     nameless = [(each.operation, each.failing) for unit, each in cases.items() if unit not in named]
@@ -198,6 +200,9 @@ def _leave_out_rare(
         if reading[1].startswith(ACCURACY):  # which one error that is larger would have refuted
             if len(units) < most or (nameless and len(units) < CERTAIN):
                 del explained[reading]
+            continue
+        if len(units) <= ODD and most > MANY * len(units):
+            del explained[reading]
             continue
         is_certain = len(units) >= CERTAIN and not refuting.get(reading)
         if len(units) == 1:  # a single case is compared with all that remain, whatever their operation
