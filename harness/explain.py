@@ -272,18 +272,20 @@ def explain_again(
     dtype: str,
     limits: Limits,
     earlier: MetFailure | None = None,
+    *,
     say: Callable[[str], None] = lambda line: None,
+    expected_failures: Sequence[ExpectedFailure] | None = None,
 ) -> Explanation:
     """Explain a case in a fresh process, and where it does not fail there as in a check, after that check's calls.
 
-    ``say`` hears what is done while it takes long.
+    ``say`` hears what is done while it takes long. ``expected_failures`` are as for ``explain_case``.
     """
-    fresh = explain_case(case, implementation, dtype, limits)
+    fresh = explain_case(case, implementation, dtype, limits, expected_failures=expected_failures)
     if earlier is None or fresh.fails:
         return fresh
     before = earlier.before()
     repeated = Repetition(earlier.found, len(before), remark=earlier.remark)
-    tries = _Tries(case, implementation, dtype, limits)
+    tries = _Tries(case, implementation, dtype, limits, expected_failures)
     say(f"in a fresh process it agrees; repeating the {len(before)} calls that the check made before it")
     if not before or not tries.fails_after(before):
         return replace(earlier.seen or fresh, repeated=repeated)
@@ -361,6 +363,7 @@ class _Tries:
     implementation: Implementation
     dtype: str
     limits: Limits
+    expected_failures: Sequence[ExpectedFailure] | None
     failing: list[tuple[Sequence[Call], Explanation]] = field(default_factory=list)
     left: int = MAX_TRIES
     until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
@@ -375,7 +378,8 @@ class _Tries:
         with lone_runner(group, replace(self.limits, keep_going=True)) as runner:
             for case, dtype in calls:
                 runner.evaluate(task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
-            found = explain_case(self.case, self.implementation, self.dtype, self.limits, runner)
+            evaluation = self.case, self.implementation, self.dtype
+            found = explain_case(*evaluation, self.limits, runner, self.expected_failures)
         if found.fails:
             self.failing.append((calls, found))
         return found.fails

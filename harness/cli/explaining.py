@@ -24,7 +24,7 @@ from attncheck.cli.parameters import (
     output_option,
 )
 from attncheck.errors import ExitCode, OutputError, UsageError
-from attncheck.options import FunctionOptions, LimitOptions, RunOptions
+from attncheck.options import ExpectedFailureLists, FunctionOptions, LimitOptions, RunOptions
 from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def explain(
     *,
     function: FunctionOptions,
     results: Results = None,
+    expected_failures: ExpectedFailureLists = (),
     allowed: LimitOptions,
     isa: Isa = None,
     as_json: AsJson = False,
@@ -70,7 +71,7 @@ def explain(
     from attncheck.showing.explanation import explanation_document, print_explanation
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
-    explained = _explanation_of(subject, limits)
+    explained = _explanation_of(subject, limits, expected_failures)
     code = ExitCode.DISAGREE if explained.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if explained.failure else code
     if as_json:
@@ -78,7 +79,8 @@ def explain(
     else:
         print_explanation(explained, subject.selection.tags)
     if opens_page:
-        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **vars(function), **vars(allowed)))
+        own = {**vars(function), **vars(allowed), "expected_failure_lists": expected_failures}
+        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **own))
     raise typer.Exit(code)
 
 
@@ -267,9 +269,12 @@ def _subject_of(
     return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 
 
-def _explanation_of(subject: _CaseSubject, limits: Limits) -> Explanation:
+def _explanation_of(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Explanation:
+    from attncheck.config import expected_failures_of
     from attncheck.explain import explain_again, failure_in
 
+    expected = expected_failures_of([subject.implementation.entry.name], lists)
     evaluation = (subject.case, subject.implementation, subject.dtype)
     earlier = failure_in(subject.checked, *evaluation) if subject.checked else None
-    return explain_again(*evaluation, limits, earlier, say=lambda line: typer.echo(f"attncheck: {line}", err=True))
+    say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
+    return explain_again(*evaluation, limits, earlier, say=say, expected_failures=expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,6 +21,7 @@ from attncheck.cli.parameters import (
     DtypeName,
     ImplementationName,
     ImplementationNames,
+    Isa,
     JunitXml,
     dtype_option,
     output_option,
@@ -70,6 +72,7 @@ def search(
     *,
     function: FunctionOptions,
     allowed: LimitOptions,
+    isa: Isa = None,
     output: Annotated[
         Path | None,
         output_option(
@@ -225,6 +228,7 @@ def reduce(
     *,
     function: FunctionOptions,
     allowed: LimitOptions,
+    isa: Isa = None,
     output: Annotated[
         Path | None, output_option("FILE", "File for the reduced case. Default: reduced_ and the case's name.")
     ] = None,
@@ -262,6 +266,16 @@ def reduce(
     )
 
 
+@dataclass(frozen=True)
+class PropertyFiles:
+    """Files that rows of properties are written to."""
+
+    output: Annotated[Path | None, output_option("FOLDER", "Write the rows, and properties.csv, to this folder.")] = (
+        None
+    )
+    junit_xml: JunitXml = None
+
+
 @app.command(
     epilog=examples(
         "attncheck properties my_kernel.py:attention",
@@ -292,11 +306,9 @@ def properties(
     explain: Annotated[
         bool, typer.Option("--explain", help="For each call that is not bitwise identical, show its result.")
     ] = False,
-    output: Annotated[
-        Path | None, output_option("FOLDER", "Write the rows, and properties.csv, to this folder.")
-    ] = None,
-    junit_xml: JunitXml = None,
+    files: PropertyFiles,
     allowed: LimitOptions,
+    isa: Isa = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -323,17 +335,17 @@ def properties(
         raise UsageError("no case asks for these properties in these dtypes")
     complete = not (cases or asking.names or asking.dtypes)
     rows = ask_properties(chosen.implementations, questions, asking, expected_failures, complete=complete)
-    if output is not None:
+    if files.output is not None:
         from attncheck.reports.write import write_property_table
         from attncheck.results.writer import write_property_rows
 
-        write_property_rows(output, rows)
-        write_property_table(rows, output)
+        write_property_rows(files.output, rows)
+        write_property_table(rows, files.output)
     again = words_again(chosen.implementations, limits, None)
-    if junit_xml is not None:
+    if files.junit_xml is not None:
         from attncheck.reports.write import write_property_junit
 
-        write_property_junit(rows, again, junit_xml)
+        write_property_junit(rows, again, files.junit_xml)
     code = exit_code_of(rows)
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
@@ -397,6 +409,7 @@ def conventions(
     *,
     function: FunctionOptions,
     allowed: LimitOptions,
+    isa: Isa = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure which conventions an implementation follows.
@@ -435,6 +448,7 @@ def accuracy(
     *,
     function: FunctionOptions,
     allowed: LimitOptions,
+    isa: Isa = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure which rounding models hold for an implementation.

@@ -190,7 +190,8 @@ def _leave_out_rare(
 ) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one.
 
-    The same holds of an odd case beside what explains very many. An accuracy would show in many cases, so that few of it beside nameless ones are errors with a cause of their own.
+    The same holds of an odd case beside what explains very many. An accuracy would show in many cases, so that few
+    of it beside nameless ones are errors with a cause of their own.
     """
     named = set().union(*explained.values())
     nameless = [(each.operation, each.failing) for unit, each in cases.items() if unit not in named]
