@@ -33,7 +33,6 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.frames import make_frames
 from attncheck.reports.json_documents import document_text
-from attncheck.reports.markdown import render_markdown
 from attncheck.reports.outcome import outcome_document
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
@@ -210,13 +209,11 @@ def _take_results(folder: Path) -> str:
     try:
         runs = read_runs(find_runs([path for path in (folder / "run", folder / "other") if path.exists()]))
         frames = make_frames(merge_runs(runs))
-        render_ci_summary(frames, output)
-        list(annotation_lines(frames, output))
-        json.loads(document_text(outcome_document(frames, exit_code_of(frames), report=output)))
         if (folder / _WRITE).exists():
+            render_ci_summary(frames, output)
+            list(annotation_lines(frames, output))
+            json.loads(document_text(outcome_document(frames, exit_code_of(frames), report=output)))
             write_report(frames, output)
-        else:
-            render_markdown(frames)
     except AttncheckError as error:
         if "\n" in str(error):
             raise WrongMessageError(str(error)) from None
