@@ -17,7 +17,7 @@ from typing import IO, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from attncheck.errors import ResultsError
 from attncheck.results.coverage import MINIMUM
@@ -31,6 +31,10 @@ _MAX_DEEP = 50
 
 Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """A whole number that every format of a report can hold."""
+
+
+_Length = Annotated[int, Field(ge=0, lt=2**53)]
+"""A length that is a whole number as a float, too, where reports draw it."""
 
 
 class _Record(BaseModel):
@@ -118,7 +122,7 @@ class _Expected(_Record):
     of: str
     basis: str
     transpose: bool
-    shape: list[NonNegativeInt]
+    shape: list[_Length]
     called: str = ""
     because: str = ""
     erratum: str = ""
@@ -157,7 +161,7 @@ class CaseRecord(_Record):
     operation: str
     options: dict[str, Any]
     dtypes: list[str]
-    inputs: dict[str, list[int]]
+    inputs: dict[str, list[_Length]]
     given: dict[str, _Given] = {}
     tags: list[str]
     probes: dict[str, _Tag] = {}
