@@ -35,6 +35,7 @@ from attncheck.reading.selection import read_called
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
 from attncheck.results.records import changed
+from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 
 _Evaluation = tuple[str, str, str]
@@ -134,10 +135,13 @@ def explain_case(
     limits: Limits,
     runner: GroupRunner[str] | None = None,
     expected_failures: Sequence[ExpectedFailure] | None = None,
+    *,
+    store: Store = NO_STORE,
 ) -> Explanation:
     """Compute a case in a worker, ``runner``'s if there is one, and judge every stage.
 
-    ``expected_failures`` of the implementation; None is what is bundled, and what the project names.
+    ``expected_failures`` of the implementation; None is what is bundled, and what the project names. Exact answers are
+    taken from the ``store``.
     """
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
@@ -149,7 +153,7 @@ def explain_case(
     group = Group(implementation, (dtype,))
     with nullcontext(runner) if runner else lone_runner(group, limits, with_neighbours=True) as worker:
         outcome = worker.evaluate(task_of(case, inputs))
-    return explain_outcome(case, implementation, dtype, inputs, outcome, expected_failures)
+    return explain_outcome(case, implementation, dtype, inputs, outcome, expected_failures, store=store)
 
 
 def explain_outcome(
@@ -159,6 +163,8 @@ def explain_outcome(
     inputs: Inputs,
     outcome: Outcome,
     expected_failures: Sequence[ExpectedFailure],
+    *,
+    store: Store = NO_STORE,
 ) -> Explanation:
     """Judge every stage of what an implementation returned for a case, in a dtype that it declares."""
     rounding_model = implementation.rounding_model(dtype)
@@ -170,7 +176,7 @@ def explain_outcome(
         reasons = {} if found is None else {"": found.entry.reason}
         whose = (case, dtype, implementation.name, rounding_model, (), "", failure)
         return Explanation(*whose, expected_failures=reasons, lacks=outcome.lacks, padded=outcome.padded)
-    truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages), implementation.reads_calls_as)
+    truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages, store), implementation.reads_calls_as)
     own = own_empty_rows(implementation, expected_failures, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)
@@ -275,12 +281,13 @@ def explain_again(
     *,
     say: Callable[[str], None] = lambda line: None,
     expected_failures: Sequence[ExpectedFailure] | None = None,
+    store: Store = NO_STORE,
 ) -> Explanation:
     """Explain a case in a fresh process, and where it does not fail there as in a check, after that check's calls.
 
-    ``say`` hears what is done while it takes long. ``expected_failures`` are as for ``explain_case``.
+    ``say`` hears what is done while it takes long. ``expected_failures`` and ``store`` are as for ``explain_case``.
     """
-    fresh = explain_case(case, implementation, dtype, limits, expected_failures=expected_failures)
+    fresh = explain_case(case, implementation, dtype, limits, expected_failures=expected_failures, store=store)
     if earlier is None or fresh.fails:
         return fresh
     before = earlier.before()

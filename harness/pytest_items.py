@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
     from attncheck.reports.coverage import Coverage
     from attncheck.results.coverage import Minimum
+    from attncheck.store import Store
 
 
 NODE = "attncheck"
@@ -125,13 +126,14 @@ class ImplementationJudge:
     implementation: Implementation
     selection: Selection
     expected_failures: tuple[ExpectedFailure, ...]
+    store: Store
 
     @classmethod
-    def of(cls, implementation: Implementation, selection: Selection) -> ImplementationJudge:
+    def of(cls, implementation: Implementation, selection: Selection, store: Store) -> ImplementationJudge:
         """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
         from attncheck.config import expected_failures_of
 
-        return cls(implementation, selection, expected_failures_of([implementation.entry.name]))
+        return cls(implementation, selection, expected_failures_of([implementation.entry.name]), store)
 
     def check(self, case: Case, dtype: str) -> None:
         """Fail the test of a case that fails, with what ``attncheck explain`` tells of it.
@@ -141,7 +143,8 @@ class ImplementationJudge:
         from attncheck.explain import explain_case
 
         worker = _worker_of(self.implementation, dtype)
-        explanation = explain_case(case, self.implementation, dtype, _limits(), worker.runner, self.expected_failures)
+        evaluation = case, self.implementation, dtype
+        explanation = explain_case(*evaluation, _limits(), worker.runner, self.expected_failures, store=self.store)
         before = worker.add((case, dtype), explanation.failure)
         if explanation.failure.startswith("unsupported"):
             raise NotJudged(explanation.failure, explanation.lacks)

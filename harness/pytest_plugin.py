@@ -122,7 +122,9 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
     with _without_traceback():
         selection = pytest_items.select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))
         chosen = select_implementations(None, targets, **options.called)
-        judges = [pytest_items.ImplementationJudge.of(each, selection) for each in chosen.implementations]
+        judges = [
+            pytest_items.ImplementationJudge.of(each, selection, options.store) for each in chosen.implementations
+        ]
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")
     return judges
@@ -163,7 +165,7 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         else:
             implementation = select_callable(function, **options.called)
         implementation = pytest_items.with_name_of_its_own(implementation)
-        judge = pytest_items.ImplementationJudge.of(implementation, selection)
+        judge = pytest_items.ImplementationJudge.of(implementation, selection, options.store)
     except AttncheckError as error:
         # Told without a traceback, once for the file that calls this.
         raise pytest.Collector.CollectError(f"attncheck: {error}") from None
