@@ -172,6 +172,7 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
         decisions |= searches.composed([each for each in failing if decisions[each.key].fit is None], decisions)
         failed = {(row.implementation, row.case) for row in rows}
         conditions = _Conditions(plan, judge, judged, failed)
+        decisions = _without_few_accuracies(decisions)
         decisions = conditions.added({each.key: each for each in failing}, decisions, evidence)
         nameless = (key for key in evidence if decisions[key] == diagnosis.NAMELESS)
         by_itself = {key: fit.description for key in nameless if (fit := decide({"": evidence[key]})[""].fit)}
@@ -493,6 +494,24 @@ def _decided(evidence: Mapping[Evaluation, Evidence]) -> dict[Evaluation, Decisi
     for name in dict.fromkeys(key[0] for key in evidence):
         decisions |= decide({key: each for key, each in evidence.items() if key[0] == name})
     return decisions
+
+
+def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
+    """Take an accuracy back that fewer cases show than settle a name, beside cases without one: it shows in many."""
+    cases: dict[str, set[str]] = defaultdict(set)
+    for (name, case, _), decision in decisions.items():
+        if _is_accuracy(decision):
+            cases[name].add(case)
+    nameless = {key[0] for key, decision in decisions.items() if decision == diagnosis.NAMELESS}
+    few = {name for name in nameless if len(cases[name]) < SETTLED}
+    return {
+        key: diagnosis.NAMELESS if key[0] in few and _is_accuracy(decision) else decision
+        for key, decision in decisions.items()
+    }
+
+
+def _is_accuracy(decision: Decision) -> bool:
+    return decision.fit is not None and decision.fit.name.startswith(diagnosis.ACCURACY)
 
 
 def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:

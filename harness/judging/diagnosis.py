@@ -190,8 +190,7 @@ def _leave_out_rare(
 ) -> None:
     """Leave out what explains fewer cases than nothing explains: more likely they have all one cause, another one.
 
-    The same holds of an odd case beside what explains very many. An accuracy would show in many cases, so that few
-    of it beside nameless ones are errors with a cause of their own.
+    The same holds of an odd case beside what explains very many.
     """
     named = set().union(*explained.values())
     nameless = [(each.operation, each.failing) for unit, each in cases.items() if unit not in named]
@@ -199,7 +198,7 @@ def _leave_out_rare(
     for reading, units in list(explained.items()):
         stages = {(cases[unit].operation, cases[unit].failing) for unit in units}
         if reading[1].startswith(ACCURACY):  # which one error that is larger would have refuted
-            if len(units) < most or (nameless and len(units) < CERTAIN):
+            if len(units) < most:
                 del explained[reading]
             continue
         if len(units) <= ODD and most > MANY * len(units):
