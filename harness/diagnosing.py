@@ -497,7 +497,7 @@ def _decided(evidence: Mapping[Evaluation, Evidence]) -> dict[Evaluation, Decisi
 
 
 def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
-    """Take an accuracy back that fewer cases show than settle a name, beside cases without one: it shows in many."""
+    """Remove an accuracy that fewer than ``SETTLED`` cases show if other cases have no name: it would show in many."""
     cases: dict[str, set[str]] = defaultdict(set)
     for (name, case, _), decision in decisions.items():
         if _is_accuracy(decision):

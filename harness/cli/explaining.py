@@ -276,5 +276,11 @@ def _explanation_of(subject: _CaseSubject, limits: Limits, lists: Sequence[Path]
     expected = expected_failures_of([subject.implementation.entry.name], lists)
     evaluation = (subject.case, subject.implementation, subject.dtype)
     earlier = failure_in(subject.checked, *evaluation) if subject.checked else None
-    say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
-    return explain_again(*evaluation, limits, earlier, say=say, expected_failures=expected, store=RunOptions().store)
+    return explain_again(
+        *evaluation,
+        limits,
+        earlier,
+        say=lambda line: typer.echo(f"attncheck: {line}", err=True),
+        expected_failures=expected,
+        store=RunOptions().store,
+    )

@@ -605,9 +605,9 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
 
 
 def call_read_as(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
-    """Return the call that an implementation with these conventions reads as a problem; None where there is none.
+    """Return the call by which an implementation with these conventions computes a problem; None if there is none.
 
-    Where True in a mask forbids, that is the call with the mask inverted. Another corner does not undo itself.
+    If True in a mask forbids, the call has the inverted mask. A corner of causality cannot be undone like that.
     """
     found = read_as_declared(problem, conventions)
     if found is None:

@@ -171,22 +171,26 @@ def _features_unread(problem: Problem) -> Iterator[Form]:
                        {"first": str(first)})  # fmt: skip
 
 
+def _later_entries_have_no_keys(problem: Problem) -> bool:
+    plain = problem.canonical()
+    kept = Computation.as_given(plain).kept(scores_shape(plain))
+    return kept is not None and not kept[1:].any()
+
+
 def _after_the_first(axis: int) -> Changed:
     place = (slice(1, None), *[slice(None)] * (-axis - 1))
 
     def change(problem: Problem) -> Problem | None:
         if problem.inputs["value"].shape[axis] < 2:
             return None
-        plain = problem.canonical()
-        kept = Computation.as_given(plain).kept(scores_shape(plain))
-        if axis == _BATCH and kept is not None and not kept[1:].any():
-            return None  # what rows without a key give is told by other readings
+        if axis == _BATCH and _later_entries_have_no_keys(problem):  # other readings name the result of such rows
+            return None
         return _with_values(problem, lambda value: _without(value, (..., *place)))
 
     return change
 
 
-def _zeros_for_all(problem: Problem) -> Problem | None:
+def _zero_length_as_all_keys(problem: Problem) -> Problem | None:
     lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem.inputs)
     return problem.with_inputs(key_lengths=np.where(lengths == 0, keys, lengths)) if (lengths == 0).any() else None
 
@@ -208,7 +212,8 @@ _UNWRITTEN = (
         _features_unread), stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
             with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
-    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _zeros_for_all, "key_lengths"),
+    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _zero_length_as_all_keys,
+            "key_lengths"),
 )  # fmt: skip
 
 

@@ -193,22 +193,22 @@ class _VariantJudge:
         return judge_variant(variant, question.problem, first, others, self._model, self._truths)
 
     def _as_read(self, problem: StoredProblem) -> StoredProblem:
-        """Return what a function takes the call of a problem for that declares conventions: of most, the problem."""
+        """Return the problem that the function computes if it is called with ``problem``, by its declarations."""
         if id(problem) not in self._read:
             found = read_as_declared(problem, self._conventions) if self._conventions else None
             read = problem if found is None else found.problem
-            assert isinstance(read, StoredProblem), "what is read of a stored problem is one"
+            assert isinstance(read, StoredProblem), "readings keep the class of a problem"
             self._read[id(problem)] = problem, read
         return self._read[id(problem)][1]
 
     def _call_of(self, problem: StoredProblem) -> StoredProblem:
-        """Return the call that a function reads as a problem. Raises ``_NoResult`` where there is none."""
+        """Return the call by which the function computes ``problem``. Raises ``_NoResult`` if there is none."""
         call = call_read_as(problem, self._conventions) if self._conventions else problem
         if call is None:
             declared = ", ".join(f"{name}={value}" for name, value in self._conventions.items())
             reason = f"declares {declared}, by which no call means what the property asks"
             raise _NoResult(Failure("unsupported", reason), "the first call")
-        assert isinstance(call, StoredProblem), "what is read of a stored problem is one"
+        assert isinstance(call, StoredProblem), "readings keep the class of a problem"
         return call
 
     def _of_session(self, variant: SessionVariant) -> VariantResult:

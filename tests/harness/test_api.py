@@ -348,6 +348,20 @@ def test_an_accuracy_that_only_large_cases_tell_is_that_of_the_small_ones_too(tm
     assert [row.diagnosis for row in failures] == ["accuracy-of-float32"] * 9
 
 
+@pytest.mark.usefixtures("causal")
+def test_one_case_has_no_name_that_passing_cases_refute_beside_a_name_of_many(tmp_path: Path) -> None:
+    def attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
+        if query.shape[-2] >= 12:
+            return ignoring_causality(query, key, value, is_causal=is_causal)
+        behind = (key.shape[-2] - query.shape[-2]) * (query.shape[-2] == 11)
+        allowed = np.tri(query.shape[-2], key.shape[-2], behind, dtype=bool)
+        return np.asarray(numpy_backend.attention(query, key, value, mask=allowed[None, None])["output"])
+
+    path = write_causal(tmp_path / "few", list(range(6, 18)))
+    names = {int(row.case.rpartition("-")[2]): row.diagnosis for row in check(attention, cases=[path]).failures}
+    assert names == {11: None, **dict.fromkeys(range(12, 18), "causality-ignored")}
+
+
 def test_what_an_earlier_part_of_a_run_has_kept_is_read_from_its_folder(tmp_path: Path) -> None:
     output = np.arange(3.0)
     writer = ResultsWriter(tmp_path)

@@ -153,3 +153,15 @@ def test_evidence_survives_being_written_and_damage_is_no_evidence() -> None:
     for damaged in ("", "{", "[]", "null", "{}", '{"fits": 3, "refuted": [], "failing": "", "plain": {}}'):
         assert unpack(damaged) is None
     assert unpack(pack(evidence, replace(PLAIN, verdict="no verdict"))) is None
+
+
+@pytest.mark.parametrize(("cases", "stays"), [(2, False), (3, True)])
+def test_an_accuracy_needs_three_cases_while_another_case_has_no_name(cases: int, stays: bool) -> None:
+    from attncheck.diagnosing import _without_few_accuracies
+
+    accuracy = Decision(Fit("accuracy-of-float32", "", "output", "numeric", ""))
+    decisions = {("kernel", f"case {number}", "float64"): accuracy for number in range(cases)}
+    assert _without_few_accuracies(decisions) == decisions
+    nameless = {("kernel", "another case", "float64"): NAMELESS}
+    kept = decisions if stays else dict.fromkeys(decisions, NAMELESS)
+    assert _without_few_accuracies(decisions | nameless) == kept | nameless

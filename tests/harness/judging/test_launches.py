@@ -39,6 +39,7 @@ SHOWN = [
     ("ValueTilesOverwriteTheFirst", "columns-over-the-first", problem(Dv=72)),
     ("WidthOfSixtyFour", "features-unread", problem(D=80)),
     ("FurtherEntriesAreZero", "batch-entries-unwritten", problem()),
+    ("WindowOnBothSides", "window-left-for-both", problem({"window": (2, 0)}, Lq=9)),
     ("LongestLengthForAll", "key-lengths-of-longest", problem(key_lengths=np.array([3, 6]))),
 ]
 
