@@ -30,7 +30,7 @@ from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner, group_by_process, lone_runner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
-from attncheck.judging.readings import ASKED, call_read_as, declaration_of, names_declared, problems_read_as
+from attncheck.judging.readings import ASKED, declaration_of, names_declared, problems_read_as, rewrite_for_conventions
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array, Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
@@ -391,7 +391,7 @@ def _asked(
 ) -> Measured:
     known = {option[0]: option for option in question.declaration.values()}
     others = {name: value for name, value in implementation.reads_calls_as.items() if name not in known}
-    call = call_read_as(question.call, others)  # what it declares is asked by itself, and nowhere else
+    call = rewrite_for_conventions(question.call, others)  # what it declares is asked by itself, and nowhere else
     if call is None:
         return Measured(question, "unsupported", f"it declares {', '.join(others)}, by which no call means this")
     task = task_of_question(replace(question, call=call), dtype)

@@ -497,7 +497,10 @@ def _decided(evidence: Mapping[Evaluation, Evidence]) -> dict[Evaluation, Decisi
 
 
 def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
-    """Remove an accuracy that fewer than ``SETTLED`` cases show if other cases have no name: it would show in many."""
+    """Drop an accuracy diagnosis of fewer than ``SETTLED`` cases if other failing cases have no diagnosis.
+
+    A real accuracy fault shows in many cases.
+    """
     cases: dict[str, set[str]] = defaultdict(set)
     for (name, case, _), decision in decisions.items():
         if _is_accuracy(decision):

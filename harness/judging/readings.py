@@ -604,8 +604,8 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
     return Alternative(called, name="declared", description=words)
 
 
-def call_read_as(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
-    """Return the call by which an implementation with these conventions computes a problem; None if there is none.
+def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
+    """Rewrite a problem as the call by which an implementation with these conventions computes it; None if none does.
 
     If True in a mask forbids, the call has the inverted mask. A corner of causality cannot be undone like that.
     """

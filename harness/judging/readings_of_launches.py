@@ -190,7 +190,7 @@ def _after_the_first(axis: int) -> Changed:
     return change
 
 
-def _zero_length_as_all_keys(problem: Problem) -> Problem | None:
+def _with_zero_key_lengths_as_full(problem: Problem) -> Problem | None:
     lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem.inputs)
     return problem.with_inputs(key_lengths=np.where(lengths == 0, keys, lengths)) if (lengths == 0).any() else None
 
@@ -212,7 +212,7 @@ _UNWRITTEN = (
         _features_unread), stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
             with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
-    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _zero_length_as_all_keys,
+    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _with_zero_key_lengths_as_full,
             "key_lengths"),
 )  # fmt: skip
 

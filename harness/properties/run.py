@@ -15,7 +15,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.readings import call_read_as, read_as_declared
+from attncheck.judging.readings import read_as_declared, rewrite_for_conventions
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
 from attncheck.properties.problem import (
@@ -203,7 +203,7 @@ class _VariantJudge:
 
     def _call_of(self, problem: StoredProblem) -> StoredProblem:
         """Return the call by which the function computes ``problem``. Raises ``_NoResult`` if there is none."""
-        call = call_read_as(problem, self._conventions) if self._conventions else problem
+        call = rewrite_for_conventions(problem, self._conventions) if self._conventions else problem
         if call is None:
             declared = ", ".join(f"{name}={value}" for name, value in self._conventions.items())
             reason = f"declares {declared}, by which no call means what the property asks"
