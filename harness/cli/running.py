@@ -109,13 +109,16 @@ def _run(
     from attncheck.attention.exact_array import SETTLED
     from attncheck.commands import joined
     from attncheck.config import selected
+    from attncheck.execution.implementations import UserImplementation
     from attncheck.progress import show_progress
     from attncheck.run import Settings, run_cases
 
     SETTLED.clear()
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
     is_long = not (options.cases or options.quiet or request.is_announced)
-    first = partial(_begin_to_judge, "reading the bundled cases", is_here=options.cluster is None)
+    loading = sum(isinstance(item.entry, UserImplementation) for item in chosen.implementations)  # each in a process
+    to_judge = 0 if options.cluster is not None else max(0, available_processors() - loading)
+    first = partial(_begin_to_judge, "reading the bundled cases", to_judge)
     with request.times.of("reading cases"), _after_a_moment(first if is_long else lambda: None):
         selection = selected(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
@@ -169,13 +172,13 @@ def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _begin_to_judge(words: str, *, is_here: bool) -> None:
+def _begin_to_judge(words: str, processes: int) -> None:
     """Print what is being done, and start processes meanwhile: of cases that are new, answers are not known either."""
     from attncheck.execution.call import start_ahead
 
     typer.echo(f"attncheck: {words}", err=True)
-    if is_here:
-        start_ahead(available_processors(), "attncheck.judging.judge")
+    if processes:
+        start_ahead(processes, "attncheck.judging.judge")
 
 
 def _with_properties(

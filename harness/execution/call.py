@@ -400,7 +400,8 @@ class WorkerProcess:
 class WorkerProcesses:
     """Calls functions side by side in processes of its own, as many as there are processors; ``close`` ends them.
 
-    A process starts where there is something to call, if none was started ahead. Where it dies, for want of memory
+    A process starts where there is something to call, if none was started ahead. Where fewer are ``allowed`` just now,
+    the next one waits with its first call. Where it dies, for want of memory
     perhaps, or the function raises, the call is made here instead: whatever is wrong shows as it would without any.
     """
 
@@ -410,13 +411,15 @@ class WorkerProcesses:
         *given: object,
         processes: int | None = None,
         during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        allowed: Callable[[], int] | None = None,
     ) -> None:
         """Every process calls ``prepare`` first, with what is ``given``; ``during`` is entered for every call."""
+        self._allowed = allowed or (lambda: processes or available_processors())
         self._prepare, self._given, self._during = prepare, given, during
         self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck calls")
         self._own = local()
         self._started: list[WorkerProcess] = []
-        self._here = Lock()
+        self._here, self._starting = Lock(), Lock()
         self._closed = False
 
     def submit(
@@ -424,6 +427,11 @@ class WorkerProcesses:
     ) -> Future[Answer]:
         """Have a function of a module called; ``otherwise`` is called here where that fails, by default the same."""
         return self._threads.submit(self._called, function, arguments, otherwise or partial(function, *arguments))
+
+    @property
+    def are_alive(self) -> bool:
+        """Return whether any of them has started."""
+        return self._alive > 0
 
     def close(self) -> None:
         """End the processes; what has not been called is dropped."""
@@ -449,8 +457,7 @@ class WorkerProcesses:
     def _worker(self) -> WorkerProcess:
         """Return this thread's own process."""
         if getattr(self._own, "worker", None) is None:
-            worker = _taken()
-            self._started.append(worker)
+            worker = self._started_worker()
             if self._closed:  # while it started; whoever closed may not have seen it
                 worker.end()
             if self._prepare is not None:
@@ -458,6 +465,19 @@ class WorkerProcesses:
             self._own.worker = worker
         found: WorkerProcess = self._own.worker
         return found
+
+    def _started_worker(self) -> WorkerProcess:
+        """Start a process, once another one is allowed."""
+        with self._starting:
+            while not self._closed and self._alive >= self._allowed():
+                sleep(_LOOK_AGAIN_SECONDS)
+            worker = _taken()
+            self._started.append(worker)
+            return worker
+
+    @property
+    def _alive(self) -> int:
+        return sum(worker.is_alive for worker in self._started)
 
     def _end_worker(self) -> None:
         worker, self._own.worker = getattr(self._own, "worker", None), None

@@ -123,8 +123,8 @@ class _Describing:
 class DescribedWorkers:
     """The processes in which targets were described, each until a run takes it; as a context, it ends the others.
 
-    No more of them are there than processors. Where more targets are begun, those of one file share a process, and
-    none stays for a run.
+    No more of them are there than processors. Where as many targets are begun, or more, those of one file share a
+    process, and none stays for a run, which leaves a processor to what judges.
     """
 
     def __init__(self, processes: int | None = None) -> None:
@@ -135,7 +135,7 @@ class DescribedWorkers:
     def begin(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         """Start to load targets, and do not wait for it."""
         new = [request for request in dict.fromkeys(requests) if request not in self._begun]
-        stays = len(self._begun) + len(new) <= self._most
+        stays = len(self._begun) + len(new) <= max(1, self._most - 1)
         together: dict[object, list[DescriptionRequest]] = {}
         for request in new:
             together.setdefault(request if stays else request.process, []).append(request)

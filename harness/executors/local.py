@@ -8,9 +8,12 @@ Where fewer workers may be alive than there are frameworks, implementations come
 Then most of what they answer waits for the others' answers to a unit, and what memory should not hold waits in a file
 that has no name and no other reader.
 
-Processes judge side by side: what one unit comes to depends on no other. A process takes most of a second to start, so
-that a few units are judged without. What cannot be judged in one of them, because it dies for want of memory or because
-judging itself fails, is judged in the harness's own process: whatever is wrong shows there as it would without any.
+Processes judge side by side: what one unit comes to depends on no other. Workers and they together are no more than
+processors, unless frameworks are asked, which take seconds to start. Workers have all processors until there is
+something to judge, then all but one; a process that judges starts where no worker has the processor. A process takes
+most of a second to start, so that a few units are judged without. What cannot be judged in one of them, because it dies
+for want of memory or because judging itself fails, is judged in the harness's own process: whatever is wrong shows
+there as it would without any.
 """
 
 from __future__ import annotations
@@ -52,17 +55,23 @@ MAX_QUICK = 256
 
 
 class JudgingProcesses:
-    """Judges units in processes of its own, as many as there are processors; ``close`` ends them.
+    """Judges units in processes of its own, as many as there are processors by default; ``close`` ends them.
 
     Each of them gets all ``cases`` once: to be sent one by one, a case takes as long as a small one takes to be judged.
     """
 
     def __init__(
-        self, judge: Judge, cases: Sequence[Case], processes: int | None = None, times: Times | None = None
+        self,
+        judge: Judge,
+        cases: Sequence[Case],
+        processes: int | None = None,
+        times: Times | None = None,
+        allowed: Callable[[], int] | None = None,
     ) -> None:
+        """``allowed`` says how many may be alive just now, where that changes."""
         self._judge, self._cases = judge, cases
         during = partial((Times() if times is None else times).of, "judging")
-        self._processes = WorkerProcesses(_prepare, judge, cases, processes=processes, during=during)
+        self._processes = WorkerProcesses(_prepare, judge, cases, processes=processes, during=during, allowed=allowed)
 
     def submit(
         self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
@@ -74,6 +83,11 @@ class JudgingProcesses:
         question = dtype, inputs, outcomes, found
         judged_otherwise = lambda: (self._judge.judge(self._cases[case], *question), Counter[str]())  # noqa: E731
         return self._processes.submit(_judge_here, case, *question, otherwise=judged_otherwise)
+
+    @property
+    def are_alive(self) -> bool:
+        """Return whether any of them has started."""
+        return self._processes.are_alive
 
     def close(self) -> None:
         """End the processes; what has not been judged is dropped."""
@@ -164,7 +178,7 @@ class LocalExecutor:
 
         with (
             closing(WaitingOutcomes(lambda unit: asked[unit.position])) as waiting,
-            closing(_Judgements(plan, self._judge, recorder, self._times)) as judgements,
+            closing(_Judgements(plan, self._judge, recorder, self._times, computing)) as judgements,
             computing.in_threads(),
         ):
             on_progress(done := 0, total)
@@ -212,6 +226,18 @@ class _Computing:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
         self._places = PrioritySemaphore(workers, available_processors())
+        self._has_frameworks = any(runner.group.is_bundled for together in runners for runner in together)
+        self._leaves_one = self._has_frameworks or workers < max(2, available_processors())
+
+    def leave_one_processor(self) -> None:
+        """Leave a processor to what judges, from now on."""
+        if not self._leaves_one:
+            self._leaves_one = True
+            self._places.take_away_one()
+
+    def free_processors(self) -> int:
+        """Return how many processes may judge: as many as processors that no worker has, and one beside frameworks."""
+        return max(int(self._has_frameworks), available_processors() - self._places.taken)
 
     @contextmanager
     def in_threads(self) -> Iterator[None]:
@@ -286,8 +312,9 @@ _Answer: TypeAlias = tuple[Unit, Group, Outcome]
 class _Judgements:
     """Units that are judged, at once or in processes, and recorded in the order in which that is done."""
 
-    def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: Times) -> None:
+    def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: Times, computing: _Computing) -> None:
         self._plan, self._judge, self._recorder, self._times = plan, judge, recorder, times
+        self._computing = computing
         self._processes: JudgingProcesses | None = None
         self._quick = 0
         self._waiting: set[Future[tuple[UnitResult, Counter[str]]]] = set()
@@ -303,20 +330,32 @@ class _Judgements:
             question = case, unit.dtype, self._plan.inputs(unit), outcomes
         with self._times.of("looking up"):
             remembered = self._judge.remembered(*question)
-        found = None if remembered is None else remembered.result
-        if found is None and (len(self._plan.units) < MIN_UNITS or self._is_quick(remembered)):
-            with self._times.of("judging"):
-                found = self._judge.judge(*question, remembered)
-        if found is not None:
-            self._record(found)
+        if remembered is not None and remembered.result is not None:
+            self._record(remembered.result)
+            return
+        if len(self._plan.units) < MIN_UNITS or self._is_quick(remembered):
+            self._judge_here(question, remembered)
             return
         if self._processes is None:
-            self._processes = JudgingProcesses(self._judge, self._plan.cases, times=self._times)
+            self._computing.leave_one_processor()
+            self._processes = JudgingProcesses(
+                self._judge, self._plan.cases, times=self._times, allowed=self._computing.free_processors
+            )
         if len(self._waiting) >= MAX_TO_JUDGE:
+            if not self._processes.are_alive and self._done.empty():
+                self._judge_here(question, remembered)
+                return
             self._record_next()
         future = self._processes.submit(unit.case, *question[1:], remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
+
+    def _judge_here(
+        self, question: tuple[Case, str, Inputs, Mapping[str, Outcome]], remembered: Remembered | None
+    ) -> None:
+        with self._times.of("judging"):
+            result = self._judge.judge(*question, remembered)
+        self._record(result)
 
     def _is_quick(self, remembered: Remembered | None) -> bool:
         """Return whether only arrays are missing, the store has their exact ones, and no process is there yet."""
@@ -487,7 +526,8 @@ class PrioritySemaphore:
     """At most ``limit`` at the same time; a place is spare while fewer than ``busy`` are taken."""
 
     def __init__(self, limit: int, busy: int | None = None) -> None:
-        self._free, self._kept_free = limit, max(0, limit - (limit if busy is None else busy))
+        self._limit = self._free = limit
+        self._kept_free = max(0, limit - (limit if busy is None else busy))
         self._waiting: list[tuple[int, int]] = []
         self._tickets = 0
         self._changed = Condition()
@@ -498,6 +538,19 @@ class PrioritySemaphore:
         with self._changed:
             return bool(self._waiting)
 
+    @property
+    def taken(self) -> int:
+        """Return how many places are taken, or will be at once."""
+        with self._changed:
+            taken = self._limit - self._free
+            return max(taken, min(self._limit, taken + len(self._waiting)))
+
+    def take_away_one(self) -> None:
+        """Have one place fewer: the next that is left is not given to anybody."""
+        with self._changed:
+            self._limit -= 1
+            self._free -= 1
+
     @contextmanager
     def acquire(self, step: int) -> Iterator[None]:
         """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
@@ -505,7 +558,7 @@ class PrioritySemaphore:
             self._tickets += 1
             ticket = (step, self._tickets)
             self._waiting.append(ticket)
-            self._changed.wait_for(lambda: self._free and min(self._waiting) == ticket)
+            self._changed.wait_for(lambda: self._free > 0 and min(self._waiting) == ticket)
             self._waiting.remove(ticket)
             self._free -= 1
             self._changed.notify_all()

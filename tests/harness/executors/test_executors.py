@@ -16,10 +16,12 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
+from kernels import kernel as source
 
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
 from attncheck.dtypes import numpy_dtype
+from attncheck.execution import call, runner
 from attncheck.execution.call import Limits, WorkerDied
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
@@ -65,6 +67,7 @@ def test_no_more_workers_are_alive_than_may_be_and_a_window_at_a_time_gives_the_
     entries = [make_backend(name, source) for name in ("one", "two")]
     chosen = ImplementationSelection(tuple(map(Implementation, entries)))
     monkeypatch.setattr(local, "WINDOW", window)
+    monkeypatch.setattr(run, "available_processors", lambda: 3)  # of which one judges
     cases = select_cases(["small"], base=tmp_path).cases
     summary = run_cases(cases, chosen, Settings(tmp_path / "out", limits=Limits(workers=workers)))
     assert summary.exit_code == 0
@@ -181,6 +184,41 @@ def test_ones_own_kernel_has_one_worker(tmp_path: Path, monkeypatch: pytest.Monk
     settings = Settings(tmp_path / "run", limits=Limits(workers=3), store=NO_STORE)
     run_cases(select_cases(["attention"]).cases, chosen, settings)
     assert len(list((tmp_path / "run" / "logs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("kernels", [1, 2, 5])
+def test_users_kernels_and_what_judges_them_are_no_more_processes_than_processors(
+    kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (run, local, call):
+        monkeypatch.setattr(module, "available_processors", lambda: 2)
+    monkeypatch.setattr(local, "WINDOW", 16)
+    monkeypatch.setattr(local, "MIN_UNITS", 0)
+    monkeypatch.setattr(local, "MAX_TO_JUDGE", 4)  # so that what waits is judged in this process, too
+    targets = []
+    for number in range(kernels):
+        (tmp_path / f"kernel{number}.py").write_text(source(), encoding="utf-8")
+        targets.append(f"{tmp_path}/kernel{number}.py:attention")
+    chosen = select_implementations(None, targets)
+    before = set(psutil.Process().children(recursive=True))
+    alive: set[psutil.Process] = set()
+    most = 0
+    make_process = call.WorkerProcess
+
+    def counted() -> call.WorkerProcess:
+        nonlocal most
+        process = make_process()
+        alive.update(set(psutil.Process().children(recursive=True)) - before)
+        most = max(most, sum(other.is_running() and other.status() != psutil.STATUS_ZOMBIE for other in alive))
+        return process
+
+    for module in (call, runner):
+        monkeypatch.setattr(module, "WorkerProcess", counted)
+    cases = select_cases(["attention"]).cases
+    summary = run_cases(cases, chosen, Settings(tmp_path / "run", dtypes=("float32",), store=NO_STORE))
+    assert summary.evaluations == kernels * len(cases)
+    assert len(alive) >= 2
+    assert most <= 2
 
 
 # Who may compute next, and what is computed
