@@ -247,16 +247,14 @@ def goes_over_keys(operation: Operation) -> bool:
 def options_at_lengths(operation: Operation) -> set[str]:
     """Return the options that meet every class of lengths in cases of an operation; "" stands for the operation.
 
-    Options of attention meet them in attention and in its gradients; every other operation has those that attention
-    lacks. Masks and scores come before the sum over keys, gradients of a lowered operation are made of its forward pass
-    and of the gradients of attention, and attention by another score is attention after the score.
+    Masks and scores come before the sum over keys, gradients of a lowered operation are made of its forward pass and of
+    the gradients of attention, attention by another score is attention after the score, and a softmax by itself is a
+    step of attention, where its options meet them.
     """
     if not goes_over_keys(operation) or operation.score or (operation.is_lowered and operation.has_gradients):
         return set()
-    options = {*levels_of(operation)}
-    if operation.name not in ("attention", "attention_gradients"):
-        options -= levels_of(OPERATIONS["attention"]).keys() | STORED
-    return {"", *options}
+    aside = STORED | (HANDED_ON if operation.is_lowered else set())
+    return {"", *(levels_of(operation).keys() - aside if operation.name != "softmax" else ())}
 
 
 def lengths_of(case: Case) -> list[tuple[int, int]]:
@@ -287,9 +285,15 @@ def classes_of(queries: int, keys: int) -> Iterator[tuple[str, str]]:
         yield from ((phase, name) for name, is_so in zip(LENGTHS, holds, strict=True) if is_so)
 
 
-def has_a_class(operation: Operation, option: str, length: str) -> bool:
-    """Whether an option can be given at a class of lengths: a past and a key of its own are two keys."""
+def has_a_class(operation: Operation, option: str, phase: str, length: str) -> bool:
+    """Whether an option can be given at a class of lengths.
+
+    A past and a key of its own are two keys. Causality that begins at the first key leaves a single query one key,
+    however many there are.
+    """
     spec = operation.inputs.get(option)
+    if option == "is_causal" and phase == "decode":
+        return "alignment" in operation.options or "query_offsets" in operation.inputs
     return not (length == "single" and spec is not None and "P" in spec.axes)
 
 
@@ -307,7 +311,7 @@ def test_every_option_meets_keys_of_every_class_of_lengths_with_one_query_and_wi
         holes += [
             f"{operation.name}{option and ' with '}{option}: no case is {phase}, {length}"
             for option, phase, length in product(sorted(wanted), PHASES, LENGTHS)
-            if has_a_class(operation, option, length) and (option, phase, length) not in found
+            if has_a_class(operation, option, phase, length) and (option, phase, length) not in found
         ]
     assert not holes, "\n".join([*holes, "give the operation's cases in cases/designs a row of such lengths"])
 
