@@ -28,13 +28,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.diagnosing import diagnose
+from attncheck.diagnosis.decision import OR, decide, evidence_of
+from attncheck.diagnosis.examine import judge_and_diagnose
+from attncheck.diagnosis.run import diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters, conventions_lacking
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed
-from attncheck.judging.diagnosis import OR, Evidence, decide, evidence_of
-from attncheck.judging.judge_implementation import DIAGNOSABLE, judge_and_diagnose
+from attncheck.judging.case_evidence import Evidence
+from attncheck.judging.judge_implementation import DIAGNOSABLE
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.mutation.judgement import names_of

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from soundness_problems import DrawnProblem
 
+from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
 from attncheck.judging.compare import Measured
-from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.units import own_empty_rows

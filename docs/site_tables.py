@@ -23,8 +23,8 @@ from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
 from attncheck.conventions import QUESTIONS
+from attncheck.diagnosis.readings import CATALOGUE, declaration_of
 from attncheck.judging.alternatives import Reading
-from attncheck.judging.readings import CATALOGUE, declaration_of
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from attncheck.config import expected_failures_of
+from attncheck.diagnosis.residuals import as_declared
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
@@ -24,9 +25,8 @@ from attncheck.execution.padding import padded_call
 from attncheck.execution.runner import Group, GroupRunner, lone_runner, task_of
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
-from attncheck.judging.judge_implementation import judge_and_diagnose
+from attncheck.judging.judge_implementation import judge_implementation
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
@@ -155,7 +155,7 @@ def _judged(
             own = replace(own_empty_rows(implementation, expected, case.id, dtype), is_asked=not outcome.not_asked)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
-                judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, name, own, diagnoses=False)
+                judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, own)
                 by_class[name] = [stage for stage in judged.judgements if stage.verdict is not Verdict.SEMANTIC]
             yield case, by_class
 

@@ -21,6 +21,13 @@ from typing import Literal
 import numpy as np
 
 from attncheck.backends.families import FAMILIES
+from attncheck.diagnosis.readings import (
+    ASKED,
+    declaration_of,
+    names_declared,
+    problems_read_as,
+    rewrite_for_conventions,
+)
 from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
@@ -30,7 +37,6 @@ from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner, group_by_process, lone_runner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
-from attncheck.judging.readings import ASKED, declaration_of, names_declared, problems_read_as, rewrite_for_conventions
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array, Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS

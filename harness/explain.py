@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attncheck.config import expected_failures_of
+from attncheck.diagnosis.examine import judge_and_diagnose
+from attncheck.diagnosis.residuals import as_declared
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, renamed
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
 from attncheck.execution.worker import Computed, Outcome
-from attncheck.judging.judge_implementation import JudgedStages, judge_and_diagnose, with_faults
+from attncheck.judging.judge_implementation import JudgedStages, with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import Conditioning, conditioning_of, truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for

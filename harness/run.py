@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attncheck.commands import words_again
 from attncheck.config import expected_failures_of, minimum_of, tiles_of
+from attncheck.diagnosis.on_demand import DIAGNOSIS
 from attncheck.errors import ExitCode
 from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
@@ -191,7 +192,7 @@ def run_cases(
     known = settings.expected_failures
     if known is None:
         known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
-    judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store)
+    judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, DIAGNOSIS)
     with _means(groups, judge, settings, described) as means:
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
@@ -286,7 +287,7 @@ class _CaseRun:
         """Return the failing rows with what implementations do instead, as the results have them from now on."""
         if not recorder.failures:
             return []
-        from attncheck.diagnosing import ReturnedStages, diagnose
+        from attncheck.diagnosis.run import ReturnedStages, diagnose
         from attncheck.results.resume import change_rows, identity_of
 
         returned = ReturnedStages(self.settings.output, recorder.undiagnosed)

@@ -2,15 +2,15 @@
 
 Two implementations disagree where they differ by more than the sum of their bounds. Where some query rows stand for
 all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows. Rows of a
-failing case carry what lets all cases of a run decide together (``diagnosis.py``).
+failing case carry what lets all cases of a run decide together (``diagnosis.decision``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,11 @@ from numpy.typing import NDArray
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.judging.case_evidence import Evidence, Plain, pack
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
-from attncheck.judging.diagnosis import Evidence, Plain, evidence_of, pack
-from attncheck.judging.judge_implementation import (
-    DIAGNOSABLE,
-    JudgedStages,
-    OwnEmptyRows,
-    judge_and_diagnose,
-    with_faults,
-)
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_implementation, with_faults
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
-from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import Stages, Truth, is_open, truth_of_case
 from attncheck.judging.xfail import blank_row, failure_row
 from attncheck.reading.case import Case
@@ -72,14 +65,16 @@ def judge(
     *,
     conventions: Mapping[str, Mapping[str, str]] | None = None,
     store: Store = NO_STORE,
-    diagnosed: Collection[str] | None = None,
+    diagnosed: Collection[str] = (),
+    diagnosis: Diagnosis | None = None,
 ) -> CaseJudgement:
     """Judge what the implementations returned for one case in one dtype.
 
     ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key,
     ``conventions`` the others that they declare: who reads the case otherwise is compared with no other and no number.
-    ``diagnosed`` are those of which is said at once what they do instead where they fail; by default all.
+    ``diagnosed`` are those of which the ``diagnosis`` says at once what they do instead where they fail.
     """
+    assert diagnosis is not None or not (conventions or diagnosed), "a diagnosis reads what is declared, and names"
     truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
     blank = blank_row(case, dtype)
     rows: list[Row] = []
@@ -90,10 +85,11 @@ def judge(
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
-            diagnoses = diagnosed is None or name in diagnosed
             own = replace(blank, implementation=name)
-            own_truth = as_declared(truth, (conventions or {}).get(name, {}))
-            rows += judged_rows(own, case, own_truth, outcome, classes[name], known, diagnoses=diagnoses)
+            declared = (conventions or {}).get(name)
+            own_truth = diagnosis.as_declared(truth, declared) if diagnosis is not None and declared else truth
+            rows_by = diagnosis.rows if diagnosis is not None and name in diagnosed else judged_rows
+            rows += rows_by(own, case, own_truth, outcome, classes[name], known)
             if own_truth is not truth:
                 del computed[name]
     several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
@@ -104,19 +100,28 @@ def judge(
     return CaseJudgement(tuple(rows), truth)
 
 
+class Diagnosis(Protocol):
+    """What is above verdicts: it reads a call as an implementation declares, and says what is done where one fails."""
+
+    def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
+        """Return the exact answer of a case as an implementation reads it that declares conventions."""
+
+    def rows(
+        self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
+    ) -> list[Row]:
+        """Judge as ``judged_rows`` does, and say what is done instead where stages fail."""
+
+
 def judged_rows(
-    blank: Row,
-    case: Case,
-    truth: Truth,
-    outcome: Computed,
-    rounding_model: str,
-    known: OwnEmptyRows,
-    *,
-    diagnoses: bool,
+    blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
 ) -> list[Row]:
     """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
-    judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known, diagnoses=diagnoses)
-    judged = with_faults(judged, outcome.faults)
+    judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
+    return rows_of(blank, with_faults(judged, outcome.faults), outcome, case, truth)
+
+
+def rows_of(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, truth: Truth) -> list[Row]:
+    """Lay judged stages out as rows."""
     rows = _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
     if not truth.read_as:
         return rows
@@ -268,14 +273,13 @@ def _kept(index: Index | None) -> str | None:
 
 def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
     begins_at = judged.begins_at or None
-    said = {each.stage: _explain(each, stages[each.stage], case) for each in judged.judgements}
+    said = {each.stage: explain_element(each, stages[each.stage], case) for each in judged.judgements}
     rows = [_stage_row(own, each, stages[each.stage], begins_at, said[each.stage]) for each in judged.judgements]
     reason, source = judged.reason, judged.source
     rows = [
         replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
     ]
-    rows = [replace(row, diagnosis=name) if (name := _of_memory(row.message)) else row for row in rows]
-    return with_evidence(rows, judged, lambda judgement: _explain(judgement, stages[judgement.stage], case))
+    return [replace(row, diagnosis=name) if (name := _of_memory(row.message)) else row for row in rows]
 
 
 def _of_memory(message: str) -> str:
@@ -314,7 +318,7 @@ def _columns(found: StageJudgement | Measured | None, names: Mapping[str, str]) 
     return {} if found is None else {column: getattr(found, name) for column, name in names.items()}
 
 
-def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
+def explain_element(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
     """Add the element to a failing stage's message: computed and exact, with the digits that tell them apart."""
     if judgement.verdict is not Verdict.NUMERIC or judgement.index is None:
         return judgement.message
@@ -326,24 +330,3 @@ def _explain(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
         f"{judgement.message}; at {at} computed {computed}, exact {exact}, off by {judgement.error:.3g}, "
         f"bound {judgement.bound:.3g}"
     )
-
-
-def with_evidence(rows: Sequence[Row], judged: JudgedStages, explain: Callable[[StageJudgement], str]) -> list[Row]:
-    """Let rows that fail carry what the case says of its implementation, and how they read without a name.
-
-    ``explain`` returns the message of a judgement, with the element that it names.
-    """
-    failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
-    if not failing or not (judged.findings.fits or judged.findings.refuted):
-        return list(rows)
-    evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)
-    plain = {each.stage: each for each in judged.plain or judged.judgements}
-    begins_at = judged.plain_begins_at or judged.begins_at
-    right = [row.stage for row in rows if row.verdict == Verdict.AGREE]
-
-    def packed(row: Row) -> str:
-        judgement = plain[row.stage]
-        return pack(evidence, Plain(judgement.verdict, explain(judgement), begins_at, row.message, right))
-
-    named = judged.diagnosis.name if judged.diagnosis is not None else None
-    return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]

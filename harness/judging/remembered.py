@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, NDArray[Any]]
 
 _PARTS = (
-    *("spec", "reading", "attention", "judging", "results.format"),
+    *("spec", "reading", "attention", "judging", "diagnosis", "results.format"),
     *("backends.codes", "backends.composed", "backends.contract", "backends.derived", "backends.entry"),
     *("backends.families", "backends.numpy_backend"),
     *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *("diagnosing", "dtypes", "errors", "processors", "quantities", "store", "verdicts", "wording"),
+    *("dtypes", "errors", "processors", "quantities", "store", "verdicts", "wording"),
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

@@ -22,6 +22,7 @@ from attncheck.store import NO_STORE, Key, Store, UnreadableEntry
 from attncheck.verdicts import WRONG_NUMBERS
 
 if TYPE_CHECKING:
+    from attncheck.judging.judge import Diagnosis
     from attncheck.judging.truth import Truth
 
 Evaluation: TypeAlias = tuple[str, str, str]
@@ -55,14 +56,16 @@ class Judge:
     Of the ``expected_failures`` only conventions are judged by; what else they excuse is marked later. Rows and exact
     answers that are in the ``store`` are not made again.
 
-    What an implementation does instead where it fails is for all of its failing cases to say (``diagnosing.py``), and
-    left open here, unless a failure is expected there: the entry may name it.
+    What an implementation does instead where it fails is for all of its failing cases to say (``diagnosis.run``), and
+    left open here, unless a failure is expected there: the entry may name it. The ``diagnosis`` says it then, and reads
+    calls as implementations declare.
     """
 
     implementations: Sequence[Implementation]
     keep_all_arrays: bool = False
     expected_failures: Sequence[ExpectedFailure] = ()
     store: Store = NO_STORE
+    diagnosis: Diagnosis | None = None
 
     def judge(
         self,
@@ -86,25 +89,21 @@ class Judge:
                 conventions=question.conventions,
                 store=self.store,
                 diagnosed=question.diagnosed,
+                diagnosis=self.diagnosis,
             )
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
-        arrays = question.arrays(truth, self.store) if self._keeps_arrays(case, rows) else ()
+        arrays = question.arrays(truth, self) if self._keeps_arrays(case, rows) else ()
         return UnitResult(_timed(rows, question.outcomes), tuple(arrays), _undiagnosed(rows, question.outcomes))
 
-    def examine(self, case: Case, dtype: str, inputs: Inputs, name: str, returned: Computed) -> tuple[Row, ...]:
-        """Judge one implementation again, and say what it does instead: the rows of its stages, with their evidence."""
-        from attncheck.judging.judge import judged_rows
-        from attncheck.judging.residuals import as_declared
-        from attncheck.judging.truth import truth_of_case
+    def known_of(self, case: Case, dtype: str, name: str, returned: Computed) -> OwnEmptyRows:
+        """Return what an implementation is known to give for a query without a key in a case."""
+        item = next(item for item in self.implementations if item.name == name)
+        expected = self._expected_of(name, case, dtype)
+        return replace(own_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
 
-        question = self._question(case, dtype, inputs, {name: returned})
-        known = replace(question.known[name], is_asked=not returned.not_asked)
-        truth = as_declared(
-            truth_of_case(case, dtype, inputs, returned.stages, self.store), self.declared_conventions(name)
-        )
-        blank = replace(blank_row(case, dtype), implementation=name)
-        return tuple(judged_rows(blank, case, truth, returned, question.classes[name], known, diagnoses=True))
+    def _expected_of(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
+        return [each for each in self.expected_failures if each.is_about(name) and each.concerns(name, case.id, dtype)]
 
     def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
@@ -143,12 +142,7 @@ class Judge:
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
-        concerning = {
-            name: [
-                each for each in self.expected_failures if each.is_about(name) and each.concerns(name, case.id, dtype)
-            ]
-            for name in asked
-        }
+        concerning = {name: self._expected_of(name, case, dtype) for name in asked}
         known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         diagnosed = frozenset(name for name, entries in concerning.items() if entries)
         conventions = {name: dict(item.reads_calls_as) for name, item in asked.items() if item.reads_calls_as}
@@ -196,18 +190,17 @@ class _Question:
         if store.folder is not None:
             store.put(self._key, rows_to_bytes(rows))
 
-    def arrays(self, truth: Truth | None, store: Store) -> Iterator[StoredArray]:
+    def arrays(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
         """Give what the implementations returned, and what it is compared with: reports draw and compare it."""
         from attncheck.judging.judge import exact_values, kept_stages, returned_stages, worst_bounds
 
         if truth is None:
             from attncheck.judging.truth import truth_of_case
 
-            truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), store)
-        if len(self.classes) == 1:  # of several, who reads the case as it is meant is drawn beside the exact answer
-            from attncheck.judging.residuals import as_declared
-
-            truth = as_declared(truth, next(iter(self.conventions.values()), {}))
+            truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), judge.store)
+        # Of several, who reads the case as it is meant is drawn beside the exact answer.
+        if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
+            truth = judge.diagnosis.as_declared(truth, next(iter(self.conventions.values())))
         computed = {name: found for name, found in self.outcomes.items() if isinstance(found, Computed)}
         kept = {name: kept_stages(found.stages) for name, found in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}

@@ -18,8 +18,8 @@ import numpy as np
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.composed import seen_from_the_first_key
 from attncheck.backends.contract import EmptyRows, Stages
+from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Alternative, Reading
-from attncheck.judging.readings import CATALOGUE
 from attncheck.mutation.kernel import Array, Store, exactly
 from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
 from attncheck.reading.lowering import Options, Problem

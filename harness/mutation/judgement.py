@@ -17,9 +17,10 @@ import numpy as np
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
+from attncheck.diagnosis.decision import OR, Decision, decide
 from attncheck.dtypes import numpy_dtype
+from attncheck.judging.case_evidence import Evidence
 from attncheck.judging.compare import Tier
-from attncheck.judging.diagnosis import OR, Decision, Evidence, decide
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Array
 from attncheck.mutation.mutant import Mutant, Subject

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import end_with_parent
-from attncheck.judging.diagnosis import Evidence
+from attncheck.judging.case_evidence import Evidence
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import (
     MAX_WRONGLY,

@@ -16,7 +16,7 @@ import numpy as np
 
 from attncheck.backends import numpy_backend as backend
 from attncheck.backends.contract import EmptyRows, Stages
-from attncheck.judging.readings_of_scores import is_masked
+from attncheck.diagnosis.readings_of_scores import is_masked
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import EVERY, KERNELS, ROUNDED, WIDE, Steps, equivalent, mutant, numpy_with, within

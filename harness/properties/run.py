@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.config import expected_failures_of, read_config
+from attncheck.diagnosis.readings import read_as_declared, rewrite_for_conventions
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.readings import read_as_declared, rewrite_for_conventions
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
 from attncheck.properties.problem import (

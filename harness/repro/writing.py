@@ -25,6 +25,7 @@ import numpy as np
 from attncheck.backends import Library, Mode
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.commands import command, joined, words_again
+from attncheck.diagnosis.residuals import as_declared
 from attncheck.errors import OutputError, UsageError
 from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -34,7 +35,6 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.residuals import as_declared
 from attncheck.judging.truth import truth_of_case
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs

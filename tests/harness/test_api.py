@@ -20,16 +20,16 @@ from tables import tables_beside
 import attncheck
 from attncheck import check
 from attncheck.backends import numpy_backend
-from attncheck.diagnosing import SETTLED, ReturnedStages
+from attncheck.diagnosis.on_demand import DiagnosisOnDemand
+from attncheck.diagnosis.run import SETTLED, ReturnedStages
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import UsageError
 from attncheck.execution.worker import Computed
 from attncheck.explain import calls_before, fewest
-from attncheck.judging.units import Judge
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
-from attncheck.results.format import StoredArray
+from attncheck.results.format import Row, StoredArray
 from attncheck.results.last_failed import RunWatch
 from attncheck.results.writer import ResultsWriter
 from attncheck.store import VARIABLE
@@ -287,13 +287,13 @@ def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The cases that are diagnosed by exact arithmetic."""
     found: list[str] = []
-    examine = Judge.examine
+    rows = DiagnosisOnDemand.rows
 
-    def noted(self: Judge, case: Case, *arguments: Any) -> Any:
+    def noted(self: DiagnosisOnDemand, blank: Row, case: Case, *arguments: Any) -> Any:
         found.append(case.id)
-        return examine(self, case, *arguments)
+        return rows(self, blank, case, *arguments)
 
-    monkeypatch.setattr(Judge, "examine", noted)
+    monkeypatch.setattr(DiagnosisOnDemand, "rows", noted)
     return found
 
 

@@ -29,7 +29,8 @@ def test_a_few_cases_again_load_little(tmp_path: Path) -> None:
             [sys.executable, "-c", RUN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        assert "attncheck.diagnosis.readings" not in loaded, "the verdict of what is right needs no reading"
     own = [name for name in loaded if name.split(".")[0] == "attncheck"]
     assert len(own) <= MOST_MODULES, sorted(own)
     assert not loaded & {"flint", "matplotlib", "attncheck.judging.judge", "torch", "jax", "tensorflow", "dask"}

@@ -37,7 +37,7 @@ from html_pages import VOID, Element, parse
 
 from attncheck.cli import app
 from attncheck.cli.output import frames_of
-from attncheck.judging.readings import CATALOGUE
+from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.spec import PROPERTIES
 
 FOLDER = Path(__file__).resolve().parent

@@ -20,6 +20,7 @@ from tables import tables_beside
 
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
+from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
 from attncheck.execution.operations import Parameters, Task, parameters_of
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
@@ -29,7 +30,7 @@ from attncheck.execution.signatures import FunctionName, adapter, hints, misfits
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.judge_implementation import judge_and_diagnose, with_faults
+from attncheck.judging.judge_implementation import with_faults
 from attncheck.judging.truth import find_truth
 from attncheck.plan import Plan
 from attncheck.reading.lowering import Problem

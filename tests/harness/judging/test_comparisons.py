@@ -18,6 +18,7 @@ from tables import tables_beside
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
+from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.dtypes import numpy_dtype
 from attncheck.judging import truth as module
 from attncheck.judging.compare import (
@@ -33,7 +34,6 @@ from attncheck.judging.compare import (
     threshold,
 )
 from attncheck.judging.judge import judge_pairs
-from attncheck.judging.judge_implementation import judge_and_diagnose
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Conditioning, Truth, condition_numbers, within_range
 from attncheck.verdicts import Verdict

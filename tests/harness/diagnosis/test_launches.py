@@ -8,9 +8,9 @@ import numpy as np
 import reported_kernels
 from numpy.random import RandomState
 
-from attncheck.judging.conditions import condition_of, is_refuted_by
-from attncheck.judging.readings import readings_named
-from attncheck.judging.residuals import approximate
+from attncheck.diagnosis.conditions import condition_of, is_refuted_by
+from attncheck.diagnosis.readings import readings_named
+from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.lowering import Problem
 
 

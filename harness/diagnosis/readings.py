@@ -23,6 +23,12 @@ from typing import Any
 import numpy as np
 
 from attncheck.attention.problem import Computation
+from attncheck.diagnosis.decision import ACCURACY
+from attncheck.diagnosis.readings_of_entries import ENTRY_READINGS, plus, within_window
+from attncheck.diagnosis.readings_of_gradients import GRADIENT_READINGS
+from attncheck.diagnosis.readings_of_launches import LAUNCH_READINGS
+from attncheck.diagnosis.readings_of_scores import SCORE_READINGS, is_masked
+from attncheck.diagnosis.replaced_steps import REPLACED_STEPS
 from attncheck.judging.alternatives import (
     Alternative,
     Change,
@@ -45,25 +51,18 @@ from attncheck.judging.alternatives import (
     with_mask,
     without,
 )
-from attncheck.judging.diagnosis import ACCURACY
-from attncheck.judging.readings_of_entries import ENTRY_READINGS, plus, within_window
-from attncheck.judging.readings_of_gradients import GRADIENT_READINGS
-from attncheck.judging.readings_of_launches import LAUNCH_READINGS
-from attncheck.judging.readings_of_scores import SCORE_READINGS, is_masked
-from attncheck.judging.replaced_steps import REPLACED_STEPS
+from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS, own_empty_rows_of
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
 from attncheck.reading.lowering import Problem, queries_and_keys, query_offset
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
     DECLARABLE,
-    DEFAULT_EMPTY_ROWS,
     EMPTY_ROWS,
     IGNORABLE,
     LOGITS,
     OPERATIONS,
     InputSpec,
     OptionSpec,
-    without_a_key,
 )
 from attncheck.spec.classes import PRESETS, WITH
 
@@ -453,19 +452,6 @@ _SEQUENCES = tuple(
 # Rows that may attend to no key.
 
 
-def _empty_rows(value: str) -> Change:
-    def change(problem: Problem) -> Form | None:
-        own = _own_empty_rows(problem)
-        option = "empty_rows", value
-        return None if value == own else Form(problem.with_options(empty_rows=value), {"own": own}, option=option)
-
-    return change
-
-
-def _own_empty_rows(problem: Problem) -> str:
-    return str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
-
-
 def _empty_rows_unmasked(problem: Problem) -> Form | None:
     if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
         return None  # as a mask, it would be of the size of the score matrix
@@ -474,14 +460,11 @@ def _empty_rows_unmasked(problem: Problem) -> Form | None:
         return None
     mask = allowed | empty_rows(problem)[..., np.newaxis]
     unmasked = problem.canonical().with_options(is_causal=False).with_inputs(mask=mask)
-    return Form(unmasked, {"own": _own_empty_rows(problem)})
+    return Form(unmasked, {"own": own_empty_rows_of(problem)})
 
 
-_EMPTY_ROWS = (
-    *(
-        convention(f"empty-rows-{value}", without_a_key(value, "{own}"), _empty_rows(value), stage="weights")
-        for value in EMPTY_ROWS
-    ),
+EMPTY_ROW_READINGS = (
+    *OTHER_EMPTY_ROWS,
     convention("empty-rows-unmasked",
                "a query without a key attends to all keys, as if nothing were masked; the case expects {own}",
                _empty_rows_unmasked, stage="weights"),
@@ -491,7 +474,7 @@ _EMPTY_ROWS = (
 def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
     """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
     if empty_rows(problem).any():
-        yield from (found for reading in _EMPTY_ROWS for found in reading.of_problem(problem))
+        yield from (found for reading in EMPTY_ROW_READINGS for found in reading.of_problem(problem))
 
 
 # What is fitted, or says less than a cause: it is made where nothing else fits (``wrong_result.py``).
@@ -534,7 +517,7 @@ TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float
 """Those whose bounds are within those of the last one, whatever the problem."""
 
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
-    "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *_EMPTY_ROWS),
+    "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *EMPTY_ROW_READINGS),
     "Other entries, heads and places": ENTRY_READINGS,
     "Tiles, parts, and what is never written": LAUNCH_READINGS,
     **SCORE_READINGS,
@@ -552,7 +535,7 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
 }
 """All readings, by what they are about."""
 _ALL = sorted(
-    (reading for readings in CATALOGUE.values() for reading in readings if reading not in _EMPTY_ROWS),
+    (reading for readings in CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
     key=lambda reading: not reading.is_convention,
 )
 

@@ -2,8 +2,8 @@
 
 A row is written as its case is judged: verdict and numbers, and not why. Why takes several exact answers, and one case
 seldom tells. So of each operation, first failing stage and verdict the simplest cases are examined, until one reading
-is named by ``SETTLED`` of them and refuted by none (``judging.diagnosis``). It is handed on to the other cases that it
-explains (``judging.wrong_result``), and what it does not explain is examined next. Where several cases in a row say
+is named by ``SETTLED`` of them and refuted by none (``diagnosis.decision``). It is handed on to the other cases that it
+explains (``diagnosis.wrong_result``), and what it does not explain is examined next. Where several cases in a row say
 nothing, the rest is left without a name; ``attncheck explain`` says of each what that case says by itself.
 """
 
@@ -19,10 +19,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from attncheck.diagnosis.decision import ACCURACY, CERTAIN, MOST, NAMELESS, OR, Decision, decide, fit_of, reworded
+from attncheck.diagnosis.on_demand import DIAGNOSIS
 from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
-from attncheck.judging import diagnosis
-from attncheck.judging.diagnosis import Decision, Evidence, Fit, Plain, decide, unpack
+from attncheck.judging.case_evidence import Evidence, Fit, Plain, unpack
 from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
@@ -37,7 +38,7 @@ from attncheck.verdicts import WRONG_NUMBERS, Verdict
 from attncheck.wording import AND, BY_ITSELF
 
 if TYPE_CHECKING:
-    from attncheck.judging.compositions import ComposedCase
+    from attncheck.diagnosis.compositions import ComposedCase
 
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
@@ -174,7 +175,7 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
         conditions = _Conditions(plan, judge, judged, failed)
         decisions = _without_few_accuracies(decisions)
         decisions = conditions.added({each.key: each for each in failing}, decisions, evidence)
-        nameless = (key for key in evidence if decisions[key] == diagnosis.NAMELESS)
+        nameless = (key for key in evidence if decisions[key] == NAMELESS)
         by_itself = {key: fit.description for key in nameless if (fit := decide({"": evidence[key]})[""].fit)}
         final = [_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
         return follow([_with_hint(row, by_itself.get(_evaluation(row), "")) for row in final])
@@ -278,12 +279,27 @@ class _Searches:
         self.evidence[each.key] = each.nothing
         if each.returned is None:
             return False
-        name, _, dtype = each.key
-        rows = self.judge.examine(each.case, dtype, self.plan.inputs(each.unit), name, each.returned)
+        rows = self._rows_of(each, each.returned)
         carried = [unpack(row.evidence) for row in rows if row.evidence is not None]
         self.evidence[each.key] = next((found[0] for found in carried if found is not None), each.nothing)
         self.examined[each.key] = {row.stage: row for row in rows}
         return True
+
+    def _rows_of(self, each: FailingEvaluation, returned: Computed) -> Sequence[Row]:
+        """Judge one implementation again, and say what it does instead: the rows of its stages, with their evidence."""
+        from attncheck.judging.truth import truth_of_case
+        from attncheck.judging.xfail import blank_row
+
+        (name, _, dtype), judge = each.key, self.judge
+        truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), returned.stages, judge.store)
+        return DIAGNOSIS.rows(
+            replace(blank_row(each.case, dtype), implementation=name),
+            each.case,
+            DIAGNOSIS.as_declared(truth, judge.declared_conventions(name)),
+            returned,
+            judge.rounding_model(name, dtype),
+            judge.known_of(each.case, dtype, name, returned),
+        )
 
     def _agreed(self, examined: Sequence[FailingEvaluation], settled: Mapping[str, object]) -> dict[str, float | None]:
         """Return what enough of the examined cases name, if it is new, and nothing that any of them refutes."""
@@ -293,9 +309,9 @@ class _Searches:
             if fit := decisions[each.key].fit:
                 named.setdefault(fit.name, {}).setdefault(each.case.id, []).append(fit)
         for name, by_case in named.items():
-            if len(by_case) >= SETTLED and not settled.keys() >= set(name.split(diagnosis.OR)):
+            if len(by_case) >= SETTLED and not settled.keys() >= set(name.split(OR)):
                 factor = _common_factor([fit.factor for fits in by_case.values() for fit in fits])
-                return dict.fromkeys(name.split(diagnosis.OR), factor)
+                return dict.fromkeys(name.split(OR), factor)
         return {}
 
     def _without_explained(
@@ -305,8 +321,8 @@ class _Searches:
         return [each for each in left if not (names and self._explain(each, names))]
 
     def _explain(self, each: FailingEvaluation, names: Mapping[str, float | None]) -> bool:
-        from attncheck.judging.readings import read_as_declared  # of which a run without failures has no need
-        from attncheck.judging.wrong_result import FailingCase
+        from attncheck.diagnosis.readings import read_as_declared  # of which a run without failures has no need
+        from attncheck.diagnosis.wrong_result import FailingCase
 
         if each.returned is None or not each.is_whole:
             return False
@@ -323,7 +339,7 @@ class _Searches:
             self.judge.rounding_model(each.key[0], dtype),
         )
         stage = each.rows[0].stage
-        fits = tuple(diagnosis.fit_of(found, stage) for found in case.explained_by(names))
+        fits = tuple(fit_of(found, stage) for found in case.explained_by(names))
         if fits:
             self.evidence[each.key] = Evidence(fits, frozenset(), stage, each.case.operation)
         return bool(fits)
@@ -335,7 +351,7 @@ class _Searches:
         known: dict[str, Counter[str]] = {}
         for key, decision in decisions.items():
             fit = decision.fit
-            if fit is not None and not fit.name.startswith(diagnosis.ACCURACY):
+            if fit is not None and not fit.name.startswith(ACCURACY):
                 known.setdefault(key[0], Counter())[fit.name] += 1
         found: dict[Evaluation, Decision] = {}
         for name in dict.fromkeys(each.key[0] for each in unnamed):
@@ -352,7 +368,7 @@ class _Searches:
         self, name: str, cases: Mapping[Evaluation, ComposedCase], counts: Counter[str]
     ) -> dict[Evaluation, Fit]:
         """Compose what cases name, and if some are left without a name, what the implementation is asked for, too."""
-        from attncheck.judging.compositions import compose
+        from attncheck.diagnosis.compositions import compose
 
         found = compose(cases, counts)
         left = {key: case for key, case in cases.items() if key not in found}
@@ -362,10 +378,10 @@ class _Searches:
 
     def _composed_case(self, each: FailingEvaluation) -> ComposedCase | None:
         """Return a failing case with its exact answer; None where it is large, or not all of it is known."""
-        from attncheck.judging.compositions import ComposedCase
-        from attncheck.judging.residuals import as_declared
+        from attncheck.diagnosis.compositions import ComposedCase
+        from attncheck.diagnosis.residuals import as_declared
+        from attncheck.diagnosis.wrong_result import WrongResult
         from attncheck.judging.truth import truth_of_case
-        from attncheck.judging.wrong_result import WrongResult
 
         name, _, dtype = each.key
         if each.returned is None or not each.is_whole or self._is_large(each):
@@ -423,14 +439,14 @@ class _Conditions:
         named = Counter((key[0], decision.fit.name) for key, decision in decisions.items() if decision.fit is not None)
         most = {name: max(count for (of, _), count in named.items() if of == name) for name, _ in named}
         for (name, operation, reading), keys in of_reading.items():
-            from attncheck.judging.conditions import condition_of  # of which a run without failures has no need
+            from attncheck.diagnosis.conditions import condition_of  # of which a run without failures has no need
 
             passing = self._passing(name, operation, reading)
             explained = {failing[key].case.id: self._problem(name, failing[key].unit) for key in keys}
             if (condition := condition_of([*explained.values()], passing)) is None:
                 continue
-            if not condition.words and len(keys) < diagnosis.CERTAIN and diagnosis.MOST * len(keys) < most.get(name, 0):
-                found |= dict.fromkeys(keys, diagnosis.NAMELESS)
+            if not condition.words and len(keys) < CERTAIN and MOST * len(keys) < most.get(name, 0):
+                found |= dict.fromkeys(keys, NAMELESS)
                 continue
             for key in keys:
                 text = condition.text(fits[key].description)
@@ -439,7 +455,7 @@ class _Conditions:
 
     def _passing(self, name: str, operation: str, reading: str) -> list[Problem]:
         """Return the problems of cases that pass and would not if the reading held there."""
-        from attncheck.judging.conditions import is_refuted_by
+        from attncheck.diagnosis.conditions import is_refuted_by
 
         units: dict[str, Unit] = {}
         for unit in self.plan:
@@ -462,7 +478,7 @@ class _Conditions:
 
     def _problem(self, name: str, unit: Unit) -> Problem:
         """Return a case as an implementation reads it that declares its conventions."""
-        from attncheck.judging.readings import read_as_declared
+        from attncheck.diagnosis.readings import read_as_declared
 
         problem = self.plan.case(unit).problem(self.plan.inputs(unit).arrays)
         reading = read_as_declared(problem, self.judge.declared_conventions(name))
@@ -476,8 +492,8 @@ def _meant_by_itself(evidence: Evidence) -> Fit | None:
 
 def _may_have_condition(fit: Fit) -> bool:
     """Return whether a name is that of one reading, which is no number that was fitted."""
-    is_one = AND not in fit.name and diagnosis.OR not in fit.name
-    return is_one and not fit.is_fitted and not fit.name.startswith((diagnosis.ACCURACY, "empty-rows-"))
+    is_one = AND not in fit.name and OR not in fit.name
+    return is_one and not fit.is_fitted and not fit.name.startswith((ACCURACY, "empty-rows-"))
 
 
 def _common_factor(factors: Iterable[float | None]) -> float | None:
@@ -505,16 +521,15 @@ def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Ev
     for (name, case, _), decision in decisions.items():
         if _is_accuracy(decision):
             cases[name].add(case)
-    nameless = {key[0] for key, decision in decisions.items() if decision == diagnosis.NAMELESS}
+    nameless = {key[0] for key, decision in decisions.items() if decision == NAMELESS}
     few = {name for name in nameless if len(cases[name]) < SETTLED}
     return {
-        key: diagnosis.NAMELESS if key[0] in few and _is_accuracy(decision) else decision
-        for key, decision in decisions.items()
+        key: NAMELESS if key[0] in few and _is_accuracy(decision) else decision for key, decision in decisions.items()
     }
 
 
 def _is_accuracy(decision: Decision) -> bool:
-    return decision.fit is not None and decision.fit.name.startswith(diagnosis.ACCURACY)
+    return decision.fit is not None and decision.fit.name.startswith(ACCURACY)
 
 
 def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
@@ -529,7 +544,7 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
         own = examined.get(_evaluation(row), {}).get(row.stage, row) if carried is None else row
         return replace(own, seconds=row.seconds, evidence=None)
     plain = carried[1] if carried else Plain(row.verdict, row.message, row.begins_at or "", row.message)
-    changed = diagnosis.reworded(decision, plain, row.message, follows=not is_stage)
+    changed = reworded(decision, plain, row.message, follows=not is_stage)
     if changed is None:
         return row
     convention = (changed.diagnosis or "").removeprefix("empty-rows-")

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Real
 from attncheck.attention.sampling import Rows
 from attncheck.attention.walk import approximate_stages
+from attncheck.diagnosis.readings import read_as_declared, readings_of
 from attncheck.judging.alternatives import Alternative, delivered
-from attncheck.judging.readings import read_as_declared, readings_of
-from attncheck.judging.truth import Array, Stages, Truth, find_truth
+from attncheck.judging.empty_row_conventions import truth_of
+from attncheck.judging.truth import Array, Stages, Truth
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
@@ -238,20 +239,6 @@ def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
     if mask is None or mask is problem.inputs.get("mask"):
         return
     yield from (each for each in readings_of(asked) if each.name.startswith("mask-") and not each.replacement)
-
-
-def truth_of(own: Truth, convention: Alternative) -> Truth:
-    """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
-    whole, returned = own.query_rows is None, own.exact if own.inner else None
-    found = find_truth(
-        convention.problem,
-        own.dtype,
-        supports_statistics=own.supports_statistics,
-        whole=whole,
-        returned=returned,
-        store=own.store,
-    )
-    return found.with_wide_statistics() if own.has_wide_statistics else found
 
 
 def as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:

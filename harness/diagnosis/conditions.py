@@ -14,8 +14,8 @@ from itertools import combinations
 
 import numpy as np
 
-from attncheck.judging.readings import readings_named
-from attncheck.judging.residuals import approximate
+from attncheck.diagnosis.readings import readings_named
+from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import OPTIONS, result_stages
 from attncheck.spec.rounding import FORMATS

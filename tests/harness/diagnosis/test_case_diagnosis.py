@@ -22,9 +22,11 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.problem import Problem as PlainProblem
 from attncheck.attention.walk import Walk
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging import judge_implementation, residuals
-from attncheck.judging.diagnosis import Evidence, decide, evidence_of
-from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_and_diagnose
+from attncheck.diagnosis import examine, residuals
+from attncheck.diagnosis.decision import decide, evidence_of
+from attncheck.diagnosis.examine import judge_and_diagnose
+from attncheck.judging.case_evidence import Evidence
+from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, how_named, names_from
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores
@@ -353,7 +355,7 @@ def test_of_rows_that_stand_for_all_keys_that_are_left_out_are_named() -> None:
 
 def test_large_problems_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, name in ((QUERY[..., 0].size * 7 - 1, ""), (QUERY[..., 0].size * 7, "aligned-bottom-right")):
-        monkeypatch.setattr(judge_implementation, "MAX_ELEMENTS", most)
+        monkeypatch.setattr(examine, "MAX_ELEMENTS", most)
         assert name_of(diagnosed(CAUSAL, PLAIN, attend(**LOWER))) == name
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.diagnosis.readings_of_entries import has_heads
+from attncheck.diagnosis.readings_of_vectors import ROTATIONS, VECTOR_READINGS
 from attncheck.judging.alternatives import (
     Change,
     Form,
@@ -31,8 +33,6 @@ from attncheck.judging.alternatives import (
     with_input,
     without,
 )
-from attncheck.judging.readings_of_entries import has_heads
-from attncheck.judging.readings_of_vectors import ROTATIONS, VECTOR_READINGS
 from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import (
     ASKED_BY,

@@ -2,18 +2,18 @@
 
 One case is seldom enough. Weights of zero are those of every large scale, and one query that sees all keys ignores
 causality or aligns it bottom right. So each failing case only says which readings fit it and which it refutes
-(``judge_implementation.py``), and a run decides, for each implementation, by the rule of ``docs/diagnoses.md``. Cases
+(``examine.py``), and a run decides, for each implementation, by the rule of ``docs/diagnoses.md``. Cases
 that agree refute nothing: what was right is not computed again.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from attncheck.judging.alternatives import Alternative
+from attncheck.judging.case_evidence import Evidence, Fit, Plain
 from attncheck.verdicts import Verdict
 
 Unit = TypeVar("Unit")
@@ -29,49 +29,6 @@ FEW = 3
 """So many mistakes are named together where no case tells them apart."""
 OR = " or "
 """Between names of which no case tells which it is."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A reading that explains a case; ``unsure`` names all that have its answer there, ``description`` it alone.
-
-    ``factor`` is the number that was fitted, over the one that the case means. ``shared`` is the description where all
-    cases that the reading explains have that one.
-    """
-
-    name: str
-    description: str
-    stage: str
-    verdict: str
-    answer: str
-    unsure: str = ""
-    is_fitted: bool = False
-    factor: float | None = None
-    shared: str = ""
-
-
-@dataclass(frozen=True)
-class Plain:
-    """How a row reads where nothing is named, as which message it was written, and which stages are ``right``."""
-
-    verdict: str
-    message: str
-    begins_at: str
-    written: str
-    right: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What one failing case says of its implementation; nothing in rows that only follow from others.
-
-    ``failing`` is the first stage that fails, ``operation`` that of the case.
-    """
-
-    fits: tuple[Fit, ...] = ()
-    refuted: frozenset[str] = frozenset()
-    failing: str = ""
-    operation: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,25 +54,6 @@ def fit_of(found: Alternative, stage: str) -> Fit:
     description, unsure = (text.format(stage=stage) for text in (found.description, found.unsure))
     kind = found.stage, found.verdict.value, found.its_answer
     return Fit(found.name, description, *kind, unsure, found.is_fitted, found.factor, found.shared)
-
-
-def pack(evidence: Evidence, plain: Plain) -> str:
-    """Write what a row has to carry."""
-    record = {**asdict(evidence), "refuted": sorted(evidence.refuted), "plain": asdict(plain)}
-    return json.dumps(record, ensure_ascii=False)
-
-
-def unpack(text: str) -> tuple[Evidence, Plain] | None:
-    """Read what a row carries; None where that is damaged: the row then stays as it was written."""
-    try:
-        record = json.loads(text)
-        fits = tuple(Fit(**each) for each in record["fits"])
-        plain = Plain(**{**record["plain"], "right": tuple(record["plain"].get("right", ()))})
-        Verdict(plain.verdict)
-        where = str(record["failing"]), str(record["operation"])
-        return Evidence(fits, frozenset(record["refuted"]), *where), plain
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def decide(cases: Mapping[Unit, Evidence]) -> dict[Unit, Decision]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.diagnosis.readings_of_codes import CODE_READINGS
+from attncheck.diagnosis.readings_of_entries import has_heads
 from attncheck.judging.alternatives import (
     FIRST,
     NEXT,
@@ -33,8 +35,6 @@ from attncheck.judging.alternatives import (
     with_input,
     without,
 )
-from attncheck.judging.readings_of_codes import CODE_READINGS
-from attncheck.judging.readings_of_entries import has_heads
 from attncheck.reading.lowering import Problem, query_offset, rows_of_tables
 from attncheck.spec import (
     LOGITS,

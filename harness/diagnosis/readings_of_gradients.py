@@ -19,8 +19,7 @@ from attncheck.attention.logits import cap_of, spread_over, through_mask
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of as factor_of
 from attncheck.attention.walk import Walk
-from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
-from attncheck.judging.replaced_steps import (
+from attncheck.diagnosis.replaced_steps import (
     Estimates,
     Follow,
     Followed,
@@ -30,6 +29,7 @@ from attncheck.judging.replaced_steps import (
     replacement_by,
     width_to,
 )
+from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
 from attncheck.judging.truth import Truth
 from attncheck.reading.lowering import Problem
 from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape

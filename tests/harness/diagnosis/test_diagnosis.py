@@ -10,21 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import tables_beside
 
-from attncheck.judging.diagnosis import (
-    CERTAIN,
-    NAMELESS,
-    OR,
-    STANDS,
-    Decision,
-    Evidence,
-    Fit,
-    Plain,
-    Wording,
-    decide,
-    pack,
-    reworded,
-    unpack,
-)
+from attncheck.diagnosis.decision import CERTAIN, NAMELESS, OR, STANDS, Decision, Wording, decide, reworded
+from attncheck.judging.case_evidence import Evidence, Fit, Plain, pack, unpack
 from attncheck.verdicts import Verdict
 
 NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
@@ -157,7 +144,7 @@ def test_evidence_survives_being_written_and_damage_is_no_evidence() -> None:
 
 @pytest.mark.parametrize(("cases", "stays"), [(2, False), (3, True)])
 def test_an_accuracy_needs_three_cases_while_another_case_has_no_name(cases: int, stays: bool) -> None:
-    from attncheck.diagnosing import _without_few_accuracies
+    from attncheck.diagnosis.run import _without_few_accuracies
 
     accuracy = Decision(Fit("accuracy-of-float32", "", "output", "numeric", ""))
     decisions = {("kernel", f"case {number}", "float64"): accuracy for number in range(cases)}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from attncheck.diagnosis.replaced_steps import joined
 from attncheck.judging.alternatives import (
     Change,
     Changed,
@@ -26,7 +27,6 @@ from attncheck.judging.alternatives import (
     with_input,
     with_mask,
 )
-from attncheck.judging.replaced_steps import joined
 from attncheck.reading import lowering
 from attncheck.reading.lowering import Array, Problem, queries_and_keys, query_offset
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIONS, PER_HEAD

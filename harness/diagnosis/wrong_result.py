@@ -23,6 +23,21 @@ from attncheck.attention.caches import size_of_made
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.walk import approximate_stages
+from attncheck.diagnosis.decision import ACCURACY
+from attncheck.diagnosis.readings import (
+    ACCURACIES,
+    BIAS_FITTED,
+    EXPONENTIALS,
+    KEYS_FITTED,
+    SCALE_FITTED,
+    STAGE_FITTED,
+    TRADES,
+    TRADES_WITHIN_THE_WIDEST,
+    undefined_row_conventions,
+)
+from attncheck.diagnosis.readings_of_scores import with_bias_times
+from attncheck.diagnosis.replaced_steps import multiplied, replacement_by
+from attncheck.diagnosis.residuals import Readings, best_number, relative_bound, shortest
 from attncheck.dtypes import rounded_once
 from attncheck.judging.alternatives import (
     Alternative,
@@ -34,28 +49,8 @@ from attncheck.judging.alternatives import (
     scales_in_words,
     with_allowed,
 )
-from attncheck.judging.diagnosis import ACCURACY
+from attncheck.judging.empty_row_conventions import truth_of
 from attncheck.judging.judge_stages import agrees, failing_elements
-from attncheck.judging.readings import (
-    ACCURACIES,
-    BIAS_FITTED,
-    EXPONENTIALS,
-    KEYS_FITTED,
-    SCALE_FITTED,
-    STAGE_FITTED,
-    TRADES,
-    TRADES_WITHIN_THE_WIDEST,
-    undefined_row_conventions,
-)
-from attncheck.judging.readings_of_scores import with_bias_times
-from attncheck.judging.replaced_steps import multiplied, replacement_by
-from attncheck.judging.residuals import (
-    Readings,
-    best_number,
-    relative_bound,
-    shortest,
-    truth_of,
-)
 from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position

@@ -1,0 +1,37 @@
+"""The diagnosis as verdicts ask for it; the catalogue of readings is loaded by the first case that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attncheck.execution.worker import Computed
+from attncheck.judging.xfail import OwnEmptyRows
+from attncheck.reading.case import Case
+from attncheck.results.format import Row
+
+if TYPE_CHECKING:
+    from attncheck.judging.truth import Truth
+
+
+@dataclass(frozen=True)
+class DiagnosisOnDemand:
+    """A ``judging.judge.Diagnosis``, which other processes load, too."""
+
+    def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
+        """Return the exact answer of a case as an implementation reads it that declares conventions."""
+        from attncheck.diagnosis.residuals import as_declared
+
+        return as_declared(truth, conventions)
+
+    def rows(
+        self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
+    ) -> list[Row]:
+        """Judge the stages of one implementation and diagnose them."""
+        from attncheck.diagnosis.examine import diagnosed_rows
+
+        return diagnosed_rows(blank, case, truth, outcome, rounding_model, known)
+
+
+DIAGNOSIS = DiagnosisOnDemand()
