@@ -23,7 +23,8 @@ from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
 from attncheck.conventions import QUESTIONS
-from attncheck.diagnosis.readings import CATALOGUE, declaration_of
+from attncheck.diagnosis.declared import declaration_of
+from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Reading
 from attncheck.quantities import QUANTITIES
 from attncheck.reading import array_kinds, model
@@ -72,6 +73,7 @@ def tables() -> Mapping[str, str]:
         "implementations-libraries": implementations(*(name for name in EVERYTHING if name not in BACKENDS)),
         **{"class_parts": parts, "class_presets": presets},
         **{"json": json_fields(), "documented_conventions": documented_conventions(), "commands": commands()},
+        "options_by_command": options_by_command(),
         **{"readings": readings(), "questions": questions(), "signatures": signatures(), "properties": properties()},
         **{"findings": document_of(read_findings(FINDINGS)).partition("\n\n")[2], "columns": columns()},
         **{"operations": operations_table(), "inputs": inputs_table(), "axes": axes_table()},
@@ -379,6 +381,22 @@ def models_of_cases() -> list[type[BaseModel]]:
 def commands() -> str:
     """Return every command with its arguments, options and examples."""
     return "\n".join(_section(name, command) for name, command in typer.main.get_command(app).commands.items())
+
+
+def options_by_command() -> str:
+    """Return which commands that ask an implementation have which options; options of one command are left out."""
+    asking = {
+        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        for name, command in typer.main.get_command(app).commands.items()
+        if any("--framework" in parameter.opts for parameter in command.params)
+    }
+    several = [
+        option
+        for option in dict.fromkeys(option for options in asking.values() for option in sorted(options))
+        if sum(option in options for options in asking.values()) > 1
+    ]
+    rows = [(f"`{option}`", *("yes" if option in asking[name] else "" for name in asking)) for option in several]
+    return table(("option", *(f"`{name}`" for name in asking)), *rows)
 
 
 def examples_of(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from attncheck.config import expected_failures_of
-from attncheck.diagnosis.residuals import as_declared
+from attncheck.diagnosis.declared import truth_for
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
@@ -27,7 +27,6 @@ from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
 from attncheck.judging.judge_implementation import judge_implementation
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -151,7 +150,7 @@ def _judged(
             outcome = runner.evaluate(task_of(case, inputs))
             if not isinstance(outcome, Computed):
                 continue
-            truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages), implementation.reads_calls_as)
+            truth = truth_for(implementation, case, dtype, inputs, outcome.stages)
             own = replace(own_empty_rows(implementation, expected, case.id, dtype), is_asked=not outcome.not_asked)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:

@@ -21,13 +21,8 @@ from typing import Literal
 import numpy as np
 
 from attncheck.backends.families import FAMILIES
-from attncheck.diagnosis.readings import (
-    ASKED,
-    declaration_of,
-    names_declared,
-    problems_read_as,
-    rewrite_for_conventions,
-)
+from attncheck.diagnosis.declared import declaration_of, names_declared, rewrite_for_conventions
+from attncheck.diagnosis.readings import ASKED, problems_read_as
 from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits

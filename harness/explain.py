@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attncheck.config import expected_failures_of
+from attncheck.diagnosis.declared import truth_for
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.diagnosis.residuals import as_declared
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
@@ -25,7 +25,7 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process, lon
 from attncheck.execution.worker import Computed, Outcome
 from attncheck.judging.judge_implementation import JudgedStages, with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.truth import Conditioning, conditioning_of, truth_of_case
+from attncheck.judging.truth import Conditioning, conditioning_of
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import beyond_expected, largest_ratio, reason_for
 from attncheck.options import FunctionOptions
@@ -177,7 +177,7 @@ def explain_outcome(
         reasons = {} if found is None else {"": found.entry.reason}
         whose = (case, dtype, implementation.name, rounding_model, (), "", failure)
         return Explanation(*whose, expected_failures=reasons, lacks=outcome.lacks, padded=outcome.padded)
-    truth = as_declared(truth_of_case(case, dtype, inputs, outcome.stages, store), implementation.reads_calls_as)
+    truth = truth_for(implementation, case, dtype, inputs, outcome.stages, store)
     own = own_empty_rows(implementation, expected_failures, case.id, dtype)
     own = replace(own, is_asked=not outcome.not_asked)
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, own)

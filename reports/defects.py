@@ -240,7 +240,7 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
         return []
     if BUT in defect.text:  # a reading that does not hold everywhere is meant by nobody
         return [None for _ in defect.diagnosis.split(AND)]
-    from attncheck.diagnosis.readings import declaration_of  # of which a run without failures has no need
+    from attncheck.diagnosis.declared import declaration_of
 
     found = [declaration_of(name) for name in defect.diagnosis.split(AND)]
     is_default = _DEFAULT_SCALE in defect.text

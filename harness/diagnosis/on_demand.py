@@ -21,7 +21,7 @@ class DiagnosisOnDemand:
 
     def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case as an implementation reads it that declares conventions."""
-        from attncheck.diagnosis.residuals import as_declared
+        from attncheck.diagnosis.declared import as_declared
 
         return as_declared(truth, conventions)
 

@@ -36,11 +36,9 @@ from attncheck.judging.alternatives import (
     Reading,
     allowed_keys,
     convention,
-    delivered,
     entries,
     folded,
     has_scale,
-    is_same,
     only,
     scale_of,
     set_to,
@@ -56,8 +54,6 @@ from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_s
 from attncheck.reading.lowering import Problem, queries_and_keys, query_offset
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
-    DECLARABLE,
-    EMPTY_ROWS,
     IGNORABLE,
     LOGITS,
     OPERATIONS,
@@ -534,10 +530,11 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
     ),
 }
 """All readings, by what they are about."""
-_ALL = sorted(
+ALL_READINGS: Sequence[Reading] = sorted(
     (reading for readings in CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
     key=lambda reading: not reading.is_convention,
 )
+"""The same but for those of rows without a key, conventions first."""
 
 
 def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[Alternative]:
@@ -545,69 +542,15 @@ def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[
 
     Those ``before_lowering`` are of the operation that is called, and lowered themselves.
     """
-    for reading in _ALL:
+    for reading in ALL_READINGS:
         if reading.before_lowering is before_lowering:
             yield from reading.of_problem(problem)
-
-
-def declaration_of(name: str) -> tuple[str, str] | None:
-    """Return the convention and its value by which a function declares what a reading is; None where nothing does."""
-    value = name.removeprefix("empty-rows-")
-    if value != name and value in EMPTY_ROWS:
-        return "empty_rows", value
-    return next((reading.option for reading in _ALL if reading.name == name), None)
-
-
-def names_declared(option: tuple[str, str]) -> list[str]:
-    """Return the names of the readings that a convention with its value declares."""
-    name, value = option
-    if name == "empty_rows":
-        return [f"empty-rows-{value}"]
-    return list(dict.fromkeys(reading.name for reading in _ALL if reading.option == option))
-
-
-def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
-    """Return a problem as an implementation reads its call that declares these conventions; None where it is the same.
-
-    They are applied to the call as it is made, one behind the other. What a query without a key gives is none of them.
-    """
-    called, applied = delivered(problem), list[str]()
-    for is_before in (True, False):  # what a call is lowered to has options that nobody was asked for
-        for option in conventions.items():
-            if option[0] in applied:
-                continue
-            rows = (each for each in _ALL if each.option == option and each.before_lowering is is_before)
-            forms = (form for row in rows for form in replace(row, before_lowering=False).of_problem(called))
-            if found := next((form for form in forms if _is_said_by(form, option)), None):
-                called, applied = found.problem, [*applied, option[0]]
-        called = called.lowered()
-    if not applied:
-        return None
-    words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
-    return Alternative(called, name="declared", description=words)
-
-
-def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
-    """Rewrite a problem as the call by which an implementation with these conventions computes it; None if none does.
-
-    If True in a mask forbids, the call has the inverted mask. A corner of causality cannot be undone like that.
-    """
-    found = read_as_declared(problem, conventions)
-    if found is None:
-        return problem
-    again = read_as_declared(found.problem, conventions)
-    return found.problem if again is not None and is_same(again.problem, delivered(problem).lowered()) else None
-
-
-def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:
-    is_problem = form.replacement is None and not form.stage_aliases
-    return is_problem and (option[0] != "scale" or bool(form.shared))
 
 
 def readings_named(name: str, problem: Problem) -> Iterator[Alternative]:
     """Yield a problem as readings of a name take it that make another problem of it, all of whose numbers count."""
     of_rows = undefined_row_conventions(problem) if name.startswith("empty-rows-") else ()
-    rows = (reading for reading in _ALL if reading.name == name and not reading.before_lowering)
+    rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.before_lowering)
     for each in (*(each for row in rows for each in row.of_problem(problem)), *of_rows):
         if each.name == name and each.replacement is None and not each.stage_aliases and each.empty_rows != "nan":
             yield each
@@ -615,7 +558,7 @@ def readings_named(name: str, problem: Problem) -> Iterator[Alternative]:
 
 def problems_read_as(name: str, problem: Problem) -> list[Problem]:
     """Return a problem as readings of a name take it, in each form; empty where it has nothing of them."""
-    rows = (reading for reading in _ALL if reading.name == name)
+    rows = (reading for reading in ALL_READINGS if reading.name == name)
     return [each.problem for reading in rows for each in reading.of_problem(problem) if each.replacement is None]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck.attention.errors import Real
 from attncheck.attention.sampling import Rows
 from attncheck.attention.walk import approximate_stages
-from attncheck.diagnosis.readings import read_as_declared, readings_of
+from attncheck.diagnosis.readings import readings_of
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.empty_row_conventions import truth_of
 from attncheck.judging.truth import Array, Stages, Truth
@@ -239,22 +239,6 @@ def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
     if mask is None or mask is problem.inputs.get("mask"):
         return
     yield from (each for each in readings_of(asked) if each.name.startswith("mask-") and not each.replacement)
-
-
-def as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
-    """Return the exact answer of a case as an implementation reads it that declares conventions; of most, the case's.
-
-    What says how it is read is the truth's ``read_as``.
-    """
-    problem = own.called or own.problem
-    if not conventions or problem is None:
-        return own
-    key = f"declared {sorted(conventions.items())}"
-    if key not in own.of_readings:
-        reading = read_as_declared(problem, conventions)
-        own.of_readings[key] = own if reading is None else replace(truth_of(own, reading), read_as=reading.description)
-    found: Truth = own.of_readings[key]
-    return found
 
 
 def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:

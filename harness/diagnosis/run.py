@@ -321,7 +321,7 @@ class _Searches:
         return [each for each in left if not (names and self._explain(each, names))]
 
     def _explain(self, each: FailingEvaluation, names: Mapping[str, float | None]) -> bool:
-        from attncheck.diagnosis.readings import read_as_declared  # of which a run without failures has no need
+        from attncheck.diagnosis.declared import read_as_declared
         from attncheck.diagnosis.wrong_result import FailingCase
 
         if each.returned is None or not each.is_whole:
@@ -379,7 +379,7 @@ class _Searches:
     def _composed_case(self, each: FailingEvaluation) -> ComposedCase | None:
         """Return a failing case with its exact answer; None where it is large, or not all of it is known."""
         from attncheck.diagnosis.compositions import ComposedCase
-        from attncheck.diagnosis.residuals import as_declared
+        from attncheck.diagnosis.declared import as_declared
         from attncheck.diagnosis.wrong_result import WrongResult
         from attncheck.judging.truth import truth_of_case
 
@@ -478,7 +478,7 @@ class _Conditions:
 
     def _problem(self, name: str, unit: Unit) -> Problem:
         """Return a case as an implementation reads it that declares its conventions."""
-        from attncheck.diagnosis.readings import read_as_declared
+        from attncheck.diagnosis.declared import read_as_declared
 
         problem = self.plan.case(unit).problem(self.plan.inputs(unit).arrays)
         reading = read_as_declared(problem, self.judge.declared_conventions(name))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attncheck.config import expected_failures_of, read_config
-from attncheck.diagnosis.readings import read_as_declared, rewrite_for_conventions
+from attncheck.diagnosis.declared import read_as_declared, rewrite_for_conventions
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation

@@ -25,7 +25,7 @@ import numpy as np
 from attncheck.backends import Library, Mode
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.commands import command, joined, words_again
-from attncheck.diagnosis.residuals import as_declared
+from attncheck.diagnosis.declared import truth_for
 from attncheck.errors import OutputError, UsageError
 from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -35,7 +35,6 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import truth_of_case
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Array
@@ -99,7 +98,7 @@ def repro_script(
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-    truth = as_declared(truth_of_case(case, dtype, inputs), implementation.reads_calls_as)
+    truth = truth_for(implementation, case, dtype, inputs)
     padding = call_as_required(implementation, task_of(case, inputs))
     expected = expected_stages(case, truth, rounding_model, judgements)
     earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
