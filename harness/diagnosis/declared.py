@@ -1,4 +1,4 @@
-"""What a function declares of how it reads calls: the exact answer that it is held to, and the call that it is made.
+"""Declarations of how a function reads calls: the exact answer that it is held to, and the call that is made of it.
 
 Every command asks here, so that none judges a function otherwise than another one does. What a query without a key
 gives is declared, too, but no other problem (``judging.empty_row_conventions``).
