@@ -371,11 +371,11 @@ def _means(
 def _workers(groups: Sequence[Group], limits: Limits) -> int:
     """Return how many workers may be alive: as many as processors, or as frameworks that take seconds to start.
 
-    Where users' functions alone are asked, and no more than there are processors, one less: each answer is judged
-    meanwhile. Where more of them are asked, there is nothing to judge before the last ones answer.
+    Without frameworks, and for no more workers than processors, one less: each answer is judged meanwhile. Where more
+    are asked, there is nothing to judge before the last ones answer.
     """
     processes = {group.process for group in groups}
-    frameworks = {group.process for group in groups if group.is_bundled}
+    frameworks = {group.process for group in groups if group.starts_slowly}
     processors = available_processors()
     if not frameworks and len(processes) <= processors:
         return min(limits.workers, max(1, processors - 1))

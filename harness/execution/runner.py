@@ -17,6 +17,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -203,6 +204,11 @@ class Group:
         """Return whether the table of backends has it, so that it holds a framework and what that compiled."""
         entry = self.implementation.entry
         return entry is EVERYTHING.get(entry.name)
+
+    @property
+    def starts_slowly(self) -> bool:
+        """Return whether its worker imports a framework, which takes seconds; NumPy is there in any case."""
+        return self.is_bundled and self.implementation.entry.packages[0] not in sys.modules
 
     @property
     def process(self) -> tuple[str, ...]:

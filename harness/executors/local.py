@@ -226,7 +226,7 @@ class _Computing:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
         self._places = PrioritySemaphore(workers, available_processors())
-        self._has_frameworks = any(runner.group.is_bundled for together in runners for runner in together)
+        self._has_frameworks = any(runner.group.starts_slowly for together in runners for runner in together)
         self._leaves_one = self._has_frameworks or workers < max(2, available_processors())
 
     def leave_one_processor(self) -> None:

@@ -316,6 +316,25 @@ def test_every_option_meets_keys_of_every_class_of_lengths_with_one_query_and_wi
     assert not holes, "\n".join([*holes, "give the operation's cases in cases/designs a row of such lengths"])
 
 
+FEW = 2
+"""Options that a kernel of few options has, beside heads that share keys and values of another width."""
+
+
+def test_kernels_of_few_options_meet_whole_tiles_the_key_behind_them_and_long_keys() -> None:
+    counted = levels_of(OPERATIONS["attention"]).keys() - {"shared heads", "width of values"}
+    holes = []
+    for operation in OPERATIONS.values():
+        simple = [
+            case
+            for case in (cases_of(operation.name) if options_at_lengths(operation) else ())
+            if len({level.option for level in levels_in(case.id)} & counted) <= FEW
+        ]
+        found = {each for case in simple for lengths in set(lengths_of(case)) for each in classes_of(*lengths)}
+        wanted = product(PHASES, ("aligned", "one over", "long")) if options_at_lengths(operation) else ()
+        holes += [f"{operation.name}: {phase}, {length}" for phase, length in wanted if (phase, length) not in found]
+    assert not holes, "\n".join([*holes, "give the operation's cases in cases/designs a row that is named alone"])
+
+
 # Sizes with paths of their own.
 
 
