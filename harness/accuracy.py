@@ -25,13 +25,14 @@ from attncheck.execution.padding import padded_call
 from attncheck.execution.runner import Group, GroupRunner, lone_runner, task_of
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
-from attncheck.judging.judge_implementation import judge_implementation
+from attncheck.judging.judge_implementation import judge_implementation, with_faults
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.classes import PRESETS
+from attncheck.store import NO_STORE, Store
 from attncheck.verdicts import Verdict
 from attncheck.wording import counted
 
@@ -107,9 +108,12 @@ def small_cases(cases: Sequence[Case]) -> list[Case]:
 
 
 def measure_accuracy(
-    implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits
+    implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits, store: Store = NO_STORE
 ) -> MeasuredAccuracy:
     """Compute the cases that have the dtype, and hold the results to each of its classes.
+
+    Exact answers are taken from the ``store``. Calls are as a check makes them, with neighbours, so that what a check
+    finds wrong in any class is wrong here.
 
     Raises ``ValueError`` for a dtype that the implementation does not declare.
     """
@@ -120,7 +124,7 @@ def measure_accuracy(
     names = list(dict.fromkeys([declared, *classes_of(dtype)]))
     wrong: Mapping[str, list[str]] = {name: [] for name in names}
     used, computed, wrong_anyhow = dict.fromkeys(names, 0.0), 0, []
-    for case, found in _judged(implementation, chosen, dtype, limits, names):
+    for case, found in _judged(implementation, chosen, dtype, limits, names, store):
         computed += 1
         failing = [name for name, judgements in found.items() if any(each.verdict.exit_code for each in judgements)]
         if len(failing) == len(names):
@@ -137,24 +141,30 @@ def measure_accuracy(
 
 
 def _judged(
-    implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits, names: Sequence[str]
+    implementation: Implementation,
+    cases: Sequence[Case],
+    dtype: str,
+    limits: Limits,
+    names: Sequence[str],
+    store: Store,
 ) -> Iterator[tuple[Case, Mapping[str, Sequence[StageJudgement]]]]:
     """Yield the cases that it computes, with its stages by class, but for those that are right by its own convention.
 
     The errors of these are measured against the case's.
     """
     expected = expected_failures_of([implementation.entry.name])
-    with lone_runner(Group(implementation, (dtype,)), limits) as runner:
+    with lone_runner(Group(implementation, (dtype,)), limits, with_neighbours=True) as runner:
         for case in cases:
             inputs = convert_inputs(case, make_exact_inputs(case), dtype)
             outcome = runner.evaluate(task_of(case, inputs))
             if not isinstance(outcome, Computed):
                 continue
-            truth = truth_for(implementation, case, dtype, inputs, outcome.stages)
+            truth = truth_for(implementation, case, dtype, inputs, outcome.stages, store)
             own = replace(own_empty_rows(implementation, expected, case.id, dtype), is_asked=not outcome.not_asked)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, own)
+                judged = with_faults(judged, outcome.faults)
                 by_class[name] = [stage for stage in judged.judgements if stage.verdict is not Verdict.SEMANTIC]
             yield case, by_class
 

@@ -158,11 +158,20 @@ def with_keywords(
     return sign
 
 
+_SHORT_DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bf16",), "bfloat16"),
+    **dict.fromkeys(("fp32", "f32", "single"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+}
+"""Names that frameworks and papers have for the dtypes, too."""
+
+
 def _read_dtypes(given: Iterable[str], where: str) -> tuple[str, ...]:
     from attncheck.spec import DTYPES
     from attncheck.wording import expected
 
-    dtypes = tuple(given)
+    dtypes = tuple(_SHORT_DTYPES.get(name, name) for name in given)
     for name in dtypes:
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")

@@ -33,6 +33,10 @@ class Watcher:
         """Take note of a failing evaluation, and show it where that is done."""
 
 
+_FEWEST = 0.05
+"""The part of a run that has to be done before the rest is estimated: the first evaluations wait for imports."""
+
+
 @dataclass
 class ProgressLines(Watcher):
     """Writes a line of progress where there is no terminal; ``write`` gets it.
@@ -66,7 +70,8 @@ class ProgressLines(Watcher):
         if made and seconds > 0:
             rate = made / seconds
             parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
-            parts += [f"{duration((self.total - self.done) / rate)} left"]
+            if made >= _FEWEST * self.total:
+                parts += [f"{duration((self.total - self.done) / rate)} left"]
         self.write(f"attncheck: {', '.join(parts)}")
 
 

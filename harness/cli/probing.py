@@ -467,7 +467,7 @@ def accuracy(
     print_faults(selection)
     chosen = with_dtypes(find_implementation(implementation, function), dtypes)
     found = [
-        measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits)
+        measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
         for dtype in _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
     ]
     code = ExitCode.DISAGREE if not all(each.holds_declared for each in found) else ExitCode.AGREE

@@ -165,7 +165,7 @@ class WorkerJudge:
         groups = group_by_process(self.implementation, self.dtypes)
         group = next(each for each in groups if dtype in each.dtypes)
         if group.name not in self._runners:
-            self._runners[group.name] = GroupRunner(group, self.limits, Path(self._folder.name))
+            self._runners[group.name] = GroupRunner(group, self.limits, Path(self._folder.name), with_neighbours=True)
         return self._runners[group.name]
 
     def stop(self) -> None:

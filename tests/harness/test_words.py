@@ -114,6 +114,12 @@ def test_every_field_says_how_it_is_given_and_calls_show_their_keywords_with_the
         attncheck.check("numpy", case=["attention"])  # type: ignore[call-arg]
 
 
+def test_dtypes_may_have_the_short_names_that_frameworks_have() -> None:
+    assert read_options({"dtypes": ["fp16", "half", "bf16", "single", "float64"]}).dtypes == (
+        *("float16", "float16", "bfloat16", "float32", "float64"),
+    )
+
+
 @pytest.mark.parametrize(("given", "message"), tables_beside(__file__)["unreadable_options"])
 def test_what_cannot_be_read_is_said_where_it_was_given(given: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:

@@ -32,9 +32,12 @@ from numpy.typing import NDArray
 from tables import tables_beside
 
 import attncheck
+from attncheck.accuracy import measure_accuracy
 from attncheck.backends import BACKENDS, Mode, numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution import process_state
+from attncheck.execution.call import Limits
+from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.neighbours import NeighbourCalls
 from attncheck.execution.operations import (
     MAX_CALLED_AGAIN,
@@ -50,6 +53,7 @@ from attncheck.execution.runner import scores_too_large
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.judging.judge import NEVER_WRITTEN, NEXT_CALL
+from attncheck.reading.selection import select_cases
 from attncheck.spec import MEMORY_LAYOUTS, OPERATIONS, result_stages
 
 TABLES = tables_beside(__file__)
@@ -526,18 +530,31 @@ def test_a_check_says_what_to_do(tmp_path: Path) -> None:
     }
 
 
+KEEPS_THE_FIRST_SCALE = """\
+import numpy as np
+scales = {}
+def attention(query, key, value, *, scale=None):
+    first = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.swapaxes(-1, -2) * query.dtype.type(scales.setdefault(key.shape, first))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+"""
+
+
 def test_a_check_names_it(tmp_path: Path) -> None:
     path = tmp_path / "kept.py"
-    path.write_text(
-        "import numpy as np\n"
-        "scales = {}\n"
-        "def attention(query, key, value, *, scale=None):\n"
-        "    first = query.shape[-1] ** -0.5 if scale is None else scale\n"
-        "    scores = query @ key.swapaxes(-1, -2) * query.dtype.type(scales.setdefault(key.shape, first))\n"
-        "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
-        "    return weights / weights.sum(-1, keepdims=True) @ value\n",
-        encoding="utf-8",
-    )
+    path.write_text(KEEPS_THE_FIRST_SCALE, encoding="utf-8")
     found = attncheck.check(f"{path}:attention", cases=["attention/*scale*"], dtypes=["float32"])
     messages = {row.message.partition(" numbers;")[0] for row in found.failures}
     assert "the second of two calls that differ only in scale gives the first call's" in messages
+
+
+def test_no_class_holds_where_a_check_finds_it(tmp_path: Path) -> None:
+    path = tmp_path / "kept.py"
+    path.write_text(KEEPS_THE_FIRST_SCALE, encoding="utf-8")
+    (implementation,) = select_implementations(None, [f"{path}:attention"]).implementations
+    found = attncheck.check(f"{path}:attention", cases=["attention/*scale*"], dtypes=["float32"])
+    spoilt = {row.case for row in found.failures if "differ only in" in row.message}
+    measured = measure_accuracy(implementation, select_cases(["attention/*scale*"]).cases, "float32", Limits())
+    assert spoilt
+    assert spoilt <= set(measured.wrong_anyhow)
