@@ -56,6 +56,8 @@ _MAX_PROPERTY_ROWS = 200_000
 """Of a run, as objects: a run of all implementations asks some ten thousand."""
 _MAX_BYTES = {"rows": 2**30, "arrays": 2**32}
 """Of one part of rows, or of the arrays of one case, as it lies in memory."""
+_MAX_KEY_BYTES = 2**26
+"""Of the keys of one part of arrays, which is read again for each block: a run writes a few hundred rows."""
 _MAX_BYTES_TOGETHER = 2**32
 """Of all parts of rows: some ten million of them."""
 
@@ -249,7 +251,7 @@ def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
         for group, keys in read_parquet_keys(path, _MAX_BYTES["arrays"], _MAX_ROWS):
             yield from _runs_of(path, group, keys)
         return
-    with TableFile(path, _MAX_BYTES["rows"], _MAX_ROWS) as file:
+    with TableFile(path, _MAX_KEY_BYTES, _MAX_ROWS) as file:
         table = _on_one_line(file.table({name: ARRAY_SCHEMA[name] for name in ("case", "dtype", "block")}))
     blocks = table["block"].array.tolist()
     for block, rows in groupby(zip(blocks, table.units(), strict=True), lambda row: row[0]):
@@ -270,7 +272,7 @@ def _array_records(path: Path, group: int) -> _Records:
     if path.suffix == ".parquet":
         return read_parquet_arrays(path, group, _MAX_BYTES["arrays"], _MAX_ROWS)
     with TableFile(path, _MAX_BYTES["arrays"], _MAX_ROWS) as file:
-        table = _on_one_line(file.table(ARRAY_SCHEMA))
+        table = _on_one_line(file.table(ARRAY_SCHEMA, _MAX_KEY_BYTES))
         data = file.block(group)
     of_block = table.take(table["block"].array == group)
     return [

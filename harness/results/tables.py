@@ -217,16 +217,16 @@ class TableFile:
     def __exit__(self, *_: object) -> None:
         self._archive.close()
 
-    def table(self, schema: Schema) -> RowTable:
-        """Read the columns of a schema; what else there is, is left alone."""
+    def table(self, schema: Schema, most_bytes: int | None = None) -> RowTable:
+        """Read the columns of a schema, which may take ``most_bytes``; what else there is, is left alone."""
         wanted = {f"{name}{ending}.npy" for name in schema for ending in ("", ".words", ".null")}
         unpacked = sum(member.file_size for member in self._archive.infolist() if member.filename in wanted)
-        self._require_bytes(unpacked)
+        self._require_bytes(unpacked, most_bytes)
         columns, size = {}, 0
         for name, kind in schema.items():
             columns[name], taken = self._column(name, kind)
             size += taken
-            self._require_bytes(size)
+            self._require_bytes(size, most_bytes)
         if len({len(values.array) for values in columns.values()}) > 1:
             raise DamagedError("its columns are not of one length")
         return RowTable(columns, size)
@@ -242,9 +242,10 @@ class TableFile:
             raise DamagedError(f"its {name} is packed by a method that no run uses")
         return self._archive.read(member)
 
-    def _require_bytes(self, size: int) -> None:
-        if size > self._most_bytes:
-            raise DamagedError(f"it would take {size} bytes of memory; expected at most {self._most_bytes}")
+    def _require_bytes(self, size: int, most_bytes: int | None = None) -> None:
+        most = self._most_bytes if most_bytes is None else most_bytes
+        if size > most:
+            raise DamagedError(f"it would take {size} bytes of memory; expected at most {most}")
 
     def _column(self, name: str, kind: ColumnKind) -> tuple[ColumnValues, int]:
         names = self._archive.NameToInfo

@@ -34,7 +34,7 @@ from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts
 from attncheck.results.format import FORMAT, PARQUET_FORMAT, ROW_SCHEMA, Row, StoredArray
-from attncheck.results.parts import decode_array
+from attncheck.results.parts import ArrayParts, decode_array
 from attncheck.results.reader import find_runs, read_run, read_runs
 from attncheck.results.records import CaseRecords, cases_text, read_cases
 from attncheck.results.tables import TableFile, table_of, write_file
@@ -286,6 +286,22 @@ def test_a_few_bytes_that_are_gigabytes_of_text_are_not_read(run_folder: Path, m
     assert path.stat().st_size < 2**18
     assert peak_of(lambda: read_run(run_folder)) - before < 2**23
     assert "bytes of memory; expected at most" in read_run(run_folder).notes[0]
+
+
+def test_keys_of_arrays_that_are_far_larger_than_those_of_a_run_are_not_read(
+    make_row: MakeRow, write_run: WriteRun
+) -> None:
+    """Each array of a report reads them again, so that few bytes would take minutes."""
+    array = StoredArray("attention/case", "float32", "numpy.eager", "output", np.zeros(2))
+    folder = write_run([make_row()], arrays=[array])
+    path = folder / "arrays" / "part-00000.npz"
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in (members | {"case.words.npy": bytes(parts._MAX_KEY_BYTES + 1)}).items():
+            archive.writestr(name, data)
+    notes = ArrayParts(folder).notes
+    assert "bytes of memory; expected at most" in notes[0]
 
 
 def peak_of(act: Callable[[], Any]) -> int:
