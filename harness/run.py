@@ -371,14 +371,14 @@ def _means(
 def _workers(groups: Sequence[Group], limits: Limits) -> int:
     """Return how many workers may be alive: as many as processors, or as frameworks that take seconds to start.
 
-    Without frameworks, and for no more workers than processors, one less: each answer is judged meanwhile. Where more
-    are asked, there is nothing to judge before the last ones answer.
+    Without frameworks half of the processors are for what judges. If more workers than processors are asked, they have
+    all of them at first: a unit is complete, and judged, only when the last ones answer.
     """
     processes = {group.process for group in groups}
-    frameworks = {group.process for group in groups if group.starts_slowly}
+    frameworks = {group.process for group in groups if group.imports_framework}
     processors = available_processors()
     if not frameworks and len(processes) <= processors:
-        return min(limits.workers, max(1, processors - 1))
+        return min(limits.workers, max(1, processors // 2))
     return min(limits.workers, max(processors, len(frameworks)))
 
 

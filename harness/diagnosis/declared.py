@@ -1,6 +1,6 @@
-"""Declarations of how a function reads calls: the exact answer that it is held to, and the call that is made of it.
+"""Conventions that a function declares, and the exact answer under them.
 
-Every command asks here, so that none judges a function otherwise than another one does. What a query without a key
+Every command uses this module, so that all judge a function alike. What a query without a key
 gives is declared, too, but no other problem (``judging.empty_row_conventions``).
 """
 

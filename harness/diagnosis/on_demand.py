@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DiagnosisOnDemand:
-    """A ``judging.judge.Diagnosis``, which other processes load, too."""
+    """A ``judging.judge.Diagnosis`` that can be pickled, and imports the catalogue when it is first used."""
 
     def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case as an implementation reads it that declares conventions."""

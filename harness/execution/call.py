@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread, local
+from threading import Condition, Lock, Thread
 from time import monotonic, perf_counter, sleep
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
@@ -397,12 +397,22 @@ class WorkerProcess:
         _living.discard(self)
 
 
+@dataclass(frozen=True, eq=False)
+class _PendingCall:
+    """A call that waits for a process, and what is called here where that fails."""
+
+    function: Callable[..., Any]
+    arguments: tuple[object, ...]
+    otherwise: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+
+
 class WorkerProcesses:
     """Calls functions side by side in processes of its own, as many as there are processors; ``close`` ends them.
 
-    A process starts where there is something to call, if none was started ahead. Where fewer are ``allowed`` just now,
-    the next one waits with its first call. Where it dies, for want of memory
-    perhaps, or the function raises, the call is made here instead: whatever is wrong shows as it would without any.
+    A process starts if there is something to call and fewer than ``max_alive()`` are alive. If it dies, for want of
+    memory perhaps, or the function raises, the call is made here instead: whatever is wrong shows as it would without
+    any.
     """
 
     def __init__(
@@ -411,78 +421,111 @@ class WorkerProcesses:
         *given: object,
         processes: int | None = None,
         during: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        allowed: Callable[[], int] | None = None,
+        max_alive: Callable[[], int] | None = None,
     ) -> None:
         """Every process calls ``prepare`` first, with what is ``given``; ``during`` is entered for every call."""
-        self._allowed = allowed or (lambda: processes or available_processors())
         self._prepare, self._given, self._during = prepare, given, during
-        self._threads = ThreadPoolExecutor(processes or available_processors(), thread_name_prefix="attncheck calls")
-        self._own = local()
+        self._most = processes or available_processors()
+        self._max_alive = max_alive or (lambda: self._most)
+        self._calls: deque[_PendingCall] = deque()
+        self._threads: list[Thread] = []
         self._started: list[WorkerProcess] = []
-        self._here, self._starting = Lock(), Lock()
+        self._starting = 0
+        self._changed, self._here = Condition(), Lock()
         self._closed = False
 
     def submit(
         self, function: Callable[..., Answer], *arguments: object, otherwise: Callable[[], Answer] | None = None
     ) -> Future[Answer]:
         """Have a function of a module called; ``otherwise`` is called here where that fails, by default the same."""
-        return self._threads.submit(self._called, function, arguments, otherwise or partial(function, *arguments))
+        call = _PendingCall(function, arguments, otherwise or partial(function, *arguments))
+        with self._changed:
+            self._calls.append(call)
+            if len(self._threads) < self._most:
+                thread = Thread(target=self._serve, name="attncheck calls", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+        return call.future
 
     @property
-    def are_alive(self) -> bool:
-        """Return whether any of them has started."""
-        return self._alive > 0
+    def alive(self) -> int:
+        """Return how many processes are alive."""
+        return sum(worker.is_alive for worker in self._started)
 
     def close(self) -> None:
         """End the processes; what has not been called is dropped."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            calls, self._calls = self._calls, deque()
+            self._changed.notify_all()
+        for call in calls:
+            call.future.cancel()
         for worker in self._started:
             worker.end()
-        self._threads.shutdown(cancel_futures=True)
+        for thread in self._threads:
+            thread.join()
 
-    def _called(
-        self, function: Callable[..., Answer], arguments: tuple[object, ...], otherwise: Callable[[], Answer]
-    ) -> Answer:
-        try:
-            worker = self._worker()
-            with self._during():
-                return worker.call(function, *arguments, seconds=math.inf)
-        except (WorkerDied, RemoteError):
-            self._end_worker()
-            if self._closed:
-                raise
-        with self._here:  # one at a time: memory may be what was missing
-            return otherwise()
+    def _serve(self) -> None:
+        """Make calls in a process of this thread, which takes none before it has the process."""
+        worker: WorkerProcess | None = None
+        while self._wait(has_process=worker is not None):
+            try:
+                worker = worker or self._started_worker()
+            except Exception:
+                worker = None  # whatever it was, the call below is made here
+            with self._changed:
+                call = self._calls.popleft() if self._calls else None
+            if call is not None and call.future.set_running_or_notify_cancel():
+                worker = self._answer(call, worker)
 
-    def _worker(self) -> WorkerProcess:
-        """Return this thread's own process."""
-        if getattr(self._own, "worker", None) is None:
-            worker = self._started_worker()
-            if self._closed:  # while it started; whoever closed may not have seen it
-                worker.end()
-            if self._prepare is not None:
-                worker.call(self._prepare, *self._given, seconds=math.inf)
-            self._own.worker = worker
-        found: WorkerProcess = self._own.worker
-        return found
+    def _wait(self, *, has_process: bool) -> bool:
+        """Wait until there is a call, and a process or leave to start one; return whether there is."""
+        with self._changed:
+            while not self._closed:
+                if self._calls and (has_process or self.alive + self._starting < self._max_alive()):
+                    self._starting += not has_process
+                    return True
+                self._changed.wait(_LOOK_AGAIN_SECONDS)
+        return False
 
     def _started_worker(self) -> WorkerProcess:
-        """Start a process, once another one is allowed."""
-        with self._starting:
-            while not self._closed and self._alive >= self._allowed():
-                sleep(_LOOK_AGAIN_SECONDS)
+        worker = None
+        try:
             worker = _taken()
             self._started.append(worker)
-            return worker
+            if self._closed:  # while it started; whoever closed may not have seen it
+                raise WorkerDied("was closed")
+            if self._prepare is not None:
+                worker.call(self._prepare, *self._given, seconds=math.inf)
+        except BaseException:
+            if worker is not None:
+                worker.end()
+            raise
+        finally:
+            with self._changed:
+                self._starting -= 1
+        return worker
 
-    @property
-    def _alive(self) -> int:
-        return sum(worker.is_alive for worker in self._started)
-
-    def _end_worker(self) -> None:
-        worker, self._own.worker = getattr(self._own, "worker", None), None
-        if worker is not None:
-            worker.end()
+    def _answer(self, call: _PendingCall, worker: WorkerProcess | None) -> WorkerProcess | None:
+        """Make a call; return the process, None if it is of no use any more."""
+        try:
+            try:
+                if worker is None:
+                    raise WorkerDied("did not start")
+                with self._during():
+                    call.future.set_result(worker.call(call.function, *call.arguments, seconds=math.inf))
+                return worker
+            except (WorkerDied, RemoteError):
+                if worker is not None:
+                    worker.end()
+                if self._closed:
+                    raise
+            with self._here:  # one at a time: memory may be what was missing
+                call.future.set_result(call.otherwise())
+        except BaseException as error:
+            call.future.set_exception(error)
+        return None
 
 
 _ahead: deque[Future[WorkerProcess]] = deque()

@@ -123,8 +123,8 @@ class _Describing:
 class DescribedWorkers:
     """The processes in which targets were described, each until a run takes it; as a context, it ends the others.
 
-    No more of them are there than processors. Where as many targets are begun, or more, those of one file share a
-    process, and none stays for a run, which leaves a processor to what judges.
+    No more of them are there than processors. If as many targets are begun, or more, those of one file share a process,
+    and none is kept for the run, unless there is a single one.
     """
 
     def __init__(self, processes: int | None = None) -> None:

@@ -17,7 +17,6 @@ import errno
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -206,9 +205,9 @@ class Group:
         return entry is EVERYTHING.get(entry.name)
 
     @property
-    def starts_slowly(self) -> bool:
+    def imports_framework(self) -> bool:
         """Return whether its worker imports a framework, which takes seconds; NumPy is there in any case."""
-        return self.is_bundled and self.implementation.entry.packages[0] not in sys.modules
+        return self.is_bundled and self.implementation.entry.packages[0] != "numpy"
 
     @property
     def process(self) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ Where fewer workers may be alive than there are frameworks, implementations come
 Then most of what they answer waits for the others' answers to a unit, and what memory should not hold waits in a file
 that has no name and no other reader.
 
-Processes judge side by side: what one unit comes to depends on no other. Workers and they together are no more than
-processors, unless frameworks are asked, which take seconds to start. Workers have all processors until there is
-something to judge, then all but one; a process that judges starts where no worker has the processor. A process takes
-most of a second to start, so that a few units are judged without. What cannot be judged in one of them, because it dies
+Processes judge side by side: what one unit comes to depends on no other. Workers and judging processes together are no
+more than processors, unless frameworks are asked, which take seconds to start. Workers may have all processors until
+there is something to judge, then half of them. A process takes most of a second to start, so that a few units are
+judged without. What cannot be judged in one of them, because it dies
 for want of memory or because judging itself fails, is judged in the harness's own process: whatever is wrong shows
 there as it would without any.
 """
@@ -55,7 +55,7 @@ MAX_QUICK = 256
 
 
 class JudgingProcesses:
-    """Judges units in processes of its own, as many as there are processors by default; ``close`` ends them.
+    """Judges units in processes of its own, by default as many as there are processors; ``close`` ends them.
 
     Each of them gets all ``cases`` once: to be sent one by one, a case takes as long as a small one takes to be judged.
     """
@@ -66,12 +66,14 @@ class JudgingProcesses:
         cases: Sequence[Case],
         processes: int | None = None,
         times: Times | None = None,
-        allowed: Callable[[], int] | None = None,
+        max_alive: Callable[[], int] | None = None,
     ) -> None:
-        """``allowed`` says how many may be alive just now, where that changes."""
+        """``max_alive`` returns how many may be alive now, if that changes."""
         self._judge, self._cases = judge, cases
         during = partial((Times() if times is None else times).of, "judging")
-        self._processes = WorkerProcesses(_prepare, judge, cases, processes=processes, during=during, allowed=allowed)
+        self._processes = WorkerProcesses(
+            _prepare, judge, cases, processes=processes, during=during, max_alive=max_alive
+        )
 
     def submit(
         self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
@@ -85,9 +87,9 @@ class JudgingProcesses:
         return self._processes.submit(_judge_here, case, *question, otherwise=judged_otherwise)
 
     @property
-    def are_alive(self) -> bool:
-        """Return whether any of them has started."""
-        return self._processes.are_alive
+    def alive(self) -> int:
+        """Return how many of them are alive."""
+        return self._processes.alive
 
     def close(self) -> None:
         """End the processes; what has not been judged is dropped."""
@@ -226,18 +228,19 @@ class _Computing:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
         self._places = PrioritySemaphore(workers, available_processors())
-        self._has_frameworks = any(runner.group.starts_slowly for together in runners for runner in together)
-        self._leaves_one = self._has_frameworks or workers < max(2, available_processors())
+        self._has_frameworks = any(runner.group.imports_framework for together in runners for runner in together)
+        self.judging: Callable[[], int] = lambda: 0
+        """How many processes judge now."""
 
-    def leave_one_processor(self) -> None:
-        """Leave a processor to what judges, from now on."""
-        if not self._leaves_one:
-            self._leaves_one = True
-            self._places.take_away_one()
+    def leave_half_to_judging(self) -> None:
+        """Let workers have half of the processors from now on, unless they import frameworks."""
+        if not self._has_frameworks:
+            self._places.reduce_limit(max(1, available_processors() // 2))
 
-    def free_processors(self) -> int:
-        """Return how many processes may judge: as many as processors that no worker has, and one beside frameworks."""
-        return max(int(self._has_frameworks), available_processors() - self._places.taken)
+    def max_judging(self) -> int:
+        """Return how many processes may judge: as many as processors that no worker has; beside frameworks, all."""
+        processors = available_processors()
+        return processors if self._has_frameworks else processors - self._places.claimed
 
     @contextmanager
     def in_threads(self) -> Iterator[None]:
@@ -282,6 +285,9 @@ class _Computing:
             return work.is_done or together[0].is_stopped
 
         while not is_over():
+            if not self._has_frameworks and self._places.claimed + self.judging() >= available_processors():
+                sleep(_BETWEEN_LOOKS)
+                continue
             with self._places.spare(lambda: not is_over()) as has_place:
                 if has_place and work.is_long:
                     while not (self._places.is_awaited or is_over()):
@@ -337,12 +343,13 @@ class _Judgements:
             self._judge_here(question, remembered)
             return
         if self._processes is None:
-            self._computing.leave_one_processor()
+            self._computing.leave_half_to_judging()
             self._processes = JudgingProcesses(
-                self._judge, self._plan.cases, times=self._times, allowed=self._computing.free_processors
+                self._judge, self._plan.cases, times=self._times, max_alive=self._computing.max_judging
             )
+            self._computing.judging = partial(getattr, self._processes, "alive")
         if len(self._waiting) >= MAX_TO_JUDGE:
-            if not self._processes.are_alive and self._done.empty():
+            if not self._processes.alive and self._done.empty():
                 self._judge_here(question, remembered)
                 return
             self._record_next()
@@ -539,17 +546,18 @@ class PrioritySemaphore:
             return bool(self._waiting)
 
     @property
-    def taken(self) -> int:
+    def claimed(self) -> int:
         """Return how many places are taken, or will be at once."""
         with self._changed:
             taken = self._limit - self._free
             return max(taken, min(self._limit, taken + len(self._waiting)))
 
-    def take_away_one(self) -> None:
-        """Have one place fewer: the next that is left is not given to anybody."""
+    def reduce_limit(self, limit: int) -> None:
+        """Have no more places than this: those that are taken beyond it are not given to anybody when they are left."""
         with self._changed:
-            self._limit -= 1
-            self._free -= 1
+            fewer = max(0, self._limit - limit)
+            self._limit -= fewer
+            self._free -= fewer
 
     @contextmanager
     def acquire(self, step: int) -> Iterator[None]:

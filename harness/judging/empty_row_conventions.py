@@ -1,6 +1,6 @@
 """What a query without a key may give, and the exact answer of a case that is read otherwise.
 
-What such a row gives is a convention that every implementation has, so that a verdict needs it. All other readings of a
+Every implementation has a convention for such a row, so that judging needs it. All other readings of a
 case are the diagnosis's (``diagnosis.readings``).
 """
 

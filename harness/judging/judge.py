@@ -74,7 +74,8 @@ def judge(
     ``conventions`` the others that they declare: who reads the case otherwise is compared with no other and no number.
     ``diagnosed`` are those of which the ``diagnosis`` says at once what they do instead where they fail.
     """
-    assert diagnosis is not None or not (conventions or diagnosed), "a diagnosis reads what is declared, and names"
+    if diagnosis is None and (conventions or diagnosed):
+        raise TypeError("only a diagnosis reads what is declared, and names what fails")
     truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
     blank = blank_row(case, dtype)
     rows: list[Row] = []
@@ -101,7 +102,7 @@ def judge(
 
 
 class Diagnosis(Protocol):
-    """What is above verdicts: it reads a call as an implementation declares, and says what is done where one fails."""
+    """The diagnosis as verdicts use it: truths under declared conventions, and rows with what is done instead."""
 
     def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case as an implementation reads it that declares conventions."""

@@ -27,7 +27,7 @@ from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.verdicts import WRONG_NUMBERS, Verdict
 
 DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
-"""The same, recognised or not."""
+"""Verdicts of stages that a diagnosis examines."""
 
 _Basis = Literal["declared", "recorded", "not asked"]
 """Why an implementation may give something else for a query without a key."""
@@ -68,7 +68,7 @@ def judge_implementation(
     *,
     judgements: list[StageJudgement] | None = None,
 ) -> JudgedStages:
-    """Judge every stage that an implementation returned; what it does instead where it fails is left open.
+    """Judge every stage that an implementation returned, without a diagnosis.
 
     ``own`` is what the implementation is known to give for a query without a key. ``judgements`` of the stages may be
     known.

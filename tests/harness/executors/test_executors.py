@@ -67,7 +67,7 @@ def test_no_more_workers_are_alive_than_may_be_and_a_window_at_a_time_gives_the_
     entries = [make_backend(name, source) for name in ("one", "two")]
     chosen = ImplementationSelection(tuple(map(Implementation, entries)))
     monkeypatch.setattr(local, "WINDOW", window)
-    monkeypatch.setattr(run, "available_processors", lambda: 3)  # of which one judges
+    monkeypatch.setattr(run, "available_processors", lambda: 4)  # of which half judge
     cases = select_cases(["small"], base=tmp_path).cases
     summary = run_cases(cases, chosen, Settings(tmp_path / "out", limits=Limits(workers=workers)))
     assert summary.exit_code == 0
@@ -164,7 +164,8 @@ def test_several_workers_come_to_what_one_comes_to(tmp_path: Path, monkeypatch: 
     chosen = bundled_implementations(["numpy"])
     alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
     for module in (run, local):
-        monkeypatch.setattr(module, "available_processors", lambda: 3)
+        monkeypatch.setattr(module, "available_processors", lambda: 4)
+    monkeypatch.setattr(local, "MIN_UNITS", 10**6)  # so that nothing else takes a processor
     monkeypatch.setattr(local, "MIN_SECONDS_LEFT", 0.0)
     monkeypatch.setattr(local, "_BETWEEN_LOOKS", 0.001)
     monkeypatch.setattr(local, "CHUNK", 2)
