@@ -22,7 +22,7 @@ from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementations import ImplementationSelection, UserImplementation, source_of
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, group_runners
 from attncheck.executors.base import ResultRecorder
-from attncheck.executors.local import LocalExecutor
+from attncheck.executors.local import LocalExecutor, compares_frameworks
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, recorded_alike, unit_order
 from attncheck.options import RecordedOptions, RunOptions
@@ -369,17 +369,19 @@ def _means(
 
 
 def _workers(groups: Sequence[Group], limits: Limits) -> int:
-    """Return how many workers may be alive: as many as processors, or as frameworks that take seconds to start.
+    """Return how many workers may be alive.
 
-    Without frameworks half of the processors are for what judges. If more workers than processors are asked, they have
-    all of them at first: a unit is complete, and judged, only when the last ones answer.
+    These are half of the processors where every group is served soon; the rest is for what judges. What compiles takes
+    all of them. So do more groups than processors, at first: a unit is complete, and judged, only when the last ones
+    answer. Frameworks that are compared keep a worker each, as far as memory allows.
     """
-    processes = {group.process for group in groups}
-    frameworks = {group.process for group in groups if group.imports_framework}
-    processors = available_processors()
-    if not frameworks and len(processes) <= processors:
-        return min(limits.workers, max(1, processors // 2))
-    return min(limits.workers, max(processors, len(frameworks)))
+    processors, processes = available_processors(), {group.process for group in groups}
+    if compares_frameworks(groups, limits.workers):
+        frameworks = {group.process for group in groups if group.imports_framework}
+        return min(limits.workers, max(processors, len(frameworks)))
+    compiles = any(group.implementation.standard_only for group in groups)
+    takes_all = compiles or len(processes) > processors
+    return min(limits.workers, processors if takes_all else max(1, processors // 2))
 
 
 def _environment(chosen: ImplementationSelection, settings: Settings) -> dict[str, Any]:

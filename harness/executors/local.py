@@ -9,11 +9,14 @@ Then most of what they answer waits for the others' answers to a unit, and what 
 that has no name and no other reader.
 
 Processes judge side by side: what one unit comes to depends on no other. Workers and judging processes together are no
-more than processors, unless frameworks are asked, which take seconds to start. Workers may have all processors until
-there is something to judge, then half of them. A process takes most of a second to start, so that a few units are
-judged without. What cannot be judged in one of them, because it dies
-for want of memory or because judging itself fails, is judged in the harness's own process: whatever is wrong shows
-there as it would without any.
+more than processors. The one exception are a few frameworks that are compared: each keeps its worker for the run,
+beside one process that judges. A framework takes seconds to start, so that they cannot take turns unit by unit, and if
+one came after the other, nothing would be judged before the last of them had begun.
+
+Workers may have all processors until there is something to judge, then half of them. A process takes most of a second
+to start, so that a few units are judged without. What cannot be judged in one of them, because it dies for want of
+memory or because judging itself fails, is judged in the harness's own process: whatever is wrong shows there as it
+would without any.
 """
 
 from __future__ import annotations
@@ -228,19 +231,18 @@ class _Computing:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
         self._places = PrioritySemaphore(workers, available_processors())
-        self._has_frameworks = any(runner.group.imports_framework for together in runners for runner in together)
+        self._compares_frameworks = compares_frameworks([each[0].group for each in runners], workers)
         self.judging: Callable[[], int] = lambda: 0
         """How many processes judge now."""
 
     def leave_half_to_judging(self) -> None:
-        """Let workers have half of the processors from now on, unless they import frameworks."""
-        if not self._has_frameworks:
+        """Let workers have half of the processors from now on, unless they are frameworks that are compared."""
+        if not self._compares_frameworks:
             self._places.reduce_limit(max(1, available_processors() // 2))
 
     def max_judging(self) -> int:
-        """Return how many processes may judge: as many as processors that no worker has; beside frameworks, all."""
-        processors = available_processors()
-        return processors if self._has_frameworks else processors - self._places.claimed
+        """Return how many may judge: those that no worker has, and at least one beside compared frameworks."""
+        return max(int(self._compares_frameworks), available_processors() - self._places.claimed)
 
     @contextmanager
     def in_threads(self) -> Iterator[None]:
@@ -285,7 +287,7 @@ class _Computing:
             return work.is_done or together[0].is_stopped
 
         while not is_over():
-            if not self._has_frameworks and self._places.claimed + self.judging() >= available_processors():
+            if not self._compares_frameworks and self._places.claimed + self.judging() >= available_processors():
                 sleep(_BETWEEN_LOOKS)
                 continue
             with self._places.spare(lambda: not is_over()) as has_place:
@@ -396,6 +398,12 @@ class _Judgements:
     def _record(self, found: UnitResult) -> None:
         with self._times.of("writing"):
             self._recorder.add(found)
+
+
+def compares_frameworks(groups: Sequence[Group], workers: int) -> bool:
+    """Return whether groups need several frameworks, and no more than may have a worker for the whole run."""
+    processes = {group.process for group in groups if group.imports_framework}
+    return 1 < len(processes) <= workers
 
 
 def _process(together: _Together) -> tuple[str, ...]:

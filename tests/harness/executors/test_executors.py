@@ -187,10 +187,11 @@ def test_ones_own_kernel_has_one_worker(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list((tmp_path / "run" / "logs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("kernels", [1, 2, 5])
+@pytest.mark.parametrize(("kernels", "imports_framework"), [(1, False), (2, False), (5, False), (1, True), (5, True)])
 def test_users_kernels_and_what_judges_them_are_no_more_processes_than_processors(
-    kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: int, imports_framework: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runner.Group, "imports_framework", property(lambda group: imports_framework))
     for module in (run, local, call):
         monkeypatch.setattr(module, "available_processors", lambda: 2)
     monkeypatch.setattr(local, "WINDOW", 16)
@@ -216,7 +217,9 @@ def test_users_kernels_and_what_judges_them_are_no_more_processes_than_processor
     for module in (call, runner):
         monkeypatch.setattr(module, "WorkerProcess", counted)
     cases = select_cases(["attention"]).cases
-    summary = run_cases(cases, chosen, Settings(tmp_path / "run", dtypes=("float32",), store=NO_STORE))
+    limits = Limits(workers=4)  # so that of five kernels not all may have a worker for the whole run
+    settings = Settings(tmp_path / "run", dtypes=("float32",), limits=limits, store=NO_STORE)
+    summary = run_cases(cases, chosen, settings)
     assert summary.evaluations == kernels * len(cases)
     assert len(alive) >= 2
     assert most <= 2
