@@ -27,6 +27,7 @@ from statistics import median
 
 from measuring import on_one_thread, table
 
+from attncheck.asking.engine import Engine
 from attncheck.backends import EAGER, EAGER_MODE
 from attncheck.errors import CaseError
 from attncheck.execution.call import Limits
@@ -38,7 +39,7 @@ from attncheck.mutation.mutant import Mutant
 from attncheck.mutation.unit import Unit, UnitScorer
 from attncheck.reading.shapes import show
 from attncheck.searching.concrete import ConcreteCase, asked_of, read_concrete
-from attncheck.searching.findings import Symptom, WorkerJudge
+from attncheck.searching.findings import ProblemSubject, Symptom
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import reduce_problem
 from attncheck.searching.search import simplest_afresh
@@ -192,17 +193,18 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
     rows, small = [], 0
     for each in chosen:
         entry = replace(entry_of(each.mutant.name), classes={**EAGER, **each.mutant.classes})
-        judge = WorkerJudge(Implementation(entry, EAGER_MODE), Limits(keep_going=True), ())
+        engine = Engine(Limits(keep_going=True), expected_failures=())
+        subject = ProblemSubject(Implementation(entry, EAGER_MODE), engine)
         begun = time.monotonic()
         try:
-            symptom = judge.symptom(each.problem)
+            symptom = subject.symptom(each.problem)
             if symptom is None:
                 rows.append((each.mutant.name, "does not fail in a worker", "", "", ""))
                 continue
-            reduced = reduce_problem(each.problem, partial(_fails, judge, symptom))
-            simplest, _ = simplest_afresh(reduced, judge, symptom)
+            reduced = reduce_problem(each.problem, partial(_fails, subject, symptom))
+            simplest, _ = simplest_afresh(reduced, subject, symptom)
         finally:
-            judge.close()
+            subject.close()
         sizes = ", ".join(f"{name} {show(array.shape)}" for name, array in simplest.inputs.items())
         small += all(array.size <= MAX_ELEMENTS for array in simplest.inputs.values())
         asked = ", ".join(sorted(simplest.options)) or "-"
@@ -214,8 +216,8 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
     yield f"{small} of {len(chosen)} have at most {MAX_ELEMENTS} elements in each input"
 
 
-def _fails(judge: WorkerJudge, symptom: Symptom, problem: ConcreteCase) -> bool:
-    return judge.symptom(problem) == symptom
+def _fails(subject: ProblemSubject, symptom: Symptom, problem: ConcreteCase) -> bool:
+    return subject.symptom(problem) == symptom
 
 
 if __name__ == "__main__":

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     __version__: str
 
     from attncheck.api import CheckResult as CheckResult
+    from attncheck.api import ask as ask
     from attncheck.api import check as check
+    from attncheck.api import explain as explain
     from attncheck.api import measure_conventions as measure_conventions
+    from attncheck.asking.answer import Answer as Answer
     from attncheck.capturing import Capture as Capture
     from attncheck.capturing import CaptureWarning as CaptureWarning
     from attncheck.capturing import capture as capture
@@ -39,7 +42,8 @@ if TYPE_CHECKING:
     from attncheck.verdicts import Verdict as Verdict
 
 _OFFERED = {
-    "api": ("CheckResult", "check", "measure_conventions"),
+    "api": ("CheckResult", "ask", "check", "explain", "measure_conventions"),
+    "asking.answer": ("Answer",),
     "capturing": ("Capture", "CaptureWarning", "capture"),
     "errors": ("AttncheckError", "ExitCode", "UsageError"),
     "execution.call": ("Limits",),

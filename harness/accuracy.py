@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
-from attncheck.config import expected_failures_of
+from attncheck.asking.answer import known_empty_rows
+from attncheck.asking.engine import Engine, Workers
+from attncheck.asking.question import Question
 from attncheck.diagnosis.declared import truth_for
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import padded_call
-from attncheck.execution.runner import Group, GroupRunner, lone_runner, task_of
+from attncheck.execution.runner import GroupRunner
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
 from attncheck.judging.judge_implementation import judge_implementation, with_faults
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.units import own_empty_rows
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.classes import PRESETS
 from attncheck.store import NO_STORE, Store
@@ -152,15 +153,15 @@ def _judged(
 
     The errors of these are measured against the case's.
     """
-    expected = expected_failures_of([implementation.entry.name])
-    with lone_runner(Group(implementation, (dtype,)), limits, with_neighbours=True) as runner:
+    with Engine(limits, store) as engine:
+        expected = engine.expected_failures_of(implementation)
         for case in cases:
-            inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-            outcome = runner.evaluate(task_of(case, inputs))
+            question = Question(case, dtype)
+            outcome = engine.compute(implementation, question)
             if not isinstance(outcome, Computed):
                 continue
-            truth = truth_for(implementation, case, dtype, inputs, outcome.stages, store)
-            own = replace(own_empty_rows(implementation, expected, case.id, dtype), is_asked=not outcome.not_asked)
+            truth = truth_for(implementation, case, dtype, question.inputs, outcome.stages, store)
+            own = known_empty_rows(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, own)
@@ -241,8 +242,8 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
     small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MOST_ELEMENTS]
     dtype = next(iter(implementation.declared.classes))
     small = [case for case in small if dtype in case.dtypes]
-    with lone_runner(Group(implementation, (dtype,)), limits) as runner, suppress(_TooSlowError):
-        trial = _Trial(implementation, entry, dtype, runner)
+    with closing(Workers(limits, with_neighbours=False)) as workers, suppress(_TooSlowError):
+        trial = _Trial(implementation, entry, dtype, workers.of(implementation, dtype))
         if (requires := _loosened(trial, _spread(small, _MOST_TRIED))) is not None:
             tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]
             return Widening(requires, sum(tried), len(tried))
@@ -285,7 +286,7 @@ class _Trial:
     """A worker in which a function is called as if it had declared this or that."""
 
     def __init__(
-        self, implementation: Implementation, entry: UserImplementation, dtype: str, runner: GroupRunner[str]
+        self, implementation: Implementation, entry: UserImplementation, dtype: str, runner: GroupRunner[Any]
     ) -> None:
         self._implementation, self._entry, self._dtype, self._runner = implementation, entry, dtype, runner
         self._tasks: dict[str, Task] = {}
@@ -300,8 +301,7 @@ class _Trial:
         if monotonic() > self._until:
             raise _TooSlowError
         if case.id not in self._tasks:
-            inputs = convert_inputs(case, make_exact_inputs(case), self._dtype)
-            self._tasks[case.id] = task_of(case, inputs)
+            self._tasks[case.id] = Question(case, self._dtype).task
         task, description = self._tasks[case.id], ""
         if requires:
             own = replace(self._entry, requirements={each: dict(requires) for each in self._entry.parameters})

@@ -13,25 +13,30 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from attncheck.asking.again import ask_again, failure_among
+from attncheck.asking.answer import Answer
+from attncheck.asking.engine import Engine
+from attncheck.asking.question import Question
 from attncheck.config import check_own_cases, selected
 from attncheck.conventions import Measured, ask_all
 from attncheck.errors import CaseError, ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.explain import explain_again, failure_among
 from attncheck.merge import merge_runs
 from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
-from attncheck.reading.selection import Selection
+from attncheck.reading.case import Case
+from attncheck.reading.selection import Selection, dtype_of, select_one
 from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became_of
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
+from attncheck.searching.concrete import question_of_arrays
 
 if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
@@ -101,7 +106,8 @@ class CheckResult:
         explanations = []
         for case, dtype, name in known[:most]:
             met = failure_among(self._asked(name), (case, dtype), named[name], lambda _: cases)
-            again = explain_again(cases[case], named[name], dtype, self._limits, met)
+            with Engine(self._limits) as engine:
+                again = ask_again(engine, named[name], Question(cases[case], dtype), met)
             explanations.append(explanation_text(again, self._selection.tags))
         left = len(known) - len(explanations)
         said = [f"{line}." for line in in_common_lines(self.frames)]
@@ -194,6 +200,69 @@ def _checked(
     frames = make_frames(merge_runs(read_runs([options.output])))
     found = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
     return CheckResult(*found, judged=min(summary.judged.values(), default=0), asked=summary.cases)
+
+
+def ask(
+    function: Callable[..., Any] | str | os.PathLike[str],
+    case: Case | str | None = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    operation: str = "attention",
+    dtype: str | None = None,
+    framework: str | None = None,
+    signature: str | None = None,
+    name: str | None = None,
+    limits: Limits | None = None,
+) -> Answer:
+    """Ask a function one question: a case, or a call with arrays of your own.
+
+    The function runs in a process of its own, and is judged as ``check`` judges it::
+
+        answer = ask(my_attention, inputs={"query": q, "key": k, "value": v}, options={"is_causal": True})
+        assert answer.agrees, explain(answer)
+
+    Args:
+        function: A callable, or the name of an implementation, or ``file.py:function``, as for ``check``.
+        case: A case, its id, or the path of a file with one case.
+        inputs: In place of a case, arrays of any framework by the names of docs/cases.md: query (B, H, Lq, D),
+            key (B, H, Lk, D), value (B, H, Lk, Dv), mask, bias and so on.
+        options: The options of that call, by the names of docs/cases.md.
+        operation: The operation of that call.
+        dtype: The dtype of the call. Default: float32 for a case if it has that, and the dtype of the query for arrays.
+        framework: The framework whose arrays the function takes and returns, as for ``check``.
+        signature: The library that it is called like, as for ``check``.
+        name: What messages call a callable.
+        limits: Limits of the worker process.
+
+    Returns:
+        The answer, with ``agrees``, ``judgements`` and ``rows``.
+
+    Raises:
+        UsageError: If there is no such function or case, or neither a case nor arrays are given, or both.
+        CaseError: If the arrays and options are no call of the operation; the message names the field.
+    """
+    if (case is None) == (inputs is None):
+        raise UsageError("ask: expected either a case or inputs")
+    limits = limits or Limits()
+    chosen = _chosen(function, FunctionOptions(framework, signature), name, limits)
+    if chosen.missing:
+        raise UsageError(f"{chosen.missing[0]} is not installed")
+    with tempfile.TemporaryDirectory() as folder, Engine(limits, RunOptions().store) as engine:
+        if inputs is not None:
+            question = question_of_arrays(operation, inputs, options or {}, dtype, Path(folder))
+        else:
+            asked = select_one(case)[0] if isinstance(case, str) else case
+            assert asked is not None
+            question = Question(asked, dtype_of(asked, dtype))
+        return engine.ask_one(chosen.implementations[0], question)
+
+
+def explain(answer: Answer) -> str:
+    """Return an answer as ``attncheck explain`` prints it: every stage with its errors, and where it goes wrong."""
+    from attncheck.showing.explanation import explanation_text
+
+    return explanation_text(answer, {})
 
 
 def measure_conventions(

@@ -186,7 +186,7 @@ class _CapturedCall:
 
     def take_result(self, result: Any) -> None:
         """Take what the function returned. Raises ``ValueError`` where attention returns nothing of that shape."""
-        array = _as_numpy(result[0] if isinstance(result, tuple | list) else result)
+        array = as_numpy(result[0] if isinstance(result, tuple | list) else result)
         array = array.swapaxes(-2, -3) if self.layout == "length_first" and array.ndim > 2 else array
         expected = (*self.inputs["query"].shape[:-1], self.inputs["value"].shape[-1])
         if array.shape != expected:
@@ -197,7 +197,7 @@ class _CapturedCall:
     def _take(self, name: str, value: Any) -> None:
         """Take one argument, or say why not."""
         if name in _INPUTS:
-            self._take_input(_INPUTS[name], _as_numpy(value).copy())
+            self._take_input(_INPUTS[name], as_numpy(value).copy())
         elif name in _OPTIONS:
             self._take_option(_OPTIONS[name], value)
         elif value is not False and (name not in _SAYS_NOTHING or (name.startswith("dropout") and value)):
@@ -263,7 +263,7 @@ def _bound(
     return found
 
 
-def _as_numpy(value: Any) -> Array:
+def as_numpy(value: Any) -> Array:
     """Return the numbers of a framework's array, by its backend."""
     framework = _FRAMEWORKS.get(type(value).__module__.partition(".")[0], "numpy")
     array = np.asarray(BACKENDS[framework].load().to_numpy(value))

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from attncheck.asking.engine import Workers
 from attncheck.backends.families import FAMILIES
 from attncheck.diagnosis.declared import declaration_of, names_declared, rewrite_for_conventions
 from attncheck.diagnosis.readings import ASKED, problems_read_as
@@ -29,7 +31,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
 from attncheck.execution.padding import lack_of
-from attncheck.execution.runner import GroupRunner, group_by_process, lone_runner
+from attncheck.execution.runner import GroupRunner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
@@ -381,14 +383,14 @@ def ask_all(
         raise UsageError(
             f"{implementation.name} declares no {chosen or 'dtype'}; expected one of {', '.join(declared)}"
         )
-    (group,) = group_by_process(implementation, [chosen])
-    with lone_runner(group, limits or Limits()) as runner:
+    with closing(Workers(limits, with_neighbours=False)) as workers:
+        runner = workers.of(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)
         return [_asked(question, implementation, chosen, runner) for question in in_time]
 
 
 def _asked(
-    question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[str]
+    question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[Any]
 ) -> Measured:
     known = {option[0]: option for option in question.declaration.values()}
     others = {name: value for name, value in implementation.reads_calls_as.items() if name not in known}
@@ -414,7 +416,7 @@ def _asked(
     return found
 
 
-def _has_keyword(task: Task, runner: GroupRunner[str]) -> bool:
+def _has_keyword(task: Task, runner: GroupRunner[Any]) -> bool:
     """Return whether the function has a keyword ``empty_rows``, by which cases ask for what they mean."""
     outcome = runner.evaluate(replace(task, options={**task.options, "empty_rows": DEFAULT_EMPTY_ROWS}))
     return isinstance(outcome, Computed) and not outcome.not_asked

@@ -22,15 +22,16 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed, Skipped
 
+    from attncheck.asking.answer import Answer
+    from attncheck.asking.engine import Engine
+    from attncheck.asking.question import Question
+
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.execution.runner import GroupRunner
     from attncheck.execution.user_code import Target
-    from attncheck.explain import Call, Explanation
     from attncheck.options import RunOptions
     from attncheck.reading.case import Case
-    from attncheck.reading.expected_failures import ExpectedFailure
     from attncheck.reading.selection import Selection
     from attncheck.reports.coverage import Coverage
     from attncheck.results.coverage import Minimum
@@ -125,44 +126,43 @@ class ImplementationJudge:
 
     implementation: Implementation
     selection: Selection
-    expected_failures: tuple[ExpectedFailure, ...]
     store: Store
 
     @classmethod
     def of(cls, implementation: Implementation, selection: Selection, store: Store) -> ImplementationJudge:
         """Read what is known of it, once for all tests. Raises ``CaseError`` where a list cannot be used."""
-        from attncheck.config import expected_failures_of
-
-        return cls(implementation, selection, expected_failures_of([implementation.entry.name]), store)
+        _engine(store).expected_failures_of(implementation)
+        return cls(implementation, selection, store)
 
     def check(self, case: Case, dtype: str) -> None:
         """Fail the test of a case that fails, with what ``attncheck explain`` tells of it.
 
         Skips what is unsupported, or has no exact answer: nothing passes that was not judged.
         """
-        from attncheck.explain import explain_case
+        from attncheck.asking.question import Question
 
-        worker = _worker_of(self.implementation, dtype)
-        evaluation = case, self.implementation, dtype
-        explanation = explain_case(*evaluation, _limits(), worker.runner, self.expected_failures, store=self.store)
-        before = worker.add((case, dtype), explanation.failure)
-        if explanation.failure.startswith("unsupported"):
-            raise NotJudged(explanation.failure, explanation.lacks)
-        if explanation.judgements and all(item.verdict == "unverified" for item in explanation.judgements):
-            raise NotJudged(f"unverified: {explanation.outside or 'there is no exact answer to hold it against'}")
-        failing = explanation.failing_stages
-        if failing and all(stage in explanation.expected_failures for stage in failing):
-            pytest.xfail(next(iter(explanation.expected_failures.values())))
-        if failing and explanation.failure:
-            raise StoppedError(self._story(explanation, before), pytrace=False)
+        if not self.implementation.rounding_model(dtype):
+            raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
+        question = Question(case, dtype)
+        answer = _engine(self.store).ask_one(self.implementation, question)
+        before = _remember(self.implementation, question, answer)
+        if answer.is_unsupported:
+            raise NotJudged(answer.failure, answer.lacks)
+        if answer.judgements and all(item.verdict == "unverified" for item in answer.judgements):
+            raise NotJudged(f"unverified: {answer.outside or 'there is no exact answer to hold it against'}")
+        failing = answer.failing_stages
+        if failing and all(stage in answer.expected_failures for stage in failing):
+            pytest.xfail(next(iter(answer.expected_failures.values())))
+        if failing and answer.failure:
+            raise StoppedError(self._story(answer, before), pytrace=False)
         if failing:
-            pytest.fail(self._story(explanation, before), pytrace=False)
+            pytest.fail(self._story(answer, before), pytrace=False)
 
-    def _story(self, seen: Explanation, before: Sequence[Call]) -> str:
+    def _story(self, seen: Answer, before: Sequence[Question]) -> str:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
+        from attncheck.asking.again import ask_again, failure_seen_now
         from attncheck.commands import command, words_again, words_of
         from attncheck.execution.call import Limits
-        from attncheck.explain import explain_again, failure_seen_now
         from attncheck.reading.case import case_record
         from attncheck.showing.explanation import explanation_text
 
@@ -172,12 +172,13 @@ class ImplementationJudge:
             lines.append(f"Earlier tests had called the kernel in this process; {rerun}")
         elif before:
             _REPEATED[self.implementation.name] += 1
-            found = explain_again(seen.case, self.implementation, seen.dtype, _limits(), failure_seen_now(seen, before))
-            explained = found if found.repeated else explained
+            met = failure_seen_now(seen, before)
+            again = ask_again(_engine(self.store), self.implementation, seen.question, met)
+            explained = again if again.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)
-        again = words_of(self.implementation.name, words_again([self.implementation], standard, None))
-        if again and explained.repeated is None:  # the command starts a fresh process, and knows of no other
-            lines.append(command("explain", case_record(seen.case, {}), again, seen.dtype))
+        words = words_of(self.implementation.name, words_again([self.implementation], standard, None))
+        if words and explained.repeated is None:  # the command starts a fresh process, and knows of no other
+            lines.append(command("explain", case_record(seen.case, {}), words, seen.dtype))
         return "\n".join([explanation_text(explained, self.selection.tags), *lines])
 
 
@@ -188,23 +189,33 @@ def _limits() -> Limits:
     return Limits(case_seconds=_TIME_LIMIT, keep_going=True)
 
 
-@dataclass
-class _SessionWorker:
-    """The worker of an implementation and some dtypes, which stays for the tests that follow, and what it was asked."""
-
-    runner: GroupRunner[Any]
-    asked: list[Call]
-
-    def add(self, call: Call, failure: str) -> list[Call]:
-        """Remember a call and return those before it; one that ended the process is the last of its own."""
-        from attncheck.results.last_failed import killed_the_worker
-
-        before = self.asked
-        self.asked = [] if killed_the_worker(failure) else [*before, call]
-        return before
+_ENGINES: list[Engine] = []
+"""The one of a session, once a test has asked something."""
+_ASKED: dict[str, list[Question]] = {}
+"""By worker, the questions that it was asked, without their arrays."""
 
 
-_WORKERS: dict[str, _SessionWorker] = {}
+def _engine(store: Store) -> Engine:
+    """Return the engine of a session, whose workers stay for the tests that follow."""
+    from attncheck.asking.engine import Engine
+
+    if not _ENGINES:
+        _ENGINES.append(Engine(_limits(), store))
+    return _ENGINES[0]
+
+
+def _remember(implementation: Implementation, question: Question, answer: Answer) -> list[Question]:
+    """Remember a question and return those before it; one that ended the process is the last of its own."""
+    from attncheck.asking.engine import serving_group
+    from attncheck.asking.question import Question
+    from attncheck.results.last_failed import killed_the_worker
+
+    worker = serving_group(implementation, question.dtype).name
+    before = _ASKED.get(worker, [])
+    _ASKED[worker] = [] if killed_the_worker(answer.failure) else [*before, Question(question.case, question.dtype)]
+    return before
+
+
 _FUNCTIONS: dict[str, list[Target]] = {}
 """By names in reports, the functions that ``conformance`` was called for."""
 
@@ -222,28 +233,12 @@ def with_name_of_its_own(implementation: Implementation) -> Implementation:
     return implementation if number == 1 else renamed(implementation, f"{implementation.name}_{number}")
 
 
-def _worker_of(implementation: Implementation, dtype: str) -> _SessionWorker:
-    """Return the worker of an implementation and dtype. Skips what is not declared."""
-    import tempfile
-    from pathlib import Path
-
-    from attncheck.execution.runner import GroupRunner, group_by_process
-
-    groups = group_by_process(implementation, list(implementation.declared.classes))
-    group = next((each for each in groups if dtype in each.dtypes), None)
-    if group is None:
-        raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
-    if group.name not in _WORKERS:
-        folder = Path(tempfile.mkdtemp("attncheck"))
-        _WORKERS[group.name] = _SessionWorker(GroupRunner(group, _limits(), folder, with_neighbours=True), [])
-    return _WORKERS[group.name]
-
-
 def close_workers() -> None:
     """End the workers of a session."""
-    for worker in _WORKERS.values():
-        worker.runner.close()
-    _WORKERS.clear()
+    for engine in _ENGINES:
+        engine.close()
+    _ENGINES.clear()
+    _ASKED.clear()
     _FUNCTIONS.clear()
     _REPEATED.clear()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, dtype_of, echo, end, open_page, print_document, select_one
+from attncheck.cli.output import checked_in, echo, end, open_page, print_document, select_one
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -25,12 +25,11 @@ from attncheck.cli.parameters import (
 )
 from attncheck.errors import ExitCode, OutputError, UsageError
 from attncheck.options import ExpectedFailureLists, FunctionOptions, LimitOptions, RunOptions
-from attncheck.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from attncheck.asking.answer import Answer
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
-    from attncheck.explain import Explanation
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.results.last_failed import Checked
@@ -71,13 +70,13 @@ def explain(
     from attncheck.showing.explanation import explanation_document, print_explanation
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
-    explained = _explanation_of(subject, limits, expected_failures)
-    code = ExitCode.DISAGREE if explained.begins_at else ExitCode.AGREE
-    code = ExitCode.NOT_RUN if explained.failure else code
+    answer = _ask(subject, limits, expected_failures)
+    code = ExitCode.DISAGREE if answer.begins_at else ExitCode.AGREE
+    code = ExitCode.NOT_RUN if answer.failure else code
     if as_json:
-        print_document(explanation_document(explained, code, _commands(subject, limits, ("repro", "reduce"))))
+        print_document(explanation_document(answer, code, _commands(subject, limits, ("repro", "reduce"))))
     else:
-        print_explanation(explained, subject.selection.tags)
+        print_explanation(answer, subject.selection.tags)
     if opens_page:
         own = {**vars(function), **vars(allowed), "expected_failure_lists": expected_failures}
         open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **own))
@@ -128,16 +127,16 @@ def repro(
     from attncheck.commands import joined
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
-    explained = _explanation_of(subject, limits)
+    answer = _ask(subject, limits)
     name = subject.implementation.name
-    if explained.failure.startswith(Verdict.UNSUPPORTED):
+    if answer.is_unsupported:
         evaluation = f"{name}, {subject.case.id} in {subject.dtype}"
-        raise UsageError(f"{evaluation}: {explained.failure}; there is nothing to reproduce")
+        raise UsageError(f"{evaluation}: {answer.failure}; there is nothing to reproduce")
     path = output or Path(script_name(subject.case.id, name, subject.dtype))
     command, tries = joined(["python", str(path)]), 0
-    if reduced and explained.fails and not explained.before:
-        explained, tries = _reduced(explained, subject, limits)
-    text = _script(explained, subject, command)
+    if reduced and answer.fails and not answer.before:
+        answer, tries = _reduced(answer, subject, limits)
+    text = _script(answer, subject, command)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -145,26 +144,26 @@ def repro(
     says = f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with"
     end(
         ExitCode.AGREE,
-        lambda: _script_document(explained, tries, subject, path, command, limits),
+        lambda: _script_document(answer, tries, subject, path, command, limits),
         lambda: echo(says, f"  {command}"),
         as_json=as_json,
     )
 
 
 def _script_document(
-    explained: Explanation, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
+    answer: Answer, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
     from attncheck.reports.json_documents import opening
     from attncheck.showing.explanation import answer_of, failure_of, of_case
     from attncheck.showing.json_schema import ScriptDocument
 
-    failure = failure_of(explained, [command, *_commands(subject, limits, ("explain",))])
+    failure = failure_of(answer, [command, *_commands(subject, limits, ("explain",))])
     return ScriptDocument(
-        **opening("repro", ExitCode.AGREE, answer_of(explained)),
+        **opening("repro", ExitCode.AGREE, answer_of(answer)),
         failures=[] if failure is None else [failure],
         next=[command],
         implementation=subject.implementation.name,
-        case=of_case(explained.case),
+        case=of_case(answer.case),
         dtype=subject.dtype,
         script=str(path),
         command=command,
@@ -182,40 +181,41 @@ def _commands(subject: _CaseSubject, limits: Limits, names: Sequence[str]) -> li
     return [command(name, record, words, subject.dtype) for name in names] if words else []
 
 
-def _reduced(explained: Explanation, subject: _CaseSubject, limits: Limits) -> tuple[Explanation, int]:
-    """Return the explanation of the smallest case that fails alike, and in how many tries it was found.
+def _reduced(answer: Answer, subject: _CaseSubject, limits: Limits) -> tuple[Answer, int]:
+    """Return the answer to the smallest case that fails alike, and in how many tries it was found.
 
     Where it cannot be reduced, it is that of the case itself.
     """
     from dataclasses import replace
 
+    from attncheck.asking.question import Question
     from attncheck.searching.search import reduce_case
 
     patient = replace(limits, keep_going=True)
     reduced = reduce_case(subject.case, subject.implementation, subject.dtype, patient)
     if reduced.problem is None or not reduced.tries:
-        return explained, 0
+        return answer, 0
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
     own = subject.case
-    named = replace(reduced.explanation.case, name=f"{own.name} (reduced)", file=own.file, line=own.line)
-    return replace(reduced.explanation, case=named), reduced.tries
+    named = replace(reduced.answer.case, name=f"{own.name} (reduced)", file=own.file, line=own.line)
+    return replace(reduced.answer, question=Question(named, subject.dtype)), reduced.tries
 
 
-def _script(explained: Explanation, subject: _CaseSubject, command: str) -> str:
+def _script(answer: Answer, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.repro import repro_script
     from attncheck.searching.search import element_of
     from attncheck.showing.explanation import explanation_text
 
     return repro_script(
-        explained.case,
+        answer.case,
         subject.implementation,
         subject.dtype,
-        explained.judgements,
-        explanation_text(explained, subject.selection.tags),
+        answer.judgements,
+        explanation_text(answer, subject.selection.tags),
         command=command,
-        before=explained.before,
-        element=element_of(explained) if explained.fails else "",
+        before=[(call.case, call.dtype) for call in answer.before],
+        element=element_of(answer) if answer.fails else "",
     )
 
 
@@ -242,8 +242,9 @@ class _CaseSubject:
 def _subject_of(
     case: str, implementation: str, dtype: str | None, function: FunctionOptions, results: Path | None
 ) -> _CaseSubject:
+    from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import with_dtypes
-    from attncheck.explain import find_implementation
+    from attncheck.reading.selection import dtype_of
 
     checked = checked_in(results)
     try:
@@ -264,23 +265,20 @@ def _subject_of(
         framework, signature = (dict(options).get(option) for option in ("--framework", "--signature"))
         declare = (*(value for option, value in options if option == "--declare"), *function.declare)
         function = FunctionOptions(function.framework or framework, function.signature or signature, declare)
-    chosen = find_implementation(implementation, function, called)
+    chosen = find_implementation(implementation, called, **function.called)
     chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
     return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
 
 
-def _explanation_of(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Explanation:
+def _ask(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Answer:
+    from attncheck.asking.again import ask_again, failure_in
+    from attncheck.asking.engine import Engine
+    from attncheck.asking.question import Question
     from attncheck.config import expected_failures_of
-    from attncheck.explain import explain_again, failure_in
 
     expected = expected_failures_of([subject.implementation.entry.name], lists)
-    evaluation = (subject.case, subject.implementation, subject.dtype)
-    earlier = failure_in(subject.checked, *evaluation) if subject.checked else None
-    return explain_again(
-        *evaluation,
-        limits,
-        earlier,
-        say=lambda line: typer.echo(f"attncheck: {line}", err=True),
-        expected_failures=expected,
-        store=RunOptions().store,
-    )
+    question = Question(subject.case, subject.dtype)
+    earlier = failure_in(subject.checked, subject.implementation, question) if subject.checked else None
+    with Engine(limits, RunOptions().store, expected) as engine:
+        said = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
+        return ask_again(engine, subject.implementation, question, earlier, say=said)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, dtype_of, outcome_of, print_document, print_faults, select_one, split
+from attncheck.cli.output import checked_in, outcome_of, print_document, print_faults, select_one, split
 from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose, dtype_option
 from attncheck.errors import ExitCode, UsageError
 from attncheck.options import (
@@ -272,6 +272,8 @@ def show(
 
     if save is not None:
         image_format(save)  # before anything takes time
+    from attncheck.reading.selection import dtype_of
+
     found, selection = select_one(case, checked_in(None))
     shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
     written = [] if save is None else save_case(shown, save)

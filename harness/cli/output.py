@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from attncheck.errors import AttncheckError, ExitCode, OutputError, UsageError
+from attncheck.errors import AttncheckError, ExitCode, OutputError
 from attncheck.results import DEFAULT_RESULTS
 from attncheck.wording import one_line
 
@@ -98,10 +98,6 @@ def commands_about(path: Path, implementation: Implementation, limits: Limits, d
     return [command(name, {"id": str(path)}, again, dtype) for name in ("explain", "repro")]
 
 
-DEFAULT_DTYPE = "float32"
-"""Of commands about one case."""
-
-
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
     """Return the one case that is meant, and the selection that it is in.
 
@@ -125,15 +121,6 @@ def checked_in(results: Path | None) -> Checked | None:
     from attncheck.results.last_failed import read_checked
 
     return read_checked(results or DEFAULT_RESULTS, needed=results is not None)
-
-
-def dtype_of(case: Case, wanted: str | None) -> str:
-    """Return the dtype that is meant: float32 where nothing is said, or the case's first."""
-    if wanted is None:
-        return DEFAULT_DTYPE if DEFAULT_DTYPE in case.dtypes else case.dtypes[0]
-    if wanted not in case.dtypes:
-        raise UsageError(f"{case.id} has no dtype {wanted!r}; expected one of {', '.join(case.dtypes)}")
-    return wanted
 
 
 def print_faults(selection: Selection) -> None:

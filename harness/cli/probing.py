@@ -14,7 +14,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import commands_about, dtype_of, echo, end, outcome_of, print_faults, select_one, split
+from attncheck.cli.output import commands_about, echo, end, outcome_of, print_faults, select_one, split
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -37,7 +37,6 @@ from attncheck.options import (
     RunOptions,
     store_of,
 )
-from attncheck.verdicts import Verdict
 from attncheck.wording import expected
 
 if TYPE_CHECKING:
@@ -90,29 +89,30 @@ def search(
     exit code is 1 if something was found, and 3 if nothing could be judged.
     """
     begun = monotonic()
+    from attncheck.asking.engine import Engine
+    from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import place_of
-    from attncheck.explain import find_implementation
-    from attncheck.searching.findings import SearchFolder, WorkerJudge
+    from attncheck.searching.findings import ProblemSubject, SearchFolder
     from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, ended_after
     from attncheck.showing.probes import print_search, search_document
     from attncheck.spec import OPERATIONS
 
     if operation is not None and operation not in OPERATIONS:
         raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
-    chosen = find_implementation(implementation, function)
+    chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
-    judge = WorkerJudge.of(chosen, limits)
+    subject = ProblemSubject(chosen, Engine(limits))
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, place_of(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    request = SearchRequest(seed, operation, _dtypes(judge.dtypes, dtypes, chosen.name), problems, seconds, title)
-    found = Search(request, judge, folder, lambda line: typer.echo(f"attncheck: {line}", err=True), begun=begun)
+    request = SearchRequest(seed, operation, _dtypes(subject.dtypes, dtypes, chosen.name), problems, seconds, title)
+    found = Search(request, subject, folder, lambda line: typer.echo(f"attncheck: {line}", err=True), begun=begun)
     try:
-        with suppress(SearchOver), ended_after(found.seconds_left + SECONDS_TO_FINISH, judge.stop):
+        with suppress(SearchOver), ended_after(found.seconds_left + SECONDS_TO_FINISH, subject.stop):
             found.run()
             _write_scripts(found, chosen, limits)
     finally:
-        judge.close()
+        subject.close()
     code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
     commands = {
@@ -133,9 +133,10 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
     """Write a script for every finding that has none."""
     from dataclasses import replace
 
+    from attncheck.asking.engine import Engine
+    from attncheck.asking.question import Question
     from attncheck.commands import joined
     from attncheck.errors import AttncheckError
-    from attncheck.explain import explain_case
     from attncheck.reading.selection import select_one
     from attncheck.repro import repro_script
 
@@ -146,9 +147,10 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
             continue
         try:
             case, _ = select_one(str(path))
-            explained = explain_case(case, implementation, finding.dtype, limits)
+            with Engine(limits) as engine:
+                answer = engine.ask_afresh(implementation, Question(case, finding.dtype))
             command = joined(["python", str(script)])
-            failing = (case, implementation, finding.dtype, explained.judgements, finding.element)
+            failing = (case, implementation, finding.dtype, answer.judgements, finding.element)
             text = repro_script(*failing, command=command, element=finding.element)
             script.write_text(text, encoding="utf-8")
         except (AttncheckError, OSError):  # some modules cannot be taken apart: the case file is enough
@@ -192,9 +194,9 @@ def design(
     """
     from attncheck.commands import joined
     from attncheck.designing import DesignRequest, write_design
-    from attncheck.explain import find_implementation
+    from attncheck.execution.implementation_selection import find_implementation
 
-    chosen = find_implementation(implementation, function)
+    chosen = find_implementation(implementation, **function.called)
     request = DesignRequest(chosen, strength, _whole_numbers(split(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
@@ -239,18 +241,19 @@ def reduce(
     Options, elements and digits are left out as long as the verdict and its first stage stay. The exit code is 1 if the
     case fails, and 0 if there is nothing to reduce.
     """
-    from attncheck.explain import find_implementation
+    from attncheck.execution.implementation_selection import find_implementation
+    from attncheck.reading.selection import dtype_of
     from attncheck.searching.findings import write_case
     from attncheck.searching.search import reduce_case
     from attncheck.showing.probes import reduction_document, reduction_lines
 
     found, _ = select_one(case)
     chosen_dtype = dtype_of(found, dtype)
-    chosen = find_implementation(implementation, function)
+    chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
     reduced = reduce_case(found, chosen, chosen_dtype, limits)
-    if reduced.explanation.failure.startswith(Verdict.UNSUPPORTED):
-        raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.explanation.failure}")
+    if reduced.answer.is_unsupported:
+        raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.answer.failure}")
     if reduced.problem is None:
         nothing = f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce"
         document = reduction_document(found, reduced, None, [])
@@ -459,13 +462,13 @@ def accuracy(
     """
     from attncheck.accuracy import lines_of, measure_accuracy, small_cases
     from attncheck.config import selected
+    from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import with_dtypes
-    from attncheck.explain import find_implementation
 
     limits, store = allowed.limits(), store_of(cache=True, size=DEFAULT_CACHE_SIZE)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
     print_faults(selection)
-    chosen = with_dtypes(find_implementation(implementation, function), dtypes)
+    chosen = with_dtypes(find_implementation(implementation, **function.called), dtypes)
     found = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
         for dtype in _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)

@@ -22,10 +22,29 @@ from attncheck.execution.implementations import (
     UserImplementation,
     bundled_implementations,
     entry_of,
+    renamed,
 )
 from attncheck.execution.user_code import Origin, Target, check_function, is_own, origin_of, read_declarations
 from attncheck.execution.worker import clean
 from attncheck.wording import expected, listed
+
+
+def find_implementation(pattern: str, called: str = "", **function: Any) -> Implementation:
+    """Return one implementation.
+
+    Args:
+        pattern: Its name, its backend's, or ``file.py:function``.
+        called: What a report calls one of a user's; empty for its own name.
+        **function: The options of a user's function, as ``select_implementations`` takes them.
+
+    Raises:
+        UsageError: If there is none, or it is not installed.
+    """
+    selection = select_implementations(None, [pattern], **function)
+    if selection.missing:
+        raise UsageError(f"{selection.missing[0]} is not installed")
+    implementation = selection.implementations[0]
+    return renamed(implementation, called) if called else implementation
 
 
 def select_implementations(

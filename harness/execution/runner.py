@@ -18,11 +18,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Generic, TypeVar
 
@@ -511,15 +510,6 @@ def group_runners(
             ]
         )
     return runners
-
-
-@contextmanager
-def lone_runner(group: Group, limits: Limits, *, with_neighbours: bool = False) -> Iterator[GroupRunner[str]]:
-    """Give what runs single tasks of a group outside of a run; its worker and its log are gone afterwards."""
-    with TemporaryDirectory() as logs:
-        runner: GroupRunner[str] = GroupRunner(group, limits, Path(logs), with_neighbours=with_neighbours)
-        with closing(runner):
-            yield runner
 
 
 def run_in_turn(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from attncheck.asking.engine import Workers
 from attncheck.config import expected_failures_of, read_config
 from attncheck.diagnosis.declared import read_as_declared, rewrite_for_conventions
 from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import Group, GroupRunner
+from attncheck.execution.runner import GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.calls import VARIANTS_OF
@@ -100,9 +101,9 @@ def _ask(
             lacking = VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}")
             yield from (_row(implementation, question, "", lacking) for question in own)
             continue
-        with Workers(implementation, dtype, limits) as workers:
+        with closing(Workers(limits, with_neighbours=False)) as workers:
             for question in own:
-                judge = _VariantJudge(question, workers, model, truths)
+                judge = _VariantJudge(implementation, question, workers, truths)
                 for variant in question.variants:
                     yield _row(implementation, question, variant.what, judge.finding(variant))
 
@@ -116,53 +117,15 @@ def _row(implementation: Implementation, question: PropertyQuestion, variant: st
     return row
 
 
-class Workers:
-    """The processes of one implementation in one dtype: one for calls, one for each number of threads, fresh ones."""
-
-    def __init__(self, implementation: Implementation, dtype: str, limits: Limits) -> None:
-        self.implementation = implementation
-        self._group = Group(implementation, (dtype,))
-        self._limits = limits
-        self._open = ExitStack()
-        self._logs = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="attncheck")))
-        self._made = 0
-        self._threaded: dict[int, GroupRunner[str]] = {}
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def with_threads(self, threads: int) -> GroupRunner[str]:
-        """Return the runner whose worker has so many threads."""
-        if threads not in self._threaded:
-            self._threaded[threads] = self._runner(replace(self._limits, threads=threads))
-            self._open.callback(self._threaded[threads].close)
-        return self._threaded[threads]
-
-    @property
-    def usual(self) -> GroupRunner[str]:
-        """The runner of calls that need nothing of their own."""
-        return self.with_threads(self._limits.threads)
-
-    @contextmanager
-    def fresh(self) -> Iterator[GroupRunner[str]]:
-        """Give a runner whose worker has done nothing yet."""
-        with closing(self._runner(self._limits)) as runner:
-            yield runner
-
-    def _runner(self, limits: Limits) -> GroupRunner[str]:
-        self._made += 1
-        return GroupRunner(self._group, limits, self._logs, number=self._made)
-
-
 class _VariantJudge:
     """One question of one implementation; its first call is made once, for all variants."""
 
-    def __init__(self, question: PropertyQuestion, workers: Workers, model: str, truths: Truths) -> None:
-        self._question, self._workers, self._model, self._truths = question, workers, model, truths
-        self._conventions = workers.implementation.reads_calls_as
+    def __init__(
+        self, implementation: Implementation, question: PropertyQuestion, workers: Workers, truths: Truths
+    ) -> None:
+        self._implementation, self._question, self._workers, self._truths = implementation, question, workers, truths
+        self._model = implementation.rounding_model(question.dtype) or "none"
+        self._conventions = implementation.reads_calls_as
         self._read: dict[int, tuple[StoredProblem, StoredProblem]] = {}  # by problem, which stays alive
         self._first: dict[tuple[str, ...], Outcome] = {}
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
@@ -174,9 +137,20 @@ class _VariantJudge:
         except _NoResult as reason:
             return reason.finding
 
+    @property
+    def _usual(self) -> GroupRunner[Any]:
+        """The worker of calls that need nothing of their own."""
+        return self._worker(None)
+
+    def _worker(self, threads: int | None) -> GroupRunner[Any]:
+        return self._workers.of(self._implementation, self._question.dtype, threads)
+
+    def _fresh(self) -> AbstractContextManager[GroupRunner[Any]]:
+        return self._workers.fresh(self._implementation, self._question.dtype)
+
     def _of_calls(self, variant: PropertyVariant) -> VariantResult:
-        question, usual = self._question, self._workers.usual
-        framework = self._workers.implementation.entry.framework
+        question, usual = self._question, self._usual
+        framework = self._implementation.entry.framework
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
         if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
             return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
@@ -184,8 +158,8 @@ class _VariantJudge:
         if stages not in self._first:
             self._first[stages] = usual.evaluate(self._call_of(question.problem).task(stages))
         first = _results(self._first[stages], stages, "the first call")
-        own = self._workers.with_threads(variant.threads) if variant.where == "threads" else usual
-        with self._workers.fresh() if variant.where == "fresh process" else nullcontext(own) as runner:
+        own = self._worker(variant.threads) if variant.where == "threads" else usual
+        with self._fresh() if variant.where == "fresh process" else nullcontext(own) as runner:
             others = [
                 _results(runner.evaluate(self._call_of(call.problem).task(stages)), stages, call.what)
                 for call in variant.calls
@@ -212,7 +186,7 @@ class _VariantJudge:
         return call
 
     def _of_session(self, variant: SessionVariant) -> VariantResult:
-        answer = self._workers.usual.evaluate_session(variant.session)
+        answer = self._usual.evaluate_session(variant.session)
         if isinstance(answer, Failure):
             raise _NoResult(answer, variant.what)
         judged = list(self._of_memory(variant, answer)) if variant.problem is not None else []
@@ -248,7 +222,7 @@ class _VariantJudge:
     def _in_own_process(self, problem: StoredProblem) -> Outcome:
         """Make a call in a process that has done nothing else; once, however many calls are compared with it."""
         if id(problem) not in self._alone:
-            with self._workers.fresh() as runner:
+            with self._fresh() as runner:
                 self._alone[id(problem)] = runner.evaluate(problem.task())
         return self._alone[id(problem)]
 

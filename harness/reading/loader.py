@@ -30,7 +30,7 @@ from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, each_of,
 from attncheck.reading.for_each import FOR_EACH, write_out
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
-from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault, read_yaml
+from attncheck.reading.yaml_reader import FieldPath, UnwrittenDocument, YamlDocument, YamlFault, read_yaml
 from attncheck.wording import slug
 
 Warnings = Iterator[tuple[FieldPath, str]]
@@ -158,7 +158,7 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
 
     Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.
     """
-    document = YamlDocument(data, {})
+    document = UnwrittenDocument(data, {})
     prefix, _, own = identity.rpartition("/")
     try:
         file = model.CaseFile.model_validate(data, context={FOLDER: str(folder)})

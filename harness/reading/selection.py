@@ -421,6 +421,22 @@ def find_case(cases: Sequence[Case], wanted: str) -> Case:
     raise UsageError(f"{wanted!r} matches {len(cases)} cases; name one of them:\n{_listed(cases)}")
 
 
+DEFAULT_DTYPE = "float32"
+"""The dtype of a question about one case, if the case has it."""
+
+
+def dtype_of(case: Case, wanted: str | None) -> str:
+    """Return the dtype in which one case is asked: the one that is wanted, or float32, or the case's first.
+
+    Raises ``UsageError`` if the case does not have the one that is wanted.
+    """
+    if wanted is None:
+        return DEFAULT_DTYPE if DEFAULT_DTYPE in case.dtypes else case.dtypes[0]
+    if wanted not in case.dtypes:
+        raise UsageError(f"{case.id} has no dtype {wanted!r}; expected one of {', '.join(case.dtypes)}")
+    return wanted
+
+
 def _listed(cases: Sequence[Case]) -> str:
     lines = [f"  {case.id}" for case in cases[:_MAX_LISTED]]
     return "\n".join([*lines, *[f"  and {len(cases) - len(lines)} more"] * (len(cases) > len(lines))])

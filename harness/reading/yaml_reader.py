@@ -221,6 +221,19 @@ class YamlDocument:
         return None
 
 
+class UnwrittenDocument(YamlDocument):
+    """Plain data that never stood in a file: its fields have names and no lines."""
+
+    def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
+        """Return the longest part of a path that exists in the data, and no line."""
+        found: FieldPath = ()
+        data = self.data
+        for part in path:
+            if (isinstance(data, dict) and part in data) or (isinstance(data, list) and part in range(len(data))):
+                found, data = (*found, part), data[part]
+        return found, None
+
+
 def read_yaml(path: Path, expected: str = "a title, a source, an operation and a list of cases") -> YamlDocument:
     """Read one YAML file; ``expected`` says what an empty one lacks.
 

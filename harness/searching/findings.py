@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -20,17 +20,14 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from attncheck.config import expected_failures_of
+from attncheck.asking.answer import Answer
+from attncheck.asking.engine import Engine
+from attncheck.asking.question import Question
 from attncheck.dtypes import largest_number, rounded_once
 from attncheck.errors import CaseError, OutputError, UsageError
-from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
-from attncheck.execution.runner import Group, GroupRunner, group_by_process, lone_runner, task_of
-from attncheck.execution.worker import Computed
-from attncheck.explain import Explanation, explain_case, explain_outcome
 from attncheck.reading.case import Case
-from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array
@@ -72,112 +69,88 @@ class Symptom:
         return " ".join(filter(None, (self.verdict, self.stage or self.error)))
 
 
-def symptom_of(explanation: Explanation) -> Symptom | None:
+def symptom_of(answer: Answer) -> Symptom | None:
     """Return how a case fails; None where it does not, where that is expected, or where it is not supported."""
-    unexpected = [stage for stage in explanation.failing_stages if stage not in explanation.expected_failures]
+    unexpected = [stage for stage in answer.failing_stages if stage not in answer.expected_failures]
     if not unexpected:
         return None
-    if explanation.failure:
-        verdict, _, message = explanation.failure.partition(": ")
+    if answer.failed is not None:
+        verdict, message = answer.failed.verdict, answer.failed.message
         return Symptom(verdict, error=message.partition(":")[0] if verdict == Verdict.ERROR else "")
-    first = explanation.begins_at if explanation.begins_at in unexpected else unexpected[0]
-    verdicts = {each.stage: str(each.verdict) for each in explanation.judgements}
+    first = answer.begins_at if answer.begins_at in unexpected else unexpected[0]
+    verdicts = {each.stage: str(each.verdict) for each in answer.judgements}
     return Symptom(verdicts.get(first) or verdicts[unexpected[0]], first)
 
 
 @dataclass
-class WorkerJudge:
-    """Judges problems that the worker of an implementation, which was ``asked`` so many, computes one by one."""
+class ProblemSubject:
+    """An implementation that problems are put to, by an engine; its worker was ``asked`` so many."""
 
     implementation: Implementation
-    limits: Limits
-    expected_failures: Sequence[ExpectedFailure]
+    engine: Engine
     asked: int = 0
-    _runners: dict[str, GroupRunner[Any]] = field(default_factory=dict)
-    _alone: GroupRunner[Any] | None = None
-    _judging: WorkerProcesses = field(default_factory=WorkerProcesses)
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
-
-    @classmethod
-    def of(cls, implementation: Implementation, limits: Limits) -> WorkerJudge:
-        """Read what is known of an implementation. Raises ``CaseError`` where a list cannot be used."""
-        return cls(implementation, limits, expected_failures_of([implementation.entry.name]))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes that the implementation declares."""
         return tuple(self.implementation.declared.classes)
 
-    def read(self, problem: ConcreteCase, name: str = "problem") -> Case:
-        """Return a problem as a case. Raises ``CaseError`` where it is none."""
+    def question(self, problem: ConcreteCase, name: str = "problem") -> Question:
+        """Return a problem as a question. Raises ``CaseError`` where it is none."""
         identity = identity_of(problem, f"{name}-{next(self._numbers)}")
-        return read_concrete(problem, Path(self._folder.name), identity)
+        return Question(read_concrete(problem, Path(self._folder.name), identity), problem.dtype)
 
     def lacks_of(self, problem: ConcreteCase) -> tuple[str, ...]:
         """Return what the implementation lacks for a problem, as far as its parameters say."""
         lack = lack_of(self.implementation, problem, problem.called)
         return lack.lacks if lack else ()
 
-    def explain(self, problem: ConcreteCase) -> Explanation:
+    def ask(self, problem: ConcreteCase) -> Answer:
         """Have a problem computed and judged. Raises ``CaseError`` where it is none."""
-        return self.begin(problem, beside=False).result()
-
-    def begin(self, problem: ConcreteCase, *, beside: bool) -> Future[Explanation]:
-        """Have a problem computed, and judged ``beside`` what comes next, or at once. Raises ``CaseError``."""
-        case = self.read(problem)
-        inputs = convert_inputs(case, make_exact_inputs(case), problem.dtype)
-        outcome = self._runner(problem.dtype).evaluate(task_of(case, inputs))
+        question = self.question(problem)
         self.asked += 1
-        question = case, self.implementation, problem.dtype, inputs, outcome, self.expected_failures
-        if beside and isinstance(outcome, Computed):
-            found = self._judging.submit(explain_outcome, *question)
-        else:
-            found = Future()
-            found.set_result(explain_outcome(*question))
-        found.add_done_callback(lambda _: self._tidy(case))
-        return found
+        try:
+            return self.engine.ask_one(self.implementation, question)
+        finally:
+            self._tidy(question.case)
+
+    def begin(self, problem: ConcreteCase) -> Future[Answer]:
+        """Have a problem computed, and judged beside what comes next. Raises ``CaseError`` where it is none."""
+        question = self.question(problem)
+        answered = self.engine.begin(self.implementation, question)
+        self.asked += 1
+        answered.add_done_callback(lambda _: self._tidy(question.case))
+        return answered
 
     def symptom(self, problem: ConcreteCase) -> Symptom | None:
         """Return how a problem fails; None where it does not, or is none."""
         try:
-            return symptom_of(self.explain(problem))
+            return symptom_of(self.ask(problem))
         except CaseError:
             return None
 
-    def afresh(self, problem: ConcreteCase) -> Explanation:
+    def ask_afresh(self, problem: ConcreteCase) -> Answer:
         """Judge a problem in a process of its own. Raises ``CaseError`` where it is none."""
-        case, known = self.read(problem), self.expected_failures
-        group = Group(self.implementation, (problem.dtype,))
-        with lone_runner(group, self.limits, with_neighbours=True) as self._alone:
-            found = explain_case(
-                case, self.implementation, problem.dtype, self.limits, self._alone, expected_failures=known
-            )
-        self._tidy(case)
-        return found
+        question = self.question(problem)
+        try:
+            return self.engine.ask_afresh(self.implementation, question)
+        finally:
+            self._tidy(question.case)
 
     def _tidy(self, case: Case) -> None:
         """Remove the arrays of what was judged: there may be many thousands of problems."""
         for path in Path(self._folder.name).glob(f"{case.id.rpartition('/')[2]}-*.npy"):
             path.unlink()
 
-    def _runner(self, dtype: str) -> GroupRunner[Any]:
-        groups = group_by_process(self.implementation, self.dtypes)
-        group = next(each for each in groups if dtype in each.dtypes)
-        if group.name not in self._runners:
-            self._runners[group.name] = GroupRunner(group, self.limits, Path(self._folder.name), with_neighbours=True)
-        return self._runners[group.name]
-
     def stop(self) -> None:
         """Kill whatever computes a problem now."""
-        for runner in (*self._runners.values(), *filter(None, [self._alone])):
-            runner.stop()
+        self.engine.workers.stop()
 
     def close(self) -> None:
         """End the workers."""
-        self._judging.close()
-        for runner in self._runners.values():
-            runner.close()
+        self.engine.close()
         self._folder.cleanup()
 
 
@@ -192,7 +165,7 @@ class Finding:
     ``file`` and ``script`` lie in the folder of the search; ``element`` says where it is worst. ``problem`` is the
     number of what was drawn. It ``has_nonfinite`` numbers where it takes NaN or infinity. One that ``needs_calls`` does
     not happen in a fresh process: so many other calls came before. ``times`` counts the problems that fail alike.
-    ``numbers`` are those of the element that is worst, as ``Explanation.numbers`` has them.
+    ``numbers`` are those of the element that is worst, as ``Answer.numbers`` has them.
     """
 
     symptom: Symptom

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from attncheck.asking.answer import Answer
+from attncheck.asking.engine import Engine
 from attncheck.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.explain import Explanation
 from attncheck.merge import merge_runs
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
@@ -27,10 +28,9 @@ from attncheck.reports.frames import Frames, make_frames
 from attncheck.results.reader import read_runs
 from attncheck.results.writer import note_confirmed
 from attncheck.searching.concrete import ConcreteCase, concrete_case
-from attncheck.searching.findings import WorkerJudge, symptom_of
+from attncheck.searching.findings import ProblemSubject, symptom_of
 from attncheck.searching.problems import filled
 from attncheck.searching.reduction import cut, letters_of, optional_groups, with_counts_that_fit, without_options
-from attncheck.verdicts import Verdict
 
 _MOST_TRIES = 4
 """Changes that take a part of a feature from a case, until one is judged."""
@@ -57,14 +57,14 @@ def confirm_hints(
         shown = [(by_id[case], dtype) for case, dtype in pattern.shown_by if case in by_id]
         if item is None or not shown:
             continue
-        judge = WorkerJudge(item, limits, ())
+        subject = ProblemSubject(item, Engine(limits, expected_failures=()))
         try:
-            if any(_Confirmation(pattern, case, dtype, judge, frames).is_borne_out() for case, dtype in shown):
+            if any(_Confirmation(pattern, case, dtype, subject, frames).is_borne_out() for case, dtype in shown):
                 found.setdefault(item.name, []).append(pattern.where)
         except CaseError:
             continue
         finally:
-            judge.close()
+            subject.close()
     if found:
         note_confirmed(output, found)
 
@@ -76,7 +76,7 @@ class _Confirmation:
     pattern: FailurePattern
     case: Case
     dtype: str
-    judge: WorkerJudge
+    subject: ProblemSubject
     frames: Frames
 
     def is_borne_out(self) -> bool:
@@ -96,8 +96,8 @@ class _Confirmation:
     def _passes(self, problems: Sequence[ConcreteCase]) -> bool:
         """Return whether the first of some problems that is judged passes."""
         for problem in problems[:_MOST_TRIES]:
-            if (explanation := self._explained(problem)) is not None:
-                return symptom_of(explanation) is None
+            if (answer := self._answer(problem)) is not None:
+                return symptom_of(answer) is None
         return False
 
     def _fails_alone(self, problem: ConcreteCase) -> bool:
@@ -111,16 +111,16 @@ class _Confirmation:
             problem = simpler if all(held) else problem
         plain = replace(problem, memory_layout={}, regime="normal", special="", supports_statistics=False)
         drawn = filled(plain, np.random.RandomState(1))
-        explanation = self._explained(drawn)
-        return explanation is not None and symptom_of(explanation) is not None
+        answer = self._answer(drawn)
+        return answer is not None and symptom_of(answer) is not None
 
-    def _explained(self, problem: ConcreteCase) -> Explanation | None:
+    def _answer(self, problem: ConcreteCase) -> Answer | None:
         """Have a problem judged; None where it is none, or the implementation does not take it."""
         try:
-            explanation = self.judge.explain(problem)
+            answer = self.subject.ask(problem)
         except CaseError:
             return None
-        return None if explanation.failure.startswith(Verdict.UNSUPPORTED) else explanation
+        return None if answer.is_unsupported else answer
 
     def _parts(self, problems: Sequence[ConcreteCase]) -> list[list[bool]]:
         """Return which parts of the feature hold of problems."""

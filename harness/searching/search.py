@@ -17,17 +17,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from attncheck.asking.answer import Answer
+from attncheck.asking.engine import Engine
+from attncheck.asking.question import Question
 from attncheck.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.explain import Explanation, explain_case
 from attncheck.reading.case import Case
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, kind_of, read_concrete
 from attncheck.searching.findings import (
     Finding,
+    ProblemSubject,
     SearchFolder,
     Symptom,
-    WorkerJudge,
     file_name,
     name_of,
     read_written,
@@ -36,7 +38,6 @@ from attncheck.searching.findings import (
 )
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
-from attncheck.verdicts import Verdict
 from attncheck.wording import written_element
 
 MAX_FINDINGS = 20
@@ -108,7 +109,7 @@ class _Begun:
     problem: ConcreteCase
     number: int
     calls: int
-    found: Future[Explanation]
+    answer: Future[Answer]
 
 
 @dataclass
@@ -119,7 +120,7 @@ class Search:
     """
 
     request: SearchRequest
-    judge: WorkerJudge
+    subject: ProblemSubject
     folder: SearchFolder
     say: Say = lambda line: None
     asked: int = 0
@@ -156,7 +157,7 @@ class Search:
                 return
             try:
                 problem = read_written(self.folder.path / finding.file)
-                is_mended = not finding.needs_calls and self.judge.symptom(problem) is None
+                is_mended = not finding.needs_calls and self.subject.symptom(problem) is None
             except CaseError:  # somebody removed it
                 is_mended = True
             if is_mended:
@@ -166,67 +167,75 @@ class Search:
     def _search(self) -> None:
         draw = Draw(self.request.seed, self.request.operation)
         known = lambda problem: any(each.explains(problem) for each in self.folder.findings)  # noqa: E731
-        source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.judge.lacks_of)
+        source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.lacks_of)
         number = self.folder.next_numbers.get(self.request.key, 0)
         begun: deque[_Begun] = deque()
         while not self._is_over(len(begun)):
             problem = source.problem(number)
             number += 1
             try:
-                found = self.judge.begin(problem, beside=self.asked >= _WORTH_PROCESSES)
+                answer = self._begun(problem)
             except CaseError:  # what was drawn does not fit together
                 continue
-            is_refused = found.done() and _is_refused(found.result())
-            self.folder.seen.note(problem, is_refused=is_refused, lacks=found.result().lacks if is_refused else ())
-            begun.append(_Begun(problem, number - 1, self.judge.asked - 1, found))
+            is_refused = answer.done() and answer.result().is_unsupported
+            self.folder.seen.note(problem, is_refused=is_refused, lacks=answer.result().lacks if is_refused else ())
+            begun.append(_Begun(problem, number - 1, self.subject.asked - 1, answer))
             if len(begun) == _AHEAD:
                 self._note(begun.popleft())
         while begun and len(self.folder.findings) < MAX_FINDINGS:
             self._note(begun.popleft())
+
+    def _begun(self, problem: ConcreteCase) -> Future[Answer]:
+        """Have a problem computed, and judged in another process as soon as starting one pays."""
+        if self.asked >= _WORTH_PROCESSES:
+            return self.subject.begin(problem)
+        answered: Future[Answer] = Future()
+        answered.set_result(self.subject.ask(problem))
+        return answered
 
     def _is_over(self, begun: int) -> bool:
         enough = self.request.problems is not None and self.asked + begun >= self.request.problems
         return enough or self.seconds_left <= 0 or len(self.folder.findings) >= MAX_FINDINGS
 
     def _note(self, begun: _Begun) -> None:
-        explanation = begun.found.result()
+        answer = begun.answer.result()
         self.folder.next_numbers[self.request.key] = begun.number + 1
         self.asked += 1
         self.folder.asked += 1
-        self.refused += _is_refused(explanation)
-        if (symptom := symptom_of(explanation)) is not None:
-            self._add(begun, symptom, explanation)
-        elif explanation.expected_failures:
-            self.known.update(set(explanation.expected_failures.values()))
+        self.refused += answer.is_unsupported
+        if (symptom := symptom_of(answer)) is not None:
+            self._add(begun, symptom, answer)
+        elif answer.expected_failures:
+            self.known.update(set(answer.expected_failures.values()))
         if self.asked % _SAVED_EVERY == 0:
             self.folder.write()
 
-    def _add(self, begun: _Begun, symptom: Symptom, explanation: Explanation) -> None:
+    def _add(self, begun: _Begun, symptom: Symptom, answer: Answer) -> None:
         """Reduce a failure that nothing explains which was found before, and write it down."""
         problem, number = begun.problem, begun.number
         if self._is_counted(problem, symptom):
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
         try:
-            finding = self._reduced(begun, symptom, explanation)
+            finding = self._reduced(begun, symptom, answer)
         except SearchOver:  # it is written as it was drawn
-            self.folder.findings.append(self._written(problem, symptom, explanation, number, None))
+            self.folder.findings.append(self._written(problem, symptom, answer, number, None))
             raise
         if finding is not None:
             self.folder.findings.append(finding)
             self.say(f"found {finding.title}")
             self.folder.write()
 
-    def _reduced(self, begun: _Begun, symptom: Symptom, explanation: Explanation) -> Finding | None:
+    def _reduced(self, begun: _Begun, symptom: Symptom, answer: Answer) -> Finding | None:
         """Return a failure on the simplest problem that shows it; None where it turns out to be known."""
         problem, number = begun.problem, begun.number
-        if symptom_of(self.judge.afresh(problem)) != symptom:
+        if symptom_of(self.subject.ask_afresh(problem)) != symptom:
             # It is of the calls before it, or of chance.
-            finding = self._written(problem, symptom, explanation, number, None)
+            finding = self._written(problem, symptom, answer, number, None)
             return replace(finding, needs_calls=max(1, begun.calls))
         seconds = min(MAX_SECONDS, self.seconds_left)
-        reduced = reduce_problem(problem, lambda each: self.judge.symptom(each) == symptom, seconds=seconds)
-        simplest, found = simplest_afresh(reduced, self.judge, symptom)
+        reduced = reduce_problem(problem, lambda each: self.subject.symptom(each) == symptom, seconds=seconds)
+        simplest, found = simplest_afresh(reduced, self.subject, symptom)
         if self._is_counted(simplest, symptom):  # more than one way leads to it
             return None
         return self._written(simplest, symptom, found, number, reduced)
@@ -242,11 +251,11 @@ class Search:
         self,
         problem: ConcreteCase,
         symptom: Symptom,
-        explanation: Explanation,
+        answer: Answer,
         number: int,
         reduced: Reduced | None,
     ) -> Finding:
-        name = self.judge.implementation.name
+        name = self.subject.implementation.name
         identity = f"{name} {self.request.key} {number}"
         path = self.folder.path / file_name(symptom, problem, identity)
         write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
@@ -260,18 +269,14 @@ class Search:
             number,
             reduced.tries if reduced else 0,
             reduced.is_smallest if reduced else False,
-            element_of(explanation),
+            element_of(answer),
             path.name,
             has_nonfinite=problem.has_nonfinite,
-            numbers=explanation.numbers,
+            numbers=answer.numbers,
         )
 
 
-def _is_refused(explanation: Explanation) -> bool:
-    return explanation.failure.startswith(Verdict.UNSUPPORTED)
-
-
-def simplest_afresh(reduced: Reduced, judge: WorkerJudge, symptom: Symptom) -> tuple[ConcreteCase, Explanation]:
+def simplest_afresh(reduced: Reduced, subject: ProblemSubject, symptom: Symptom) -> tuple[ConcreteCase, Answer]:
     """Return the simplest step of a reduction that fails in a process of its own, too, and what is found there.
 
     The first step is known to.
@@ -279,13 +284,13 @@ def simplest_afresh(reduced: Reduced, judge: WorkerJudge, symptom: Symptom) -> t
     steps = list(reduced.steps)
     too_late = len(steps)
     last = len(steps) - 1
-    found = judge.afresh(steps[last])
+    found = subject.ask_afresh(steps[last])
     while symptom_of(found) != symptom and last:
         too_late, last = last, last // 2
-        found = judge.afresh(steps[last])
+        found = subject.ask_afresh(steps[last])
     while too_late - last > 1 and too_late < len(steps):
         middle = (last + too_late) // 2
-        tried = judge.afresh(steps[middle])
+        tried = subject.ask_afresh(steps[middle])
         if symptom_of(tried) == symptom:
             last, found = middle, tried
         else:
@@ -293,14 +298,14 @@ def simplest_afresh(reduced: Reduced, judge: WorkerJudge, symptom: Symptom) -> t
     return steps[last], found
 
 
-def element_of(explanation: Explanation) -> str:
+def element_of(answer: Answer) -> str:
     """Return the element where a failure is worst, with what is there and what should be."""
-    if explanation.failure:
-        return explanation.failure
-    first = explanation.first_failing
+    if answer.failure:
+        return answer.failure
+    first = answer.first_failing
     if first is None or first.index is None or first.value is None or first.exact is None:
         return first.message if first is not None else ""
-    where = written_element(first.index, first.stage, explanation.case.layout_of(first.stage))
+    where = written_element(first.index, first.stage, answer.case.layout_of(first.stage))
     limit = "" if first.error is None or first.bound is None else f", error {first.error:.4g}, bound {first.bound:.4g}"
     return f"{where}: computed {first.value:.9g}, exact {first.exact:.9g}{limit}"
 
@@ -311,12 +316,12 @@ MAX_NUMBERS = 1 << 15
 
 @dataclass(frozen=True)
 class ReducedCase:
-    """The outcome of reducing a case: the ``explanation`` of what it was reduced to, or of itself.
+    """The outcome of reducing a case: the ``answer`` to what it was reduced to, or to itself.
 
     ``original`` is the case itself as it was reduced, of so many ``tries``.
     """
 
-    explanation: Explanation
+    answer: Answer
     original: ConcreteCase | None = None
     problem: ConcreteCase | None = None
     tries: int = 0
@@ -325,23 +330,24 @@ class ReducedCase:
 
 def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> ReducedCase:
     """Reduce a case that fails in a fresh process. Raises ``CaseError`` where a list cannot be used."""
-    plain = explain_case(case, implementation, dtype, limits)
+    with Engine(limits) as engine:
+        plain = engine.ask_afresh(implementation, Question(case, dtype))
     if not plain.fails:
         return ReducedCase(plain)
-    judge = WorkerJudge(implementation, limits, ())
+    subject = ProblemSubject(implementation, Engine(limits, expected_failures=()))
     try:
         problem = concrete_case(case, dtype)
-        wanted = symptom_of(judge.afresh(problem))
+        wanted = symptom_of(subject.ask_afresh(problem))
         if wanted is None:  # it is not the numbers that make it fail
             return ReducedCase(plain, problem, problem)
-        reduced = reduce_problem(problem, lambda each: judge.symptom(each) == wanted, MAX_TRIES, MAX_SECONDS)
-        simplest, explanation = simplest_afresh(reduced, judge, wanted)
+        reduced = reduce_problem(problem, lambda each: subject.symptom(each) == wanted, MAX_TRIES, MAX_SECONDS)
+        simplest, answer = simplest_afresh(reduced, subject, wanted)
         if simplest.elements > MAX_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
         spelled = read_concrete(simplest, Path(), "search/reduced", MAX_NUMBERS)
-        explanation = replace(explanation, case=spelled)
+        answer = replace(answer, question=Question(spelled, dtype))
     except CaseError:
         return ReducedCase(plain)
     finally:
-        judge.close()
-    return ReducedCase(explanation, problem, simplest, reduced.tries, reduced.is_smallest)
+        subject.close()
+    return ReducedCase(answer, problem, simplest, reduced.tries, reduced.is_smallest)

@@ -8,8 +8,8 @@ from itertools import islice
 
 from rich.console import Console
 
+from attncheck.asking.answer import Answer, Repetition
 from attncheck.errors import ExitCode
-from attncheck.explain import Explanation, Repetition
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
@@ -28,40 +28,40 @@ _MAX_CALLS = 10
 """Calls that are listed."""
 
 
-def explanation_text(explanation: Explanation, tags: Mapping[str, TagEntry]) -> str:
+def explanation_text(answer: Answer, tags: Mapping[str, TagEntry]) -> str:
     """Return as plain text what ``print_explanation`` prints."""
     text = StringIO()
-    print_explanation(explanation, tags, Console(file=text, width=120, highlight=False, markup=False))
+    print_explanation(answer, tags, Console(file=text, width=120, highlight=False, markup=False))
     return text.getvalue().rstrip()
 
 
-def print_explanation(explanation: Explanation, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
+def print_explanation(answer: Answer, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
     """Print what the case is, every stage with its errors, and where it goes wrong.
 
     Before it, of a failure that a fresh process does not show, when it happens.
     """
-    print_lines(_explanation_lines(explanation, tags), console)
+    print_lines(_explanation_lines(answer, tags), console)
 
 
-def _explanation_lines(explanation: Explanation, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
-    if explanation.repeated is not None:
-        yield from ((line, "red") for line in (*_repetition(explanation.repeated), ""))
-    case = explanation.case
+def _explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
+    if answer.repeated is not None:
+        yield from ((line, "red") for line in (*_repetition(answer.repeated), ""))
+    case = answer.case
     yield case.name, "bold"
     yield f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}"
     yield from (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags)
     yield ""
-    padded = f", padded with {explanation.padded}" if explanation.padded else ""
-    title = f"{explanation.implementation} in {explanation.dtype}, rounding model {explanation.rounding_model}{padded}"
-    if explanation.failure:
-        yield f"{title}: {explanation.failure}", "red"
-        yield from (f"Expected failure: {reason}" for reason in explanation.expected_failures.values())
+    padded = f", padded with {answer.padded}" if answer.padded else ""
+    title = f"{answer.implementation} in {answer.dtype}, rounding model {answer.rounding_model}{padded}"
+    if answer.failure:
+        yield f"{title}: {answer.failure}", "red"
+        yield from (f"Expected failure: {reason}" for reason in answer.expected_failures.values())
         return
     yield title, "bold"
-    yield _stages(explanation)
+    yield _stages(answer)
     sampled = (
         f"{rows_judged(each.judged_rows, each.query_rows)}; they stand for all."
-        for each in explanation.judgements
+        for each in answer.judgements
         if each.judged_rows is not None and each.query_rows is not None
     )
     yield from islice(sampled, 1)
@@ -72,9 +72,9 @@ def _explanation_lines(explanation: Explanation, tags: Mapping[str, TagEntry]) -
         ),
         "dim",
     )
-    yield from ((line, "dim") for line in _conditions(explanation))
+    yield from ((line, "dim") for line in _conditions(answer))
     yield ""
-    yield from ((line, "red" if explanation.begins_at else "") for line in _story(explanation))
+    yield from ((line, "red" if answer.begins_at else "") for line in _story(answer))
 
 
 def _repetition(repeated: Repetition) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _repetition(repeated: Repetition) -> Iterator[str]:
             f"That happens again after {_how_many(repeated)} that the check's process had been asked before: something "
             f"is kept from one call to the next.{since}"
         )
-    after = [f"  after {case.id} in {dtype}" for case, dtype in repeated.needed or ()]
+    after = [f"  after {call.case.id} in {call.dtype}" for call in repeated.needed or ()]
     yield from at_most(_MAX_CALLS, after, "  and {} more")
 
 
@@ -121,12 +121,12 @@ def given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, obje
     return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
 
-def _stages(explanation: Explanation) -> Table:
+def _stages(answer: Answer) -> Table:
     headings = ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition")
     rows = []
-    for each in explanation.judgements:
-        here = " <- begins here" if each.stage == explanation.begins_at else ""
-        condition = explanation.conditioning.get(each.stage)
+    for each in answer.judgements:
+        here = " <- begins here" if each.stage == answer.begins_at else ""
+        condition = answer.conditioning.get(each.stage)
         ill = f" ({condition.ill:,} ill)" if condition and condition.ill else ""  # so many elements
         rows.append(
             (
@@ -140,12 +140,12 @@ def _stages(explanation: Explanation) -> Table:
     return Table("Stages", headings, rows, "llrrrrr")
 
 
-def _conditions(explanation: Explanation) -> Iterator[str]:
+def _conditions(answer: Answer) -> Iterator[str]:
     """Yield what the condition is, and that agreement is no accuracy where numbers are ill-conditioned."""
-    if not explanation.conditioning:
+    if not answer.conditioning:
         return
     yield "condition: median error bound, in ulps of the result."
-    ill = [f"{name} {each.ill:,} of {each.elements:,}" for name, each in explanation.conditioning.items() if each.ill]
+    ill = [f"{name} {each.ill:,} of {each.elements:,}" for name, each in answer.conditioning.items() if each.ill]
     if ill:
         yield (
             f"ill-conditioned, the bound is larger than the number, so that agreement says nothing of accuracy: "
@@ -157,43 +157,43 @@ def _numbers(measured: Measured | None) -> tuple[str, str]:
     return ("-", "-") if measured is None else (written_ratio(measured.ratio), f"{measured.largest_z:.3g}")
 
 
-def _story(explanation: Explanation) -> list[str]:
-    if explanation.outside:
-        return [f"There is no exact answer to hold it against: {explanation.outside}."]
-    if not explanation.begins_at:
-        return _nothing_wrong(explanation)
-    failing = [item for item in explanation.judgements if item.verdict.exit_code]
-    judgement = explanation.first_failing
+def _story(answer: Answer) -> list[str]:
+    if answer.outside:
+        return [f"There is no exact answer to hold it against: {answer.outside}."]
+    if not answer.begins_at:
+        return _nothing_wrong(answer)
+    failing = [item for item in answer.judgements if item.verdict.exit_code]
+    judgement = answer.first_failing
     assert judgement is not None, "it begins somewhere"
-    expected = [f"Expected failure: {reason}" for reason in dict.fromkeys(explanation.expected_failures.values())]
+    expected = [f"Expected failure: {reason}" for reason in dict.fromkeys(answer.expected_failures.values())]
     # A convention of its own that is expected is another meaning, and nothing wrong.
-    is_meant = all(item.empty_rows is not None and item.stage in explanation.expected_failures for item in failing)
+    is_meant = all(item.empty_rows is not None and item.stage in answer.expected_failures for item in failing)
     verb = "means something else" if is_meant else "goes wrong"
-    return [f"It {verb} at {explanation.begins_at}: {judgement.message}.", *expected, *_element(judgement, explanation)]
+    return [f"It {verb} at {answer.begins_at}: {judgement.message}.", *expected, *_element(judgement, answer)]
 
 
-def _nothing_wrong(explanation: Explanation) -> list[str]:
+def _nothing_wrong(answer: Answer) -> list[str]:
     """Return that what was judged is right, and what was not judged."""
-    open_ = [f"{each.stage}: {each.message}." for each in explanation.judgements if each.unjudged]
+    open_ = [f"{each.stage}: {each.message}." for each in answer.judgements if each.unjudged]
     if not open_:
         return ["Every stage is within its error bound of the exact answer."]
-    if all(each.verdict is Verdict.UNVERIFIED for each in explanation.judgements):
+    if all(each.verdict is Verdict.UNVERIFIED for each in answer.judgements):
         return ["Nothing could be compared with an exact answer.", *open_]
     return ["What was judged is within its error bound of the exact answer; the rest was not judged:", *open_]
 
 
-def _element(judgement: StageJudgement, explanation: Explanation) -> list[str]:
+def _element(judgement: StageJudgement, answer: Answer) -> list[str]:
     """Spell the worst element out; 17 digits are the number exactly."""
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
     lines = [
-        f"  element   {written_element(judgement.index, layout=explanation.case.layout_of(judgement.stage))}",
+        f"  element   {written_element(judgement.index, layout=answer.case.layout_of(judgement.stage))}",
         f"  computed  {judgement.value:.17g}",
         f"  exact     {judgement.exact:.17g}",
     ]
     if judgement.error is not None and judgement.bound is not None:
         label = ", ill-conditioned" if judgement.bound > abs(judgement.exact) else ""
-        found = explanation.conditioning.get(judgement.stage)
+        found = answer.conditioning.get(judgement.stage)
         condition = f", condition {found.of(judgement.bound, judgement.exact):.3g}{label}" if found else ""
         lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}{condition}")
     return lines
@@ -204,69 +204,69 @@ def of_case(case: Case) -> CaseRecord:
     return CaseRecord.derive(case_record(case, {}))
 
 
-def explanation_document(explanation: Explanation, code: ExitCode, commands: Sequence[str]) -> ExplanationDocument:
+def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]) -> ExplanationDocument:
     """Return a case on one implementation, stage by stage; ``commands`` say more of its failure."""
-    failure = failure_of(explanation, commands)
+    failure = failure_of(answer, commands)
     return ExplanationDocument.derive(
-        explanation,
-        **opening("explain", code, answer_of(explanation)),
+        answer,
+        **opening("explain", code, answer_of(answer)),
         failures=[] if failure is None else [failure],
         next=[] if failure is None else commands,
-        case=of_case(explanation.case),
-        verdict=verdict_of(explanation),
-        stages=[_stage(each, explanation) for each in explanation.judgements],
+        case=of_case(answer.case),
+        verdict=verdict_of(answer),
+        stages=[_stage(each, answer) for each in answer.judgements],
     )
 
 
-def failure_of(explanation: Explanation, commands: Sequence[str]) -> Failure | None:
-    """Return the failure of an explanation; None where nothing is wrong, or where that was expected."""
-    unexpected = [stage for stage in explanation.failing_stages if stage not in explanation.expected_failures]
+def failure_of(answer: Answer, commands: Sequence[str]) -> Failure | None:
+    """Return the failure of an answer; None where nothing is wrong, or where that was expected."""
+    unexpected = [stage for stage in answer.failing_stages if stage not in answer.expected_failures]
     if not unexpected:
         return None
-    judgement = explanation.first_failing
+    judgement = answer.first_failing
     return Failure(
-        implementation=explanation.implementation,
+        implementation=answer.implementation,
         environment="",
-        case=explanation.case.id,
-        dtype=explanation.dtype,
-        verdict=str(judgement.verdict if judgement else explanation.failure.partition(":")[0]),
-        stage=explanation.begins_at,
-        **explanation.numbers,
-        message=explanation.failure if judgement is None else judgement.message,
+        case=answer.case.id,
+        dtype=answer.dtype,
+        verdict=str(judgement.verdict if judgement else answer.failure.partition(":")[0]),
+        stage=answer.begins_at,
+        **answer.numbers,
+        message=answer.failure if judgement is None else judgement.message,
         rows=len(unexpected),
         next=list(commands),
-        **facts_of_case(case_record(explanation.case, {})),
+        **facts_of_case(case_record(answer.case, {})),
     )
 
 
-def verdict_of(explanation: Explanation) -> str:
+def verdict_of(answer: Answer) -> str:
     """Return the verdict of the first stage that is wrong, or of the call; agree, or unverified, where nothing is."""
-    if explanation.failure:
-        return explanation.failure.partition(":")[0]
-    judgement = explanation.first_failing
+    if answer.failure:
+        return answer.failure.partition(":")[0]
+    judgement = answer.first_failing
     if judgement is not None:
         return judgement.verdict.value
-    verdicts = {each.verdict for each in explanation.judgements}
+    verdicts = {each.verdict for each in answer.judgements}
     return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
 
 
-def answer_of(explanation: Explanation) -> str:
+def answer_of(answer: Answer) -> str:
     """Return in a line what an implementation does with a case."""
-    who = f"{explanation.implementation} in {explanation.dtype}"
-    if explanation.failure:
-        return f"{who}: {explanation.failure}"
-    if explanation.outside:
-        return f"{who}: there is no exact answer: {explanation.outside}"
-    if explanation.begins_at:
-        return f"{who} is wrong at {explanation.begins_at}: {verdict_of(explanation)}"
-    return f"{who}: {'nothing was judged' if verdict_of(explanation) == Verdict.UNVERIFIED else 'agrees'}"
+    who = f"{answer.implementation} in {answer.dtype}"
+    if answer.failure:
+        return f"{who}: {answer.failure}"
+    if answer.outside:
+        return f"{who}: there is no exact answer: {answer.outside}"
+    if answer.begins_at:
+        return f"{who} is wrong at {answer.begins_at}: {verdict_of(answer)}"
+    return f"{who}: {'nothing was judged' if verdict_of(answer) == Verdict.UNVERIFIED else 'agrees'}"
 
 
-def _stage(judgement: StageJudgement, explanation: Explanation) -> StageRecord:
+def _stage(judgement: StageJudgement, answer: Answer) -> StageRecord:
     return StageRecord.derive(
         judgement,
         computed_hex=None if judgement.value is None else judgement.value.hex(),
         exact_hex=None if judgement.exact is None else judgement.exact.hex(),
-        condition=explanation.conditioning.get(judgement.stage),
-        expected_failure=explanation.expected_failures.get(judgement.stage, ""),
+        condition=answer.conditioning.get(judgement.stage),
+        expected_failure=answer.expected_failures.get(judgement.stage, ""),
     )

@@ -174,9 +174,9 @@ class DesignDocument(Document):
 class ReductionDocument(Document):
     """reduce: the smallest case that fails alike."""
 
-    implementation: Annotated[str, "The implementation.", "explanation.implementation"]
+    implementation: Annotated[str, "The implementation.", "answer.implementation"]
     case: Annotated[str, "The id of the case that was reduced."]
-    dtype: Annotated[str, "The dtype of the inputs.", "explanation.dtype"]
+    dtype: Annotated[str, "The dtype of the inputs.", "answer.dtype"]
     file: Annotated[str | None, "The file of the reduced case; null where nothing fails."]
     before: Annotated[str, "The shapes and options of the case."]
     reduced: Annotated[str, "Those of the reduced one."]
@@ -248,7 +248,7 @@ class FindingRecord(Record):
 class SearchDocument(Document):
     """search: what breaks an implementation."""
 
-    implementation: Annotated[str, "The implementation.", "judge.implementation.name"]
+    implementation: Annotated[str, "The implementation.", "subject.implementation.name"]
     seed: Annotated[int, "What the problems were drawn from.", "request.seed"]
     problems: Annotated[int, "How many were asked.", "asked"]
     unsupported: Annotated[int, "How many of them are unsupported.", "refused"]

@@ -42,7 +42,7 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
         yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
     for reason, count in search.known.most_common():
         yield f"Known, in {count:,} problem{'' if count == 1 else 's'}: {reason}"
-    found, name = len(search.folder.findings), search.judge.implementation.name
+    found, name = len(search.folder.findings), search.subject.implementation.name
     refused = f", {search.refused:,} of them unsupported" if search.refused else ""
     interrupted = ", interrupted" if search.is_interrupted else ""
     if not (search.asked or interrupted) and search.seconds_left <= 0:
@@ -81,7 +81,7 @@ def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failu
     numbers = dict.fromkeys(FAILURE_NUMBERS) | dict(finding.numbers)
     path = str(search.folder.path / finding.file)
     return Failure(
-        implementation=search.judge.implementation.name,
+        implementation=search.subject.implementation.name,
         environment="",
         case=path,
         file=path,
@@ -106,7 +106,7 @@ def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -
     if reduced.original is not None:
         yield f"before   {shape_line(reduced.original)}"
     yield f"reduced  {shape_line(reduced.problem)}"
-    yield f"  {element_of(reduced.explanation)}"
+    yield f"  {element_of(reduced.answer)}"
     smallest = "nothing smaller fails alike" if reduced.is_smallest else "it may not be the smallest"
     yield f"{path}: {reduced.tries} tries; {smallest}"
     yield from (f"  {command}" for command in commands)
@@ -118,18 +118,18 @@ def reduction_document(
     """Return a reduction for programs; ``path`` is None where the case does not fail."""
     from attncheck.searching.search import element_of
 
-    explanation = reduced.explanation
-    failure = failure_of(explanation, commands)
+    answer = reduced.answer
+    failure = failure_of(answer, commands)
     if failure is not None and path is not None:
         failure = replace(failure, case=str(path), file=str(path), line=None)
     of_both = [shape_line(each) if each is not None else "" for each in (reduced.original, reduced.problem)]
-    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(explanation)}"
-    code, answer = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
+    fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(answer)}"
+    code, line = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
     if path is not None:
-        code, answer = ExitCode.DISAGREE, fails
+        code, line = ExitCode.DISAGREE, fails
     return ReductionDocument.derive(
         reduced,
-        **opening("reduce", code, answer),
+        **opening("reduce", code, line),
         failures=[] if failure is None or path is None else [failure],
         next=[] if path is None else list(commands),
         case=case.id,

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from tables import tables_beside
 
 import attncheck
-from attncheck import check
+from attncheck import ask, check, explain
+from attncheck.asking.again import calls_before, fewest
 from attncheck.backends import numpy_backend
 from attncheck.diagnosis.on_demand import DiagnosisOnDemand
 from attncheck.diagnosis.run import SETTLED, ReturnedStages
 from attncheck.dtypes import numpy_dtype
-from attncheck.errors import UsageError
+from attncheck.errors import CaseError, UsageError
 from attncheck.execution.worker import Computed
-from attncheck.explain import calls_before, fewest
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
@@ -252,6 +252,52 @@ def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_pro
     asked["b", "float32"] = "timeout: not done after 1 s"
     assert calls_before(asked, place, dtypes) == []
     assert calls_before(asked, ("gone", "float32"), dtypes) == []
+
+
+# One question
+
+
+def with_default_scale(query: Array, key: Array, value: Array, *, scale: float | None = None) -> Array:
+    return attention(query, key, value)
+
+
+def call_of(dtype: str, width: int = 8) -> dict[str, Any]:
+    random = np.random.default_rng(4)
+    return {each: random.normal(size=(1, 2, 5, width)).astype(dtype) for each in ("query", "key", "value")}
+
+
+def test_a_question_with_arrays_of_ones_own_is_judged_by_its_exact_answer() -> None:
+    inputs = call_of("float32")
+    right, wrong = (ask(each, inputs=inputs, options={"scale": 0.5}) for each in (attention, with_default_scale))
+    assert right.agrees
+    assert {row.stage for row in right.rows} == {"output"}
+    assert not wrong.agrees
+    assert wrong.diagnosis == "scale-default"
+    assert "output  numeric <- begins here" in explain(wrong) or "output  semantic <- begins here" in explain(wrong)
+
+
+def test_a_case_is_asked_in_float32_unless_another_dtype_is_wanted() -> None:
+    case = "softcap/scores-at-the-cap-at-its-half-and-at-nought"
+    assert [ask("numpy", case, dtype=dtype).question.key for dtype in (None, "float64")] == [
+        (case, "float32"),
+        (case, "float64"),
+    ]
+
+
+def test_a_question_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="either a case or inputs"):
+        ask("numpy")
+    with pytest.raises(UsageError, match="unknown dtype 'int64'"):
+        ask("numpy", inputs={"query": [[[[1]]]]})
+    with pytest.raises(CaseError, match="colour"):
+        ask("numpy", inputs=call_of("float32"), options={"colour": 1})
+    with pytest.raises(CaseError, match="Lk"):
+        ask("numpy", inputs=call_of("float32") | {"value": np.ones((1, 2, 6, 8), np.float32)})
+
+
+def test_a_function_without_an_option_does_not_agree_with_a_call_that_needs_it() -> None:
+    answer = ask(attention, inputs=call_of("float32"), options={"softcap": 2.0})
+    assert (answer.agrees, answer.fails, answer.is_unsupported) == (False, False, True)
 
 
 # What failing cases say together

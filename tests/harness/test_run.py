@@ -13,12 +13,12 @@ import pytest
 from tables import tables_beside
 
 from attncheck import plan
+from attncheck.asking.engine import Engine
+from attncheck.asking.question import Question
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, DeclaredConvention, Mode
 from attncheck.config import minimum_of
 from attncheck.errors import CaseError, ExitCode
-from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.explain import explain_case
 from attncheck.merge import merge_runs
 from attncheck.options import RunOptions, read_options
 from attncheck.reading.expected_failures import (
@@ -323,7 +323,8 @@ def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases
         ("wrong", wrong, "It goes wrong at"),
     ):
         entry = make_backend(name, code)
-        text = explanation_text(explain_case(case, Implementation(entry), "float64", Limits()), {})
+        with Engine() as engine:
+            text = explanation_text(engine.ask_one(Implementation(entry), Question(case, "float64")), {})
         assert says in text
         assert "the case expects nan, for which it has no keyword empty_rows" in text
     summary, frames = run(entry)

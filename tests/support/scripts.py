@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import yaml
 
+from attncheck.execution.implementation_selection import find_implementation
 from attncheck.execution.implementations import Implementation, entry_of
 from attncheck.execution.user_code import Target
-from attncheck.explain import find_implementation
 from attncheck.reading.case import Case
 from attncheck.repro import repro_script
 

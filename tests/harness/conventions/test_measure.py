@@ -13,7 +13,7 @@ from attncheck.conventions import QUESTIONS, Measured, ask_all, is_meant, truth_
 from attncheck.dtypes import rounded_once
 from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
-from attncheck.explain import find_implementation
+from attncheck.execution.implementation_selection import find_implementation
 from attncheck.spec import DTYPES, ROUNDING_MODELS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

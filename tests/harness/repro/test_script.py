@@ -19,17 +19,17 @@ from scripts import Bench, Done
 from tables import tables_beside
 from typer.testing import CliRunner
 
+from attncheck.asking.engine import Engine
+from attncheck.asking.question import Question
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.backends import EVERYTHING, BackendEntry, Library
 from attncheck.cli import app
 from attncheck.dtypes import numpy_dtype
 from attncheck.errors import UsageError
-from attncheck.execution.call import Limits
-from attncheck.execution.implementation_selection import select_callable
+from attncheck.execution.implementation_selection import find_implementation, select_callable
 from attncheck.execution.implementations import Implementation, entry_of
 from attncheck.execution.user_call import declarations, load
 from attncheck.execution.user_code import Target
-from attncheck.explain import explain_case, find_implementation
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
@@ -257,7 +257,8 @@ def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(bench: 
 
 def shortly(case: Case, kernel: Implementation, dtype: str) -> str | None:
     """Write the short form, or none where it takes more."""
-    found = explain_case(case, kernel, dtype, Limits())
+    with Engine() as engine:
+        found = engine.ask_one(kernel, Question(case, dtype))
     text = repro_script(case, kernel, dtype, found.judgements, "", element=element_of(found) or "nothing")
     return text if len(text.splitlines()) <= MAX_LINES else None
 
@@ -280,7 +281,8 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
             target = Target.of(f"{path}:{name}")
             entry = entry_of(target, declarations(load(target), name), None)
         kernel = Implementation(entry, name)
-        found = explain_case(case, kernel, "float32", Limits())
+        with Engine() as engine:
+            found = engine.ask_one(kernel, Question(case, "float32"))
         text = shortly(case, kernel, "float32") or ""
         assert len(text.splitlines()) <= MAX_LINES
         assert "attncheck" not in text, name

@@ -20,6 +20,7 @@ from soundness_problems import DrawnProblem, PooledDraw, draw_problem
 from tables import tables_beside
 from typer.testing import CliRunner
 
+from attncheck.asking.engine import Engine
 from attncheck.cli import app
 from attncheck.errors import CaseError, UsageError
 from attncheck.execution.call import Limits
@@ -31,7 +32,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import ShapeFault
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, features_of, identity_of, read_concrete
 from attncheck.searching.drawing import REGIMES
-from attncheck.searching.findings import STATE, SearchFolder, WorkerJudge, holds, symptom_of, write_case
+from attncheck.searching.findings import STATE, ProblemSubject, SearchFolder, holds, symptom_of, write_case
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
 from attncheck.searching.search import SearchOver, ended_after, simplest_afresh
@@ -80,7 +81,7 @@ def test_a_failure_whose_reduction_is_cut_off_is_written_as_it_was_drawn(
         raise SearchOver
 
     write(WRONG)
-    monkeypatch.setattr(WorkerJudge, "afresh", over)
+    monkeypatch.setattr(ProblemSubject, "ask_afresh", over)
     result = run("--minutes", "1", "--json")
     assert (result.exit_code, len(record_of(result)["failures"])) == (1, 1)
     (finding,) = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention").findings
@@ -206,19 +207,18 @@ def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_on
 
 
 def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
-    judge = WorkerJudge(
-        Implementation(entry_of("last_key_of_a_full_tile_of_16_dropped"), "eager"), Limits(keep_going=True), ()
-    )
+    faulty = Implementation(entry_of("last_key_of_a_full_tile_of_16_dropped"), "eager")
+    subject = ProblemSubject(faulty, Engine(Limits(keep_going=True), expected_failures=()))
     random = np.random.RandomState(2)
     inputs = {each: random.randn(1, 1, 32, 2) for each in ("query", "key", "value")}
     problem = ConcreteCase("attention", {"is_causal": True, "scale": 0.5}, inputs, "float32")
     try:
-        symptom = judge.symptom(problem)
+        symptom = subject.symptom(problem)
         assert symptom is not None
-        reduced = reduce_problem(problem, lambda each: judge.symptom(each) == symptom)
-        simplest, found = simplest_afresh(reduced, judge, symptom)
+        reduced = reduce_problem(problem, lambda each: subject.symptom(each) == symptom)
+        simplest, found = simplest_afresh(reduced, subject, symptom)
     finally:
-        judge.close()
+        subject.close()
     assert symptom == symptom_of(found)
     assert symptom.stage == "weights"
     assert {name: array.shape[2] for name, array in simplest.inputs.items()} == {"query": 1, "key": 16, "value": 16}

@@ -1,0 +1,1 @@
+"""Questions to implementations, the engine that asks them, and their answers."""

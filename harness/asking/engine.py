@@ -1,0 +1,187 @@
+"""The engine: questions asked of implementations, one by one, in worker processes of this machine.
+
+Whatever belongs to a question and not to who asks it happens here, so that no command can leave it out:
+
+* a user's function is called beside small cases with one thing changed, and keeps nothing from one call for another;
+* calls are padded as the function requires;
+* exact answers come from the store;
+* conventions that the function declares change the exact answer before anything is judged;
+* expected failures are marked.
+
+A check asks thousands of questions side by side, which ``executors`` do with the same workers and the same judge.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from attncheck.asking.answer import Answer, judge_outcome
+from attncheck.asking.question import Question
+from attncheck.config import expected_failures_of
+from attncheck.execution.call import Limits, WorkerProcesses
+from attncheck.execution.implementations import Implementation
+from attncheck.execution.runner import Group, GroupRunner, group_by_process
+from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.reading.expected_failures import ExpectedFailure
+from attncheck.store import NO_STORE, Store
+
+
+class Workers:
+    """Worker processes that stay until they are closed, and fresh ones."""
+
+    def __init__(self, limits: Limits | None = None, *, with_neighbours: bool = True) -> None:
+        """Make a pool without a process.
+
+        Args:
+            limits: Limits of the processes.
+            with_neighbours: Whether a user's function is called beside some cases with one thing changed.
+        """
+        self.limits = limits or Limits()
+        self._with_neighbours = with_neighbours
+        self._folder = tempfile.TemporaryDirectory(prefix="attncheck")
+        self._number = 0
+        self._kept: dict[tuple[str, int], GroupRunner[Any]] = {}
+        self._fresh: list[GroupRunner[Any]] = []
+
+    def of(self, implementation: Implementation, dtype: str, threads: int | None = None) -> GroupRunner[Any]:
+        """Return the worker of an implementation that serves a dtype, with so many threads."""
+        group, threads = serving_group(implementation, dtype), threads or self.limits.threads
+        if (group.name, threads) not in self._kept:
+            self._kept[group.name, threads] = self._runner(group, replace(self.limits, threads=threads))
+        return self._kept[group.name, threads]
+
+    @contextmanager
+    def fresh(
+        self, implementation: Implementation, dtype: str, *, keep_going: bool = False
+    ) -> Iterator[GroupRunner[Any]]:
+        """Give a worker whose process has done nothing yet; it is ended afterwards.
+
+        With ``keep_going`` it is asked again however often it ends its process.
+        """
+        limits = replace(self.limits, keep_going=keep_going or self.limits.keep_going)
+        runner = self._runner(serving_group(implementation, dtype), limits)
+        self._fresh.append(runner)
+        try:
+            yield runner
+        finally:
+            self._fresh.remove(runner)
+            runner.close()
+
+    def _runner(self, group: Group, limits: Limits) -> GroupRunner[Any]:
+        self._number += 1
+        logs = Path(self._folder.name)
+        return GroupRunner(group, limits, logs, number=self._number, with_neighbours=self._with_neighbours)
+
+    def stop(self) -> None:
+        """Kill whatever computes now; nothing more is computed."""
+        for runner in (*self._kept.values(), *self._fresh):
+            runner.stop()
+
+    def close(self) -> None:
+        """End the processes."""
+        for runner in self._kept.values():
+            runner.close()
+        self._kept.clear()
+        self._folder.cleanup()
+
+
+class Engine:
+    """Asks implementations questions, and judges what comes back."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        store: Store = NO_STORE,
+        expected_failures: Sequence[ExpectedFailure] | None = None,
+    ) -> None:
+        """Make an engine without a process.
+
+        Args:
+            limits: Limits of the worker processes.
+            store: Where exact answers are kept.
+            expected_failures: Failures that are expected; None means what is bundled, and what the project names.
+        """
+        self.workers = Workers(limits)
+        self.store = store
+        self._expected_failures = expected_failures
+        self._expected_of: dict[str, Sequence[ExpectedFailure]] = {}
+        self._judging = WorkerProcesses()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, implementations: Iterable[Implementation], questions: Sequence[Question]) -> Iterator[Answer]:
+        """Ask every implementation every question, one after the other."""
+        return (self.ask_one(each, question) for each in implementations for question in questions)
+
+    def ask_one(self, implementation: Implementation, question: Question) -> Answer:
+        """Ask one question of a worker that stays for the next."""
+        return self.judge(implementation, question, self.compute(implementation, question))
+
+    def ask_afresh(self, implementation: Implementation, question: Question, before: Sequence[Question] = ()) -> Answer:
+        """Ask one question of a fresh process, after some other calls.
+
+        However often these end the process, they are made.
+        """
+        if lack := _no_dtype(implementation, question.dtype):
+            return self.judge(implementation, question, lack)
+        with self.workers.fresh(implementation, question.dtype, keep_going=bool(before)) as runner:
+            for call in before:
+                runner.evaluate(Question(call.case, call.dtype).task)  # whose inputs are not kept
+            return self.judge(implementation, question, runner.evaluate(question.task))
+
+    def begin(self, implementation: Implementation, question: Question) -> Future[Answer]:
+        """Ask one question, and have what comes back judged in another process, beside what comes next."""
+        outcome = self.compute(implementation, question)
+        arguments = question, implementation, outcome, self.expected_failures_of(implementation), self.store
+        if isinstance(outcome, Computed):
+            return self._judging.submit(judge_outcome, *arguments)
+        answered: Future[Answer] = Future()
+        answered.set_result(judge_outcome(*arguments))
+        return answered
+
+    def compute(self, implementation: Implementation, question: Question) -> Outcome:
+        """Have a question computed by a worker that stays, without judging what comes back."""
+        if lack := _no_dtype(implementation, question.dtype):
+            return lack
+        return self.workers.of(implementation, question.dtype).evaluate(question.task)
+
+    def judge(self, implementation: Implementation, question: Question, outcome: Outcome) -> Answer:
+        """Judge what came back to a question."""
+        return judge_outcome(question, implementation, outcome, self.expected_failures_of(implementation), self.store)
+
+    def expected_failures_of(self, implementation: Implementation) -> Sequence[ExpectedFailure]:
+        """Return the failures that are expected of an implementation. Raises ``CaseError`` for an unusable list."""
+        if self._expected_failures is not None:
+            return self._expected_failures
+        name = implementation.entry.name
+        if name not in self._expected_of:
+            self._expected_of[name] = expected_failures_of([name])
+        return self._expected_of[name]
+
+    def close(self) -> None:
+        """End all processes."""
+        self._judging.close()
+        self.workers.close()
+
+
+def serving_group(implementation: Implementation, dtype: str) -> Group:
+    """Return the process that serves a dtype of an implementation, with all dtypes that it can serve together."""
+    declared = [name for name in implementation.declared.classes if implementation.rounding_model(name)]
+    return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)
+
+
+def _no_dtype(implementation: Implementation, dtype: str) -> Failure | None:
+    """Return the failure of a call in a dtype that an implementation does not declare."""
+    if implementation.rounding_model(dtype):
+        return None
+    return Failure("unsupported", f"declares no {dtype}", (dtype,))
