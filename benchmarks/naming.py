@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import OR, decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.run import diagnose
@@ -35,7 +36,6 @@ from attncheck.execution.implementations import Implementation, UserImplementati
 from attncheck.execution.operations import Parameters, conventions_lacking
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed
-from attncheck.judging.case_evidence import Evidence
 from attncheck.judging.judge_implementation import DIAGNOSABLE
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge

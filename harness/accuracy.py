@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from attncheck.asking.answer import known_empty_rows
+from attncheck.asking.answer import known_conventions
 from attncheck.asking.engine import Engine, Workers
 from attncheck.asking.question import Question
 from attncheck.diagnosis.declared import truth_for
@@ -161,7 +161,7 @@ def _judged(
             if not isinstance(outcome, Computed):
                 continue
             truth = truth_for(implementation, case, dtype, question.inputs, outcome.stages, store)
-            own = known_empty_rows(implementation, outcome, expected, question)
+            own = known_conventions(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, own)

@@ -37,6 +37,7 @@ from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.searching.concrete import question_of_arrays
+from attncheck.spec import DEFAULT_OPERATION
 
 if TYPE_CHECKING:
     from attncheck.reports.frames import Frames
@@ -208,7 +209,7 @@ def ask(
     *,
     inputs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-    operation: str = "attention",
+    operation: str = DEFAULT_OPERATION,
     dtype: str | None = None,
     framework: str | None = None,
     signature: str | None = None,

@@ -56,7 +56,7 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an implementation gave to a question, judged.
+    """The judged result of a question to one implementation.
 
     Attributes:
         question: The question.
@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def failure(self) -> str:
-        """Why there are no stages; empty if there are."""
+        """The reason why there are no stages; empty if there are."""
         return f"{self.failed.verdict}: {self.failed.message}" if self.failed else ""
 
     @property
@@ -108,12 +108,12 @@ class Answer:
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether the implementation does not support the call."""
+        """True if the implementation does not support the call."""
         return self.failed is not None and self.failed.verdict == Verdict.UNSUPPORTED
 
     @property
     def expected_failures(self) -> Mapping[str, str]:
-        """Why what is wrong was expected, by stage; a call that gave no stages has the stage ''."""
+        """The reasons why what is wrong was expected, by stage; a call that gave no stages has the stage ''."""
         return {row.stage: row.reason or "" for row in self.rows if row.xfail}
 
     @property
@@ -123,12 +123,12 @@ class Answer:
 
     @property
     def fails(self) -> bool:
-        """Whether anything is wrong, expected or not; what is unsupported is not."""
+        """True if anything is wrong, expected or not; what is unsupported is not."""
         return any(each.verdict.exit_code for each in self.judgements) or bool(self.failed and not self.is_unsupported)
 
     @property
     def agrees(self) -> bool:
-        """Whether a stage was judged, and none is wrong."""
+        """True if a stage was judged, and none is wrong."""
         return not self.fails and any(each.verdict == Verdict.AGREE for each in self.judgements)
 
     @property
@@ -193,7 +193,7 @@ def judge_outcome(
         return Answer(*whose, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for(implementation, case, dtype, question.inputs, outcome.stages, store)
-    known = known_empty_rows(implementation, outcome, expected_failures, question)
+    known = known_conventions(implementation, outcome, expected_failures, question)
     judged = with_faults(
         judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known), outcome.faults
     )
@@ -209,7 +209,7 @@ def judge_outcome(
     )
 
 
-def known_empty_rows(
+def known_conventions(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> OwnEmptyRows:
     """Return what an implementation is known to give for a query without a key, in what it was asked."""

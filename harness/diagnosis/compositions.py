@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from typing import TypeVar
 
+from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import ACCURACY, MOST, OR, evidence_of, fit_of
 from attncheck.diagnosis.examine import diagnose_case
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.wrong_result import WrongResult, try_reading
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.case_evidence import Evidence, Fit
 from attncheck.judging.judge_stages import agrees
 from attncheck.reading.lowering import Problem
 from attncheck.spec import stage_position

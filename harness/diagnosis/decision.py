@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.case_evidence import Evidence, Fit, Plain
 from attncheck.verdicts import Verdict
 
 Unit = TypeVar("Unit")
@@ -198,31 +198,25 @@ def _with_all_names(fits: Sequence[Fit]) -> Fit:
 
 @dataclass(frozen=True)
 class Wording:
-    """How a row reads in the end."""
+    """How the row of a stage reads."""
 
     verdict: str
     message: str
     begins_at: str
-    diagnosis: str | None
+    diagnosis: str | None = None
 
 
-def reworded(decision: Decision, plain: Plain, message: str, *, follows: bool = False) -> Wording | None:
-    """Return how a row reads under a decision; None where it stays as it was written.
-
-    ``message`` is the row's own; what stands in it behind that with which it was written stays. A row that ``follows``
-    from others, a number of a document, is right by a convention, or wrong without a name.
-    """
+def reworded(decision: Decision, judged: Wording) -> Wording | None:
+    """Return how a row reads under a decision, of which it is known how it was judged; None where it stays as it is."""
     if decision.stands:
         return None
-    behind = message.removeprefix(plain.written) if message.startswith(plain.written) else ""
     fit = decision.fit
-    if fit is None or (follows and fit.verdict != Verdict.SEMANTIC):
-        return Wording(plain.verdict, plain.message + behind, plain.begins_at, None)
-    begins_at = plain.begins_at if not fit.stage or fit.stage in plain.right else fit.stage
+    if fit is None:
+        return judged
+    begins_at = fit.stage or judged.begins_at
     if fit.verdict != Verdict.SEMANTIC:
-        return Wording(plain.verdict, f"{fit.description}; {plain.message}{behind}", begins_at, fit.name)
-    description = f"{plain.message}; {fit.description}" if follows else fit.description
-    return Wording(Verdict.SEMANTIC, description + behind, begins_at, fit.name)
+        return Wording(judged.verdict, f"{fit.description}; {judged.message}", begins_at, fit.name)
+    return Wording(Verdict.SEMANTIC, fit.description, begins_at, fit.name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,13 @@ oracle, so there are few, and none on large problems.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
+from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import NO_FINDINGS, Findings, evidence_of
 from attncheck.diagnosis.readings import undefined_row_conventions
 from attncheck.diagnosis.residuals import approximate, residual
@@ -31,9 +32,8 @@ from attncheck.diagnosis.wrong_result import (
 )
 from attncheck.execution.worker import Computed
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.case_evidence import Plain, pack
 from attncheck.judging.empty_row_conventions import truth_of
-from attncheck.judging.judge import explain_element, rows_of
+from attncheck.judging.judge import rows_of
 from attncheck.judging.judge_implementation import (
     DIAGNOSABLE,
     JudgedStages,
@@ -197,14 +197,9 @@ def _is_near(wrong: WrongResult, convention: Alternative) -> bool:
 
 @dataclass(frozen=True)
 class DiagnosedStages(JudgedStages):
-    """Judged stages, with what the case says of what else fails.
-
-    ``plain`` are the judgements, and where they begin, as they are where nothing is recognised.
-    """
+    """Judged stages, with what the case says of what else fails."""
 
     findings: Findings = NO_FINDINGS
-    plain: tuple[StageJudgement, ...] = ()
-    plain_begins_at: str = ""
 
     def without_diagnosis(self) -> Self:
         """Return the same stages, recognised as nothing."""
@@ -249,40 +244,31 @@ def judge_and_diagnose(
             return DiagnosedStages(
                 **vars(judged_by(named, begins_at, found, base, own)),
                 findings=findings,
-                plain=judged.judgements,
-                plain_begins_at=judged.begins_at,
             )
     return replace(unexplained, findings=findings)
 
 
-def diagnosed_rows(
+@dataclass(frozen=True)
+class ExaminedRows:
+    """The rows of the stages of one implementation, which name what it does instead, and what the case says of it.
+
+    The ``evidence`` is None where nothing fails, or nothing fits and nothing is refuted.
+    """
+
+    rows: tuple[Row, ...]
+    evidence: Evidence | None
+
+
+def examine(
     blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
-) -> list[Row]:
-    """Judge the stages of one implementation and diagnose them: rows with a name, and with their evidence."""
+) -> ExaminedRows:
+    """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
     judged = with_faults(judged, outcome.faults)
     rows = rows_of(blank, judged, outcome, case, truth)
-    return with_evidence(
-        rows, judged, lambda judgement: explain_element(judgement, outcome.stages[judgement.stage], case)
-    )
-
-
-def with_evidence(rows: Sequence[Row], judged: DiagnosedStages, explain: Callable[[StageJudgement], str]) -> list[Row]:
-    """Let rows that fail carry what the case says of its implementation, and how they read without a name.
-
-    ``explain`` returns the message of a judgement, with the element that it names.
-    """
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.fits or judged.findings.refuted):
-        return list(rows)
-    evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)
-    plain = {each.stage: each for each in judged.plain or judged.judgements}
-    begins_at = judged.plain_begins_at or judged.begins_at
-    right = [row.stage for row in rows if row.verdict == Verdict.AGREE]
-
-    def packed(row: Row) -> str:
-        judgement = plain[row.stage]
-        return pack(evidence, Plain(judgement.verdict, explain(judgement), begins_at, row.message, right))
-
+        return ExaminedRows(tuple(rows), None)
     named = judged.diagnosis.name if judged.diagnosis is not None else None
-    return [replace(row, diagnosis=named, evidence=packed(row)) if row in failing else row for row in rows]
+    rows = [replace(row, diagnosis=named) if row in failing else row for row in rows]
+    return ExaminedRows(tuple(rows), evidence_of(judged.findings, failing[0].stage, failing[0].operation))

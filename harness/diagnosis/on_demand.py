@@ -29,9 +29,9 @@ class DiagnosisOnDemand:
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
     ) -> list[Row]:
         """Judge the stages of one implementation and diagnose them."""
-        from attncheck.diagnosis.examine import diagnosed_rows
+        from attncheck.diagnosis.examine import examine
 
-        return diagnosed_rows(blank, case, truth, outcome, rounding_model, known)
+        return list(examine(blank, case, truth, outcome, rounding_model, known).rows)
 
 
 DIAGNOSIS = DiagnosisOnDemand()

@@ -19,11 +19,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from attncheck.diagnosis.decision import ACCURACY, CERTAIN, MOST, NAMELESS, OR, Decision, decide, fit_of, reworded
+from attncheck.diagnosis.case_evidence import Evidence, Fit
+from attncheck.diagnosis.decision import (
+    ACCURACY,
+    CERTAIN,
+    MOST,
+    NAMELESS,
+    OR,
+    Decision,
+    Wording,
+    decide,
+    fit_of,
+    reworded,
+)
 from attncheck.diagnosis.on_demand import DIAGNOSIS
 from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
-from attncheck.judging.case_evidence import Evidence, Fit, Plain, unpack
 from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.plan import Plan, Unit
@@ -39,6 +50,7 @@ from attncheck.wording import AND, BY_ITSELF
 
 if TYPE_CHECKING:
     from attncheck.diagnosis.compositions import ComposedCase
+    from attncheck.diagnosis.examine import ExaminedRows
 
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
@@ -160,13 +172,12 @@ def _sort_key(row: Row) -> tuple[str, ...]:
 def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask, judged: Judged) -> list[Row]:
     """Diagnose rows in a certain order; the same failures are not diagnosed again while the store knows them."""
     failing = _failing(rows, plan, returned)
-    if not failing and not any(row.evidence for row in rows):
+    if not failing:
         return list(rows)
 
     def compute() -> list[Row]:
-        known = {_evaluation(row): found for row in rows if row.evidence and (found := unpack(row.evidence))}
-        evidence = {key: found[0] for key, found in known.items()}
-        searches = _Searches(plan, judge, ask, evidence)
+        searches = _Searches(plan, judge, ask)
+        evidence = searches.evidence
         for name in dict.fromkeys(each.key[0] for each in failing):
             searches.search([each for each in failing if each.key[0] == name])
         decisions = _decided(searches.evidence)
@@ -279,20 +290,20 @@ class _Searches:
         self.evidence[each.key] = each.nothing
         if each.returned is None:
             return False
-        rows = self._rows_of(each, each.returned)
-        carried = [unpack(row.evidence) for row in rows if row.evidence is not None]
-        self.evidence[each.key] = next((found[0] for found in carried if found is not None), each.nothing)
-        self.examined[each.key] = {row.stage: row for row in rows}
+        examined = self._examined(each, each.returned)
+        self.evidence[each.key] = examined.evidence or each.nothing
+        self.examined[each.key] = {row.stage: row for row in examined.rows}
         return True
 
-    def _rows_of(self, each: FailingEvaluation, returned: Computed) -> Sequence[Row]:
-        """Judge one implementation again, and say what it does instead: the rows of its stages, with their evidence."""
+    def _examined(self, each: FailingEvaluation, returned: Computed) -> ExaminedRows:
+        """Judge one implementation again, and say what it does instead."""
+        from attncheck.diagnosis.examine import examine
         from attncheck.judging.truth import truth_of_case
         from attncheck.judging.xfail import blank_row
 
         (name, _, dtype), judge = each.key, self.judge
         truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), returned.stages, judge.store)
-        return DIAGNOSIS.rows(
+        return examine(
             replace(blank_row(each.case, dtype), implementation=name),
             each.case,
             DIAGNOSIS.as_declared(truth, judge.declared_conventions(name)),
@@ -533,29 +544,21 @@ def _is_accuracy(decision: Decision) -> bool:
 
 
 def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
-    """Return how a row reads in the end."""
-    if decision is None or row.xfail or row.verdict not in (*WRONG_NUMBERS, Verdict.SEMANTIC):
+    """Return how the row of a stage reads in the end; numbers follow their stages (``follow``)."""
+    is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBERS, Verdict.SEMANTIC)
+    if decision is None or not is_open:
         return row
-    carried = None if row.evidence is None else unpack(row.evidence)
-    is_stage = row.comparison == "stage"
-    if (row.evidence is not None and carried is None) or (not is_stage and carried is None):
-        return row
-    if decision.stands:
-        own = examined.get(_evaluation(row), {}).get(row.stage, row) if carried is None else row
-        return replace(own, seconds=row.seconds, evidence=None)
-    plain = carried[1] if carried else Plain(row.verdict, row.message, row.begins_at or "", row.message)
-    changed = reworded(decision, plain, row.message, follows=not is_stage)
+    changed = reworded(decision, Wording(row.verdict, row.message, row.begins_at or ""))
     if changed is None:
-        return row
+        return replace(examined.get(_evaluation(row), {}).get(row.stage, row), seconds=row.seconds)
     convention = (changed.diagnosis or "").removeprefix("empty-rows-")
     return replace(
         row,
         verdict=changed.verdict,
         message=changed.message,
-        begins_at=(changed.begins_at or None) if is_stage else row.begins_at,
+        begins_at=changed.begins_at or None,
         diagnosis=changed.diagnosis,
         empty_rows=convention if convention in EMPTY_ROWS else row.empty_rows,
-        evidence=None,
     )
 
 

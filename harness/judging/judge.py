@@ -1,15 +1,15 @@
 """One case in one dtype, judged: every implementation against the exact answer, against each other, against numbers.
 
 Two implementations disagree where they differ by more than the sum of their bounds. Where some query rows stand for
-all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows. Rows of a
-failing case carry what lets all cases of a run decide together (``diagnosis.decision``).
+all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.case_evidence import Evidence, Plain, pack
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_implementation, with_faults
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
 from attncheck.judging.truth import Stages, Truth, is_open, truth_of_case
-from attncheck.judging.xfail import blank_row, failure_row
+from attncheck.judging.xfail import ExpectedFailureRecord, blank_row, failure_row
 from attncheck.reading.case import Case
+from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show
 from attncheck.results.format import Row, disagrees
@@ -65,16 +65,17 @@ def judge(
     *,
     conventions: Mapping[str, Mapping[str, str]] | None = None,
     store: Store = NO_STORE,
-    diagnosed: Collection[str] = (),
+    expected_failures: Mapping[str, Sequence[ExpectedFailure]] = MappingProxyType({}),
     diagnosis: Diagnosis | None = None,
 ) -> CaseJudgement:
     """Judge what the implementations returned for one case in one dtype.
 
     ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key,
     ``conventions`` the others that they declare: who reads the case otherwise is compared with no other and no number.
-    ``diagnosed`` are those of which the ``diagnosis`` says at once what they do instead where they fail.
+    ``expected_failures`` are, by implementation, the entries that concern the case: they may name what it does instead,
+    which the ``diagnosis`` says.
     """
-    if diagnosis is None and (conventions or diagnosed):
+    if diagnosis is None and (conventions or expected_failures):
         raise TypeError("only a diagnosis reads what is declared, and names what fails")
     truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
     blank = blank_row(case, dtype)
@@ -89,8 +90,11 @@ def judge(
             own = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
             own_truth = diagnosis.as_declared(truth, declared) if diagnosis is not None and declared else truth
-            rows_by = diagnosis.rows if diagnosis is not None and name in diagnosed else judged_rows
-            rows += rows_by(own, case, own_truth, outcome, classes[name], known)
+            call = own, case, own_truth, outcome, classes[name], known
+            own_rows = judged_rows(*call)
+            if diagnosis is not None and name in expected_failures and disagrees(own_rows):
+                own_rows = _as_expected(own_rows, diagnosis.rows(*call), expected_failures[name])
+            rows += own_rows
             if own_truth is not truth:
                 del computed[name]
     several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
@@ -111,6 +115,14 @@ class Diagnosis(Protocol):
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
     ) -> list[Row]:
         """Judge as ``judged_rows`` does, and say what is done instead where stages fail."""
+
+
+def _as_expected(
+    plain: Sequence[Row], diagnosed: Sequence[Row], expected_failures: Sequence[ExpectedFailure]
+) -> list[Row]:
+    """Return rows of stages with their diagnosis where that is what is expected; the others are as they were judged."""
+    marked = ExpectedFailureRecord(expected_failures).mark(diagnosed)
+    return [named if mark.xfail else row for row, named, mark in zip(plain, diagnosed, marked, strict=True)]
 
 
 def judged_rows(
@@ -146,14 +158,12 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
     }
     missed = (Verdict.NUMERIC, Verdict.NONFINITE)
 
-    def with_begins_at(row: Row) -> Row:
+    def followed(row: Row) -> Row:
         if row.verdict not in missed or row.implementation not in reasons:
             return row
-        message = f"{row.message}; {reasons[row.implementation]}"
-        plain = Plain(row.verdict, row.message, "", message)
-        return replace(row, verdict=Verdict.SEMANTIC, message=message, evidence=pack(Evidence(), plain))
+        return replace(row, verdict=Verdict.SEMANTIC, message=f"{row.message}; {reasons[row.implementation]}")
 
-    return [with_begins_at(row) for row in numbers]
+    return [followed(row) for row in numbers]
 
 
 def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:

@@ -88,7 +88,7 @@ class Judge:
                 *(case, dtype, inputs, question.outcomes, question.classes, question.known),
                 conventions=question.conventions,
                 store=self.store,
-                diagnosed=question.diagnosed,
+                expected_failures=question.expected_failures,
                 diagnosis=self.diagnosis,
             )
             rows, truth = judged.rows, judged.truth
@@ -144,9 +144,9 @@ class Judge:
         classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
         concerning = {name: self._expected_of(name, case, dtype) for name in asked}
         known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
-        diagnosed = frozenset(name for name, entries in concerning.items() if entries)
+        expected = {name: entries for name, entries in concerning.items() if entries}
         conventions = {name: dict(item.reads_calls_as) for name, item in asked.items() if item.reads_calls_as}
-        return _Question(case, dtype, inputs, outcomes, classes, known, diagnosed, conventions)
+        return _Question(case, dtype, inputs, outcomes, classes, known, expected, conventions)
 
     def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Put the outcomes in order; what declares no such dtype was never asked, and says so."""
@@ -168,12 +168,12 @@ class _Question:
     outcomes: Mapping[str, Outcome]
     classes: Mapping[str, str]
     known: Mapping[str, OwnEmptyRows]
-    diagnosed: frozenset[str] = frozenset()
+    expected_failures: Mapping[str, Sequence[ExpectedFailure]] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def _key(self) -> Key:
-        judged_by = [self.classes, self.known, dict.fromkeys(sorted(self.diagnosed)), self.conventions]
+        judged_by = [self.classes, self.known, self.expected_failures, self.conventions]
         return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 
     def remembered_rows(self, store: Store) -> tuple[Row, ...] | None:
@@ -226,7 +226,7 @@ def _undiagnosed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[s
 
 def is_undiagnosed(row: Row) -> bool:
     """Return whether a row is of a stage that fails by its numbers and is not diagnosed yet."""
-    is_open = row.verdict in WRONG_NUMBERS and not row.xfail and row.diagnosis is None and row.evidence is None
+    is_open = row.verdict in WRONG_NUMBERS and not row.xfail and row.diagnosis is None
     return is_open and row.comparison == "stage"
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
+from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import OR, Decision, decide
 from attncheck.dtypes import numpy_dtype
-from attncheck.judging.case_evidence import Evidence
 from attncheck.judging.compare import Tier
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Array

@@ -23,9 +23,9 @@ from zlib import crc32
 import pandas as pd
 from rich.table import Table
 
+from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import end_with_parent
-from attncheck.judging.case_evidence import Evidence
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import (
     MAX_WRONGLY,

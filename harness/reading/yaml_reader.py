@@ -229,7 +229,8 @@ class UnwrittenDocument(YamlDocument):
         found: FieldPath = ()
         data = self.data
         for part in path:
-            if (isinstance(data, dict) and part in data) or (isinstance(data, list) and part in range(len(data))):
+            is_field = isinstance(data, dict) and part in data
+            if is_field or (isinstance(data, list) and isinstance(part, int) and 0 <= part < len(data)):
                 found, data = (*found, part), data[part]
         return found, None
 

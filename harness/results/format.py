@@ -142,7 +142,6 @@ class Row:
     diagnosis: _Text = column(
         "what the implementation does instead: a name of docs/diagnoses.md; empty where that is not known", _STAGES
     )
-    evidence: _Text = column("what the case says of that by itself, until all cases decide together (diagnosing.py)")
     reason: _Text = column("why the failure is expected", _COMPARED)
     thread: _Text = column("where that is discussed", _COMPARED)
     empty_rows: _Text = column(
@@ -193,7 +192,7 @@ def columns_of(frame: str, *first: str) -> tuple[str, ...]:
     return (*first, *others)
 
 
-CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagnosis", "evidence")
+CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagnosis")
 """Columns of a failing row that are written again when it is known what the implementation does instead."""
 
 

@@ -146,15 +146,11 @@ def read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> R
     return table
 
 
-_FOR_DIAGNOSING = "evidence"
-"""A column that no report shows: JSON, which cannot be cut."""
-
-
 def _on_one_line(table: RowTable) -> RowTable:
     """Return a table in which every text is one printable line of some length; each text is looked at once."""
     columns = dict(table.columns)
     for name, values in table.columns.items():
-        if values.array.dtype == object and name != _FOR_DIAGNOSING:
+        if values.array.dtype == object:
             texts = set(values.array.tolist()) - {None}
             if any(ESCAPED.search(text) or len(text) > LONGEST_TEXT for text in texts):
                 lines = {None: None, **{text: one_line(text) for text in texts}}

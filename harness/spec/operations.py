@@ -242,6 +242,9 @@ def _attention_by(score: str) -> Operation:
     )
 
 
+DEFAULT_OPERATION = "attention"
+"""The operation of a call that names none."""
+
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
     for operation in (

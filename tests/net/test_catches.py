@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent))
 from catches import HOW_TO_ACCEPT, Catch, read_catches
 
+from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.execution.worker import Computed, evaluate_on
-from attncheck.judging.case_evidence import Evidence
 from attncheck.mutation.catalogue import BY_HAND, CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import RIGHTLY, WRONGLY, first_wrong, how_named, names_from
 from attncheck.mutation.kernel import Kernel

@@ -23,9 +23,9 @@ from attncheck.attention.problem import Problem as PlainProblem
 from attncheck.attention.walk import Walk
 from attncheck.backends import numpy_backend as reference
 from attncheck.diagnosis import examine, residuals
+from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.judging.case_evidence import Evidence
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, how_named, names_from

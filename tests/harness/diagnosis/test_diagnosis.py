@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import tables_beside
 
+from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import CERTAIN, NAMELESS, OR, STANDS, Decision, Wording, decide, reworded
-from attncheck.judging.case_evidence import Evidence, Fit, Plain, pack, unpack
 from attncheck.verdicts import Verdict
 
 NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
@@ -111,35 +111,15 @@ def test_nothing_is_named_that_does_not_fit_or_that_as_many_cases_refute_in_what
     assert decide(dict(shuffled)) == decisions
 
 
-PLAIN = Plain(NUMERIC, "3 times the bound", "output", "as written")
-
-
 def test_a_mistake_is_said_before_the_size_of_the_error_and_a_convention_alone() -> None:
-    written, behind = "as written", "as written; beyond what is known"
-    plainly = Wording(NUMERIC, PLAIN.message, "output", None)
-    follows = Wording(SEMANTIC, "3 times the bound; it is convention", "masked", "convention")
-    for of, message, is_number, wording in (
-        (
-            Decision(A),
-            behind,
-            False,
-            Wording(NUMERIC, "it is a; 3 times the bound; beyond what is known", "masked", "a"),
-        ),
-        (Decision(CONVENTION), written, False, Wording(SEMANTIC, "it is convention", "masked", "convention")),
-        (NAMELESS, written, False, plainly),
-        (STANDS, written, False, None),
-        (Decision(CONVENTION), written, True, follows),  # a number follows a convention and no mistake
-        (Decision(A), written, True, plainly),
+    judged = Wording(NUMERIC, "3 times the bound", "output")
+    for decision, wording in (
+        (Decision(A), Wording(NUMERIC, "it is a; 3 times the bound", "masked", "a")),
+        (Decision(CONVENTION), Wording(SEMANTIC, "it is convention", "masked", "convention")),
+        (NAMELESS, judged),
+        (STANDS, None),
     ):
-        assert reworded(of, PLAIN, message, follows=is_number) == wording
-
-
-def test_evidence_survives_being_written_and_damage_is_no_evidence() -> None:
-    evidence = case("a b !c")
-    assert unpack(pack(evidence, PLAIN)) == (evidence, PLAIN)
-    for damaged in ("", "{", "[]", "null", "{}", '{"fits": 3, "refuted": [], "failing": "", "plain": {}}'):
-        assert unpack(damaged) is None
-    assert unpack(pack(evidence, replace(PLAIN, verdict="no verdict"))) is None
+        assert reworded(decision, judged) == wording
 
 
 @pytest.mark.parametrize(("cases", "stays"), [(2, False), (3, True)])

@@ -17,13 +17,13 @@ import pytest
 import attncheck.mutation
 from attncheck.backends import numpy_backend
 from attncheck.backends.contract import Window
+from attncheck.diagnosis.case_evidence import Fit
 from attncheck.diagnosis.decision import Decision
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import Task, run_operation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
-from attncheck.judging.case_evidence import Fit
 from attncheck.mutation.catalogue import (
     BY_HAND,
     CONTROLS,
