@@ -87,7 +87,7 @@ class Mode:
     length. ``requires`` declares the shapes that it takes alone; calls are padded to them (``docs/how-to/kernel.md``).
     ``own_process`` keeps it out of the process in which the framework's other modes run, because it configures the
     framework otherwise. ``standard_only`` asks it by default for the standard cases alone
-    (``harness/plan.py``), because it compiles each separately. One that ``folds_sequences`` has no function for
+    (``planning.plan``), because it compiles each separately. One that ``folds_sequences`` has no function for
     sequences that lie one after the other: it is asked for attention with one mask for all of them. ``device`` is
     where its tensors lie, such as ``cuda``; empty for the processor. ``environment`` is set in its worker besides the
     framework's. Where ``falls_back`` is false, the framework's ``fallback`` is not the mode's.

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import call_of
 from attncheck.reading.lowering import Problem, query_positions
 from attncheck.spec import result_stages
+from attncheck.spec.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

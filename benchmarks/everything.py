@@ -25,7 +25,7 @@ from statistics import median
 import psutil
 from measuring import shown, table, timed
 
-from attncheck.store import VARIABLE
+from attncheck.common.store import VARIABLE
 
 MAX_SECONDS, MAX_GIB = 300.0, 6.0
 BETWEEN_LOOKS = 0.5

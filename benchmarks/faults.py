@@ -32,7 +32,7 @@ import pandas as pd
 import psutil
 
 from attncheck.backends import BACKENDS
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
 from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import evaluate_on

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attncheck.store import VARIABLE
+from attncheck.common.store import VARIABLE
 
 SECONDS = 5.0
 """Processor time that an input may take: on a busy machine, its time by the clock says nothing about the reader."""

@@ -20,9 +20,7 @@ import fuzz_mutations
 import fuzz_results
 import numpy as np
 
-from attncheck.config import expected_failures_of, read_config
-from attncheck.errors import AttncheckError, CaseError, Diagnostic, UsageError
-from attncheck.merge import merge_runs
+from attncheck.common.errors import AttncheckError, CaseError, Diagnostic, UsageError
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import load_expected_failures
@@ -33,10 +31,12 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.ci import annotation_lines, render_ci_summary
 from attncheck.reports.frames import make_frames
 from attncheck.reports.json_documents import document_text
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.outcome import outcome_document
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results.reader import find_runs, read_runs
+from attncheck.settings.config import expected_failures_of, read_config
 
 ACCEPTED, REFUSED = "accepted", "refused"
 _MOST_OF_BATCH = 8

@@ -288,7 +288,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "verdict_untried_disagrees",
-        "harness/verdicts.py",
+        "harness/spec/verdicts.py",
         "dict.fromkeys((Verdict.UNTRIED, Verdict.ERROR,",
         "dict.fromkeys((Verdict.ERROR,",
         "what was not tried counts as wrong",
@@ -374,7 +374,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "rounded_twice_to_bfloat16",
-        "harness/dtypes.py",
+        "harness/spec/dtypes.py",
         "if name in _ADDED and array.dtype != np.float32:",
         "if name == 'none' and array.dtype != np.float32:",
         "bfloat16 is rounded by way of float32",
@@ -471,7 +471,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "store_entry_of_another_key",
-        "harness/store.py",
+        "harness/common/store.py",
         'checksum = blake2b(f"{key.kind}/{key.digest}\\n".encode(), digest_size=_CHECKSUM)',
         "checksum = blake2b(digest_size=_CHECKSUM)",
         "an entry that lies under another key's name is believed",
@@ -512,7 +512,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "merge_pairs_within_a_run",
-        "harness/merge.py",
+        "reports/merge.py",
         "        if first.environment == second.environment:\n            continue\n",
         "",
         "pairs of one environment are compared again",
@@ -536,7 +536,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "convention_in_another_unit",
-        "harness/conventions.py",
+        "harness/asking/conventions.py",
         "if meaning.factor == 1:",
         "if meaning.factor != 0:",
         "a meaning in another unit is judged as if in its own",

@@ -22,7 +22,7 @@ from statistics import median
 
 from measuring import Timed, shown, timed
 
-from attncheck.store import VARIABLE
+from attncheck.common.store import VARIABLE
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ONE_CASE = "attention/a-causal-row-sees-its-own-key-and-earlier-ones"

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.common.store import Store
+from attncheck.common.wording import AND, counted
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import OR, decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
@@ -40,13 +42,11 @@ from attncheck.judging.judge_implementation import DIAGNOSABLE
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.mutation.judgement import names_of
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import Row
-from attncheck.store import Store
-from attncheck.wording import AND, counted
 
 Array = NDArray[Any]
 

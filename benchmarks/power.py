@@ -29,7 +29,7 @@ from measuring import on_one_thread, table
 
 from attncheck.asking.engine import Engine
 from attncheck.backends import EAGER, EAGER_MODE
-from attncheck.errors import CaseError
+from attncheck.common.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.mutation import entry_of

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attncheck.processors import is_this_processor, isas_of_this_processor
+from attncheck.common.processors import is_this_processor, isas_of_this_processor
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "processors"
 BACKENDS = "numpy,torch,tensorflow,jax"

@@ -21,9 +21,9 @@ import reported_kernels
 from measuring import on_one_thread
 
 import attncheck
+from attncheck.common.wording import AND, counted
 from attncheck.reports.defects import cause_line, declaration_lines, defects_of
 from attncheck.reports.failure_patterns import in_common_lines
-from attncheck.wording import AND, counted
 
 RIGHT_NAMES: Mapping[str, frozenset[str]] = {
     name: frozenset(names.split())

@@ -31,15 +31,15 @@ from soundness_parts import Parts
 from soundness_problems import FEW_SHAPES, SHAPES, PooledDraw
 
 from attncheck import judging, searching
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.progress import show_progress
 from attncheck.execution.call import Limits
 from attncheck.execution.environment import describe_environment
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.progress import show_progress
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
 from attncheck.spec import DTYPES, OPERATIONS
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 _LIMITS = Limits(case_seconds=180.0)
 _KNOWN = Path(__file__).with_name("soundness_expected_failures.yaml")

@@ -15,12 +15,12 @@ from threading import Semaphore
 from soundness_problems import DrawnProblem, PooledDraw, draw_problem
 from soundness_rows import Judge, Row, Unit
 
+from attncheck.common.processors import available_processors
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Outcome
-from attncheck.processors import available_processors
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from attncheck.showing.heatmaps import INK, Picture, drawing, picture_of
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 OVER = {"keys": "sequence length (keys)", "width": "head width", "largest_score": "largest score"}
 """The columns that errors are drawn over, and what they are called."""

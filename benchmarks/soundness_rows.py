@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from soundness_problems import DrawnProblem
 
+from attncheck.common.wording import stored_index
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
@@ -21,8 +22,7 @@ from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.lowering import Problem
 from attncheck.searching.concrete import kind_of
-from attncheck.verdicts import Verdict
-from attncheck.wording import stored_index
+from attncheck.spec.verdicts import Verdict
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attncheck.common.wording import written_element
 from attncheck.judging.compare import MIN_CAUSES, MIN_FOR_MEAN
-from attncheck.verdicts import Verdict
-from attncheck.wording import written_element
+from attncheck.spec.verdicts import Verdict
 
 _TIERS = ("proven", "statistical", "warning")
 _FORM = (Verdict.NONFINITE, Verdict.SHAPE, Verdict.DTYPE, Verdict.SEMANTIC)

@@ -23,10 +23,10 @@ from statistics import median
 from measuring import Timed, shown, timed
 
 from attncheck.backends import BACKENDS
+from attncheck.common.store import VARIABLE
 from attncheck.execution.environment import with_cache
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 from attncheck.reading.selection import select_cases
-from attncheck.store import VARIABLE
 
 PEER = Path(__file__).parent / "peer" / "test_peer.py"
 

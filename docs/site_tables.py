@@ -18,15 +18,14 @@ import typer.main
 import yaml
 from pydantic import BaseModel
 
+from attncheck.asking.conventions import QUESTIONS
 from attncheck.backends import BACKENDS, EVERYTHING, Mode
 from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
-from attncheck.conventions import QUESTIONS
 from attncheck.diagnosis.declared import declaration_of
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Reading
-from attncheck.quantities import QUANTITIES
 from attncheck.reading import array_kinds, model
 from attncheck.reading.expected_failures import ExpectedFailureEntry
 from attncheck.reports.frames import COLUMNS, NUMBERS, PAIRS, RESULTS
@@ -37,6 +36,7 @@ from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.showing.json_schema import DOCUMENTS, records, summary_of
 from attncheck.spec import OPERATIONS, PROPERTIES, SCORE_INPUTS, STAGES, InputSpec
 from attncheck.spec.classes import PARTS, PRESETS
+from attncheck.spec.quantities import QUANTITIES
 
 CONVENTIONS = Path(__file__).with_name("documented_conventions.yaml")
 FINDINGS = Path(__file__).parents[1] / "examples" / "findings"

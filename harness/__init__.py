@@ -25,35 +25,36 @@ if TYPE_CHECKING:
     from attncheck.api import explain as explain
     from attncheck.api import measure_conventions as measure_conventions
     from attncheck.asking.answer import Answer as Answer
-    from attncheck.capturing import Capture as Capture
-    from attncheck.capturing import CaptureWarning as CaptureWarning
-    from attncheck.capturing import capture as capture
-    from attncheck.errors import AttncheckError as AttncheckError
-    from attncheck.errors import ExitCode as ExitCode
-    from attncheck.errors import UsageError as UsageError
+    from attncheck.common.errors import AttncheckError as AttncheckError
+    from attncheck.common.errors import CaseError as CaseError
+    from attncheck.common.errors import ExitCode as ExitCode
+    from attncheck.common.errors import UsageError as UsageError
     from attncheck.execution.call import Limits as Limits
     from attncheck.execution.implementations import bundled_implementations as bundled_implementations
-    from attncheck.merge import merge_runs as merge_runs
+    from attncheck.interchange.capturing import Capture as Capture
+    from attncheck.interchange.capturing import CaptureWarning as CaptureWarning
+    from attncheck.interchange.capturing import capture as capture
     from attncheck.reading.case import Case as Case
     from attncheck.reading.selection import select_cases as select_cases
+    from attncheck.reports.merge import merge_runs as merge_runs
     from attncheck.results.reader import read_runs as read_runs
     from attncheck.run import Settings as Settings
     from attncheck.run import run_cases as run_cases
-    from attncheck.verdicts import Verdict as Verdict
+    from attncheck.spec.verdicts import Verdict as Verdict
 
 _OFFERED = {
     "api": ("CheckResult", "ask", "check", "explain", "measure_conventions"),
     "asking.answer": ("Answer",),
-    "capturing": ("Capture", "CaptureWarning", "capture"),
-    "errors": ("AttncheckError", "ExitCode", "UsageError"),
+    "interchange.capturing": ("Capture", "CaptureWarning", "capture"),
+    "common.errors": ("AttncheckError", "CaseError", "ExitCode", "UsageError"),
     "execution.call": ("Limits",),
     "execution.implementations": ("bundled_implementations",),
-    "merge": ("merge_runs",),
+    "reports.merge": ("merge_runs",),
     "reading.case": ("Case",),
     "reading.selection": ("select_cases",),
     "results.reader": ("read_runs",),
     "run": ("Settings", "run_cases"),
-    "verdicts": ("Verdict",),
+    "spec.verdicts": ("Verdict",),
 }
 _HOMES = {name: module for module, names in _OFFERED.items() for name in names}
 

@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from attncheck.asking.again import ask_again, failure_among
 from attncheck.asking.answer import Answer
+from attncheck.asking.conventions import Measured, ask_all
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.config import check_own_cases, selected
-from attncheck.conventions import Measured, ask_all
-from attncheck.errors import CaseError, ExitCode, UsageError
+from attncheck.common.errors import CaseError, ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_callable, select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.merge import merge_runs
-from attncheck.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection, dtype_of, select_one
+from attncheck.reports.merge import merge_runs
 from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became_of
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.searching.concrete import question_of_arrays
+from attncheck.settings.config import check_own_cases, selected
+from attncheck.settings.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.spec import DEFAULT_OPERATION
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def measure_conventions(
         limits: Limits of the worker process.
 
     Returns:
-        What it means by each question, in the order of ``attncheck.conventions.QUESTIONS``.
+        What it means by each question, in the order of ``attncheck.asking.conventions.QUESTIONS``.
 
     Raises:
         UsageError: There is no such implementation, or it declares no such dtype.

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from attncheck.asking.answer import Answer
     from attncheck.asking.engine import Engine
     from attncheck.asking.question import Question
+    from attncheck.common.store import Store
 
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
     from attncheck.execution.user_code import Target
-    from attncheck.options import RunOptions
     from attncheck.reading.case import Case
     from attncheck.reading.selection import Selection
     from attncheck.reports.coverage import Coverage
     from attncheck.results.coverage import Minimum
-    from attncheck.store import Store
+    from attncheck.settings.options import RunOptions
 
 
 NODE = "attncheck"
@@ -98,8 +98,8 @@ def _named(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
 @cache
 def select_cases(options: RunOptions) -> Selection:
     """Return the cases that are asked for. Raises ``CaseError`` where a file has a fault."""
-    from attncheck.config import check_own_cases, selected
-    from attncheck.errors import CaseError
+    from attncheck.common.errors import CaseError
+    from attncheck.settings.config import check_own_cases, selected
 
     check_own_cases(options)
     selection = selected(options)
@@ -161,9 +161,9 @@ class ImplementationJudge:
     def _story(self, seen: Answer, before: Sequence[Question]) -> str:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
         from attncheck.asking.again import ask_again, failure_seen_now
-        from attncheck.commands import command, words_again, words_of
         from attncheck.execution.call import Limits
         from attncheck.reading.case import case_record
+        from attncheck.settings.commands import command, words_again, words_of
         from attncheck.showing.explanation import explanation_text
 
         explained, lines = seen, []

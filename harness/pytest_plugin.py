@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pytest
 
 from attncheck import pytest_items
-from attncheck.errors import AttncheckError
-from attncheck.options import ConformanceKeywords, RunOptions, options_of, read_options, with_keywords
+from attncheck.common.errors import AttncheckError
+from attncheck.settings.options import ConformanceKeywords, RunOptions, options_of, read_options, with_keywords
 
 if TYPE_CHECKING:
     # Every run of pytest in an environment with attncheck loads this module, so what is heavy waits until it is used.
@@ -96,7 +96,7 @@ def _minimum(config: pytest.Config) -> Minimum | None:
     picked = any(options.picked.values()) or bool(config.stash[_PASTED])
     if options.min_judged is None and (picked or not config.getoption("--attncheck")):
         return None
-    from attncheck.config import minimum_of
+    from attncheck.settings.config import minimum_of
 
     with _without_traceback():
         return minimum_of(options, complete=not picked)

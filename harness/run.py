@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attncheck.commands import words_again
-from attncheck.config import expected_failures_of, minimum_of, tiles_of
+from attncheck.common.errors import ExitCode
+from attncheck.common.processors import available_processors
+from attncheck.common.progress import Times
+from attncheck.common.store import NO_STORE, Store
+from attncheck.common.wording import counted
 from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.errors import ExitCode
 from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import describe_environment
@@ -25,10 +27,7 @@ from attncheck.executors.base import ResultRecorder
 from attncheck.executors.local import LocalExecutor, compares_frameworks
 from attncheck.judging.units import Judge
 from attncheck.judging.xfail import ExpectedFailureRecord, recorded_alike, unit_order
-from attncheck.options import RecordedOptions, RunOptions
-from attncheck.plan import Plan, Unit
-from attncheck.processors import available_processors
-from attncheck.progress import Times
+from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
@@ -37,10 +36,11 @@ from attncheck.results.format import Row
 from attncheck.results.last_failed import FAILED_FILE, CaseInDtype, FailedEvaluation, FailedRecord, RunWatch
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
+from attncheck.settings.commands import words_again
+from attncheck.settings.config import expected_failures_of, minimum_of, tiles_of
+from attncheck.settings.options import RecordedOptions, RunOptions
 from attncheck.spec import DTYPES
-from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.spec.verdicts import Verdict
 
 if TYPE_CHECKING:
     from attncheck.executors.base import Executor
@@ -177,7 +177,7 @@ def run_cases(
     plan = Plan.of(cases, settings.dtypes, documents_first=settings.documents_first)
     plan = plan if settings.only is None else plan.only(settings.only)
     if not settings.all_cases and (standard := _standard_only(chosen)):
-        from attncheck.plan import with_standard
+        from attncheck.planning.plan import with_standard
 
         with settings.times.of("choosing standard cases"):
             plan = with_standard(plan)
@@ -278,7 +278,7 @@ class _CaseRun:
         seconds = _SHARE_OF_QUESTIONS * (time.monotonic() - self.begun)
         if self.settings.cluster is not None or seconds < _LEAST_OF_QUESTIONS:
             return ()
-        from attncheck.conventions import ask_within
+        from attncheck.asking.conventions import ask_within
 
         item = next(each for each in self.chosen.implementations if each.name == name)
         return ask_within(item, seconds, self.settings.limits)
@@ -305,7 +305,7 @@ class _CaseRun:
         ]
         if not few or self.settings.cluster is not None:
             return {}
-        from attncheck.accuracy import find_widening
+        from attncheck.asking.accuracy import find_widening
         from attncheck.results.parts import read_rows
 
         table, _ = read_rows(self.settings.output)

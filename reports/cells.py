@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.reports.frames import Column, Frames, begins_of, case_order, goes_wrong, once_for_frames, stage_order
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 _KEYS = ["case", "environment", "implementation", "dtype"]
 

@@ -26,7 +26,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from attncheck.errors import ExitCode, OutputError
+from attncheck.common.errors import ExitCode, OutputError
+from attncheck.common.wording import at_most
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
@@ -38,8 +39,7 @@ from attncheck.reports.outcome import failures_of
 from attncheck.reports.sections import cut, implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.results.format import FAILURE_NUMBERS
-from attncheck.verdicts import Verdict
-from attncheck.wording import at_most
+from attncheck.spec.verdicts import Verdict
 
 MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""

@@ -25,7 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from attncheck.errors import ExitCode, OutputError, ResultsError, UsageError
+from attncheck.common.errors import ExitCode, OutputError, ResultsError, UsageError
+from attncheck.common.wording import counted
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.frames import Frames, begins_of, by_key, expected_failures, groups, records, stage_order
@@ -45,8 +46,7 @@ from attncheck.reports.sections import (
 from attncheck.reports.summary import make_summary
 from attncheck.reports.write import csv_text, harmless, read_csv_text, write_texts
 from attncheck.spec import DTYPES
-from attncheck.verdicts import ALL_CASES, Verdict
-from attncheck.wording import counted
+from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 WORSE, BETTER, OTHER = "worse", "better", "other"
 HARMLESS, WRONG, NO_RESULT = 0, 1, 2

@@ -21,7 +21,8 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
+from attncheck.common.wording import at_most, counted, listed, told_apart
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -37,8 +38,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.results.coverage import is_not_offered, lacks_function, shortfalls
 from attncheck.spec import DTYPES, OPERATIONS
-from attncheck.verdicts import ALL_CASES, Verdict
-from attncheck.wording import at_most, counted, listed, told_apart
+from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 _MAX_PICKS = 4
 """What was picked, as far as one sentence spells it out."""

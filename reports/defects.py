@@ -19,8 +19,8 @@ from urllib.parse import quote, urlsplit
 
 import pandas as pd
 
-from attncheck.commands import command, words_of
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
+from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, counted, listed
 from attncheck.execution.user_code import declaration
 from attncheck.reports.failure_patterns import LACKING, in_common
 from attncheck.reports.frames import (
@@ -36,9 +36,9 @@ from attncheck.reports.frames import (
     stage_order,
 )
 from attncheck.reports.summary import findings
+from attncheck.settings.commands import command, words_of
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
-from attncheck.verdicts import Verdict
-from attncheck.wording import AND, BESIDE, BUT, BY_ITSELF, counted, listed
+from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
 Diagnosed = Mapping[tuple[str, str, str], Row]

@@ -37,15 +37,16 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.common.errors import ExitCode, OutputError, UsageError
+from attncheck.common.wording import counted
 from attncheck.judging.compare import Tier, noise_limit
-from attncheck.merge import merge_runs
 from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.frames import Frames, environment_facts, failing, make_frames, records
 from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening
 from attncheck.reports.markdown import page_text
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.outcome import failures_of, first_of_each, rows_of
 from attncheck.reports.sections import Block, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.summary import what_is_wrong
@@ -53,8 +54,7 @@ from attncheck.reports.terminal import Line, print_lines
 from attncheck.reports.write import write_csv, write_parquet, write_texts
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.results.records import changed
-from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.spec.verdicts import Verdict
 
 _KEYS = list(comparison.Evaluation._fields)
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.common.wording import DocumentLayout, counted, index_from, written_element
 from attncheck.reports.cells import State
 from attncheck.reports.frames import Frames, by_key, documents_of, once_for_frames, records
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
 from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
-from attncheck.wording import DocumentLayout, counted, index_from, written_element
+from attncheck.spec.verdicts import Verdict
 
 Array = NDArray[Any]
 Record = Mapping[str, Any]

@@ -25,12 +25,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.frames import Column, Frames, failing, of_column, once_for_frames
 from attncheck.spec import AXES, DTYPES, HEADS, MEMORY_LAYOUTS, OPERATIONS, OPTIONS, Options, inputs_of
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 MIN_CASES = 3
 """That fail, and that pass."""

@@ -32,16 +32,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.errors import ResultsError
-from attncheck.merge import Merged
+from attncheck.common.errors import ResultsError
+from attncheck.common.wording import DocumentLayout, at_most, index_from, layout_of, written_element
+from attncheck.reports.merge import Merged
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, Row, columns_of
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.spec import DTYPES, stage_position
-from attncheck.verdicts import HARMLESS, Verdict
-from attncheck.wording import DocumentLayout, at_most, index_from, layout_of, written_element
+from attncheck.spec.verdicts import HARMLESS, Verdict
 
 Array = NDArray[Any]
 ArrayKey = tuple[str, str, str]
@@ -150,7 +150,7 @@ class Frames:
     classes: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     """By environment and implementation, then by dtype: the rounding model that names the bounds among the arrays."""
     again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
-    """By environment, then by implementation: the words that name it on a command line (``harness/commands.py``)."""
+    """By environment, then by implementation: the words that name it on a command line (``settings.commands``)."""
 
     properties: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     """By environment: what was found of properties, where they were asked for."""

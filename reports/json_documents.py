@@ -18,7 +18,7 @@ from pathlib import PurePath
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_args, get_origin, get_type_hints
 
-from attncheck.errors import AttncheckError, CaseError, ExitCode
+from attncheck.common.errors import AttncheckError, CaseError, ExitCode
 
 SCHEMA = 1
 Scalar = str | int | float | bool | None

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
+from attncheck.common.wording import index_from
 from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
 from attncheck.reports.defects import commands_again, defects, first_commands
@@ -18,7 +19,6 @@ from attncheck.reports.failure_patterns import in_common, shape_text
 from attncheck.reports.frames import Frames, by_key, failing, once_for_frames, records
 from attncheck.reports.summary import findings, make_summary, verdict_table
 from attncheck.results.format import FAILURE_NUMBERS, Row
-from attncheck.wording import index_from
 
 AGAIN = ("explain", "repro")
 """Commands about one case on one implementation that say more of its failure."""

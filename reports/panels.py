@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.quantities import QUANTITIES
+from attncheck.common.wording import DocumentLayout, index_from, told_apart, written_element
 from attncheck.reports.frames import KeptArrays
 from attncheck.results.format import EXACT, INPUTS
 from attncheck.spec import LOGITS, MEANS, ON_SCORES, PROJECTIONS, STAGES
-from attncheck.wording import DocumentLayout, index_from, told_apart, written_element
+from attncheck.spec.quantities import QUANTITIES
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from attncheck.commands import joined, words_of
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
+from attncheck.common.wording import counted, written_element
 from attncheck.reports.frames import Frames, by_key, once_for_frames
 from attncheck.results.format import Row
+from attncheck.settings.commands import joined, words_of
 from attncheck.spec import PROPERTIES
-from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import counted, written_element
+from attncheck.spec.verdicts import PropertyOutcome
 
 OUTCOMES_NOTE = (
     "Bitwise: every bit is the same. Within bounds: some bits differ, and each call is within the error bound of its "

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from attncheck.common.wording import counted, told_apart, written_element, written_ratio
 from attncheck.reports import defects
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
@@ -42,8 +43,7 @@ from attncheck.reports.properties import (
 )
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, PROPERTIES
-from attncheck.verdicts import PropertyOutcome, Verdict
-from attncheck.wording import counted, told_apart, written_element, written_ratio
+from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
 
 @dataclass(frozen=True)

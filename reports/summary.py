@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from attncheck.backends import EAGER_MODE, EVERYTHING
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
+from attncheck.common.wording import READ_AS, at_most, counted, listed
 from attncheck.reports import coverage
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.failure_patterns import simplest_first
@@ -38,8 +39,7 @@ from attncheck.reports.properties import exit_code_of as properties_exit_code
 from attncheck.reports.properties import sentence_of
 from attncheck.spec import DECLARABLE, DTYPES
 from attncheck.spec.classes import is_composed
-from attncheck.verdicts import Verdict
-from attncheck.wording import READ_AS, at_most, counted, listed
+from attncheck.spec.verdicts import Verdict
 
 _MAX_IN_PART = 12
 """Implementations of which a report says one by one what they lack; ``judged`` in JSON has all."""

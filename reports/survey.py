@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
 from attncheck.reports.failure_patterns import given_of
@@ -27,7 +27,7 @@ from attncheck.reports.frames import Frames, by_key
 from attncheck.reports.sections import Inline, Mark
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
-from attncheck.verdicts import ALL_CASES, PropertyOutcome, Verdict
+from attncheck.spec.verdicts import ALL_CASES, PropertyOutcome, Verdict
 
 ALL = "all cases"
 """The feature that every case has."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from attncheck.backends import EVERYTHING
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
 from attncheck.reports.cells import State
 from attncheck.reports.frames import by_key
 from attncheck.reports.html.contents import SYMBOLS, drawn

@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from attncheck.common.wording import at_most, counted
 from attncheck.reports.coverage import picked, unjudged
 from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
 from attncheck.reports.failure_patterns import in_common_lines
@@ -22,8 +23,7 @@ from attncheck.reports.sections import Table as TableBlock
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import Row
 from attncheck.spec import PROPERTIES
-from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import at_most, counted
+from attncheck.spec.verdicts import PropertyOutcome
 
 _MAX_LISTED = 3
 """Defects that are shown, each in its simplest case."""

@@ -28,7 +28,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import pandas as pd
 
-from attncheck.errors import ExitCode, OutputError, ResultsError
+from attncheck.common.errors import ExitCode, OutputError, ResultsError
+from attncheck.common.wording import ESCAPED
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
 from attncheck.reports.defects import commands_again
@@ -50,8 +51,7 @@ from attncheck.reports.properties import command_for, sentence_of, worst_of
 from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import PROPERTIES_TABLE, Row
 from attncheck.results.parquet import has_pyarrow
-from attncheck.verdicts import PropertyOutcome, Verdict
-from attncheck.wording import ESCAPED
+from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
 _SIGN = r"[=+\-@\uff1d\uff0b\uff0d\uff20]"

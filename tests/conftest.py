@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from tables import CASES
 
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
+from attncheck.common.processors import ISA
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.operations import run_operation
-from attncheck.processors import ISA
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases

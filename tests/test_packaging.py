@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from attncheck.cli.app import main
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 STAYS_IN_THE_REPOSITORY = {ROOT / "reports" / "published", ROOT / "harness" / "mutation"}

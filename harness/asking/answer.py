@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attncheck.asking.question import Question
+from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.declared import truth_for
 from attncheck.diagnosis.examine import DiagnosedStages, judge_and_diagnose
 from attncheck.execution.implementations import Implementation
@@ -31,8 +32,7 @@ from attncheck.judging.xfail import (
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.results.format import FAILURE_NUMBERS, Row
-from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from typing import Any, Self
 
 from attncheck.asking.answer import Answer, judge_outcome
 from attncheck.asking.question import Question
-from attncheck.config import expected_failures_of
+from attncheck.common.store import NO_STORE, Store
 from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import Group, GroupRunner, group_by_process
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.store import NO_STORE, Store
+from attncheck.settings.config import expected_failures_of
 
 
 class Workers:

@@ -18,7 +18,7 @@ from typer.models import CommandInfo
 from attncheck.cli.output import print_error, print_no_outcome, wants_json
 from attncheck.cli.parameters import with_options
 from attncheck.cli.process import guarded_streams, memory_error, open_closed_streams, require_memory
-from attncheck.errors import AttncheckError, ExitCode
+from attncheck.common.errors import AttncheckError, ExitCode
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to check": (

@@ -50,7 +50,7 @@ def complete_cases(incomplete: str) -> list[str]:
 
 def _cases_of(text: str) -> Iterator[str]:
     """Yield the last part of the id of every case of a file; with a * where it stands for several."""
-    from attncheck.wording import slug
+    from attncheck.common.wording import slug
 
     of_file = bool(_OF_FILE.search(text))
     text = text[text.find("\ncases:") :]

@@ -23,8 +23,8 @@ from attncheck.cli.parameters import (
     RunRequest,
     output_option,
 )
-from attncheck.errors import ExitCode, OutputError, UsageError
-from attncheck.options import ExpectedFailureLists, FunctionOptions, LimitOptions, RunOptions
+from attncheck.common.errors import ExitCode, OutputError, UsageError
+from attncheck.settings.options import ExpectedFailureLists, FunctionOptions, LimitOptions, RunOptions
 
 if TYPE_CHECKING:
     from attncheck.asking.answer import Answer
@@ -124,7 +124,7 @@ def repro(
     how to call it. A failing case is first reduced to the smallest that fails in the same way. If a check found the
     case wrong and a fresh process does not, the script first makes the calls that it takes.
     """
-    from attncheck.commands import joined
+    from attncheck.settings.commands import joined
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     answer = _ask(subject, limits)
@@ -173,8 +173,8 @@ def _script_document(
 
 def _commands(subject: _CaseSubject, limits: Limits, names: Sequence[str]) -> list[str]:
     """Return commands about the same case on the same implementation."""
-    from attncheck.commands import command, words_again
     from attncheck.reading.case import case_record
+    from attncheck.settings.commands import command, words_again
 
     words = words_again([subject.implementation], limits, None).get(subject.implementation.name)
     record = case_record(subject.case, {})
@@ -274,7 +274,7 @@ def _ask(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> A
     from attncheck.asking.again import ask_again, failure_in
     from attncheck.asking.engine import Engine
     from attncheck.asking.question import Question
-    from attncheck.config import expected_failures_of
+    from attncheck.settings.config import expected_failures_of
 
     expected = expected_failures_of([subject.implementation.entry.name], lists)
     question = Question(subject.case, subject.dtype)

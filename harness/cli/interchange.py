@@ -12,8 +12,8 @@ import typer
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import ReportPlace, echo, end, frames_of, outcome_of, show_answer, split, write_frames
 from attncheck.cli.parameters import AsJson
-from attncheck.errors import ExitCode, OnnxDataError, UsageError
-from attncheck.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
+from attncheck.common.errors import ExitCode, OnnxDataError, UsageError
+from attncheck.settings.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
 
 
 class ExchangeFormat(StrEnum):
@@ -49,8 +49,8 @@ def export_data(
     once to the dtype; those that a case has in a file, as after an import, are written as they are. Says what is left
     out, and why.
     """
-    from attncheck.config import selected
     from attncheck.onnx_data import require_onnx
+    from attncheck.settings.config import selected
 
     require_onnx(f"export {form.value}")
     from attncheck.onnx_data.exporting import export_tests, lines_of
@@ -140,10 +140,10 @@ def vectors(
     Vectors are inputs, exact answers and error bounds in files that any language reads. Outputs that were computed of
     them, anywhere, are judged as those of any implementation.
     """
-    from attncheck.config import selected
+    from attncheck.interchange.vectors import RecordedOutputs, run_recorded
     from attncheck.reports.summary import exit_code_of
     from attncheck.results.format import REPORT_FOLDER
-    from attncheck.vectors import RecordedOutputs, run_recorded
+    from attncheck.settings.config import selected
 
     store = store_of(cache, 2.0)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes, tags=tags), store)
@@ -156,7 +156,7 @@ def vectors(
         code, place = exit_code_of(frames), ReportPlace(output, write_frames(frames, output / REPORT_FOLDER))
         show_answer(frames, place, code, as_json="vectors verify" if as_json else "", quiet=quiet)
         raise typer.Exit(code)
-    from attncheck.vectors import DEFAULT_MODELS, export_vectors, lines_of
+    from attncheck.interchange.vectors import DEFAULT_MODELS, export_vectors, lines_of
 
     models = split(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)

@@ -14,8 +14,8 @@ import typer
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import checked_in, outcome_of, print_document, print_faults, select_one, split
 from attncheck.cli.parameters import AsJson, CaseName, Listed, Verbose, dtype_option
-from attncheck.errors import ExitCode, UsageError
-from attncheck.options import (
+from attncheck.common.errors import ExitCode, UsageError
+from attncheck.settings.options import (
     DEFAULT_CACHE_SIZE,
     CacheSize,
     Match,
@@ -71,7 +71,7 @@ def mutants(
     The exit code is 1 if a fault survives, if a control is flagged, or if more than 1 in 500 faults get a
     wrong name.
     """
-    from attncheck.config import selected
+    from attncheck.settings.config import selected
 
     command = _command_of_mutation()
     store = store_of(cache, cache_size)
@@ -118,7 +118,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List cases, backends, implementations or tags."""
-    from attncheck.config import selected
+    from attncheck.settings.config import selected
 
     faults: list[str] = []
     of_code = {Listed.BACKENDS: list_backends, Listed.IMPLEMENTATIONS: list_implementations}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from attncheck.errors import AttncheckError, ExitCode, OutputError
+from attncheck.common.errors import AttncheckError, ExitCode, OutputError
+from attncheck.common.wording import one_line
 from attncheck.results import DEFAULT_RESULTS
-from attncheck.wording import one_line
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import Outlets
@@ -92,7 +92,7 @@ def command_of(arguments: Sequence[str]) -> str:
 
 def commands_about(path: Path, implementation: Implementation, limits: Limits, dtype: str) -> list[str]:
     """Return commands that say more of a case in a file of its own on an implementation."""
-    from attncheck.commands import command, words_again
+    from attncheck.settings.commands import command, words_again
 
     again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
     return [command(name, {"id": str(path)}, again, dtype) for name in ("explain", "repro")]
@@ -103,8 +103,8 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
 
     What neither the folders below nor the project's configuration lead to, a check's results may.
     """
-    from attncheck.config import read_config
     from attncheck.reading import selection
+    from attncheck.settings.config import read_config
 
     config = read_config()
     try:
@@ -136,8 +136,8 @@ def split(names: list[str] | None) -> list[str]:
 
 def frames_of(runs: list[Path], minimum: Minimum | None = None) -> Frames:
     """Read results directories back as the frames of one report; ``minimum`` replaces what the runs were asked."""
-    from attncheck.merge import merge_runs
     from attncheck.reports.frames import make_frames
+    from attncheck.reports.merge import merge_runs
     from attncheck.results.reader import read_runs
 
     frames = make_frames(merge_runs(read_runs(runs)))
@@ -188,7 +188,7 @@ def show_answer(
     elif place.report is not None:
         print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
     else:
-        from attncheck.commands import joined
+        from attncheck.settings.commands import joined
 
         print_summary(frames, place.results, quiet=quiet, announced=announced, ending="Results")
         if not quiet:

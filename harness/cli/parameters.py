@@ -15,10 +15,10 @@ from typing import Annotated, Any, ForwardRef
 import typer
 
 from attncheck.cli import completion
-from attncheck.errors import UsageError
-from attncheck.options import Option, RunOptions, options_of
-from attncheck.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
-from attncheck.progress import Times
+from attncheck.common.errors import UsageError
+from attncheck.common.processors import INSTRUCTION_SETS, emulated_isa, limit_to_isa
+from attncheck.common.progress import Times
+from attncheck.settings.options import Option, RunOptions, options_of
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

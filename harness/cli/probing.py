@@ -26,8 +26,9 @@ from attncheck.cli.parameters import (
     dtype_option,
     output_option,
 )
-from attncheck.errors import ExitCode, UsageError
-from attncheck.options import (
+from attncheck.common.errors import ExitCode, UsageError
+from attncheck.common.wording import expected
+from attncheck.settings.options import (
     DEFAULT_CACHE_SIZE,
     DtypeNames,
     ExpectedFailureLists,
@@ -37,10 +38,9 @@ from attncheck.options import (
     RunOptions,
     store_of,
 )
-from attncheck.wording import expected
 
 if TYPE_CHECKING:
-    from attncheck.accuracy import MeasuredAccuracy
+    from attncheck.asking.accuracy import MeasuredAccuracy
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.execution.programs import Rule
@@ -135,10 +135,10 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
 
     from attncheck.asking.engine import Engine
     from attncheck.asking.question import Question
-    from attncheck.commands import joined
-    from attncheck.errors import AttncheckError
+    from attncheck.common.errors import AttncheckError
     from attncheck.reading.selection import select_one
     from attncheck.repro import repro_script
+    from attncheck.settings.commands import joined
 
     for position, finding in enumerate(found.folder.findings):
         path = found.folder.path / finding.file
@@ -192,9 +192,9 @@ def design(
     Those of your function: masks, biases, windows, caches, sinks, shared heads, widths and lengths beyond a tile. They
     follow from its signature and from what it declares. The file is a design, which you can change.
     """
-    from attncheck.commands import joined
-    from attncheck.designing import DesignRequest, write_design
     from attncheck.execution.implementation_selection import find_implementation
+    from attncheck.planning.designing import DesignRequest, write_design
+    from attncheck.settings.commands import joined
 
     chosen = find_implementation(implementation, **function.called)
     request = DesignRequest(chosen, strength, _whole_numbers(split(widths)), tile)
@@ -321,11 +321,11 @@ def properties(
     layouts and memory: bitwise the same, within the error bounds of both, or broken. The exit code is 1 if a property
     is broken, or less than the implementation claims, and 3 if a call failed.
     """
-    from attncheck.commands import words_again
-    from attncheck.config import check_own_cases
     from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
     from attncheck.reports.outcome import properties_document
     from attncheck.reports.properties import exit_code_of
+    from attncheck.settings.commands import words_again
+    from attncheck.settings.config import check_own_cases
 
     limits = allowed.limits()
     asking = Asking(_known_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
@@ -421,7 +421,7 @@ def conventions(
     call whose exact answer is another one for each meaning. The exit code is 1 if an implementation declares
     otherwise, and 3 if nothing could be measured.
     """
-    from attncheck.conventions import ask_all
+    from attncheck.asking.conventions import ask_all
     from attncheck.showing.probes import conventions_document, print_conventions
 
     limits = allowed.limits()
@@ -460,10 +460,10 @@ def accuracy(
     hold, and how much of what it permits is used. What a class permits is in docs/numerics.md, section 3. The exit code
     is 1 if the class that the implementation declares does not hold, and 3 if nothing could be measured.
     """
-    from attncheck.accuracy import lines_of, measure_accuracy, small_cases
-    from attncheck.config import selected
+    from attncheck.asking.accuracy import lines_of, measure_accuracy, small_cases
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import with_dtypes
+    from attncheck.settings.config import selected
 
     limits, store = allowed.limits(), store_of(cache=True, size=DEFAULT_CACHE_SIZE)
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
@@ -532,7 +532,7 @@ def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
 
 
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> Document:
-    from attncheck.commands import joined
+    from attncheck.settings.commands import joined
     from attncheck.showing.json_schema import RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)

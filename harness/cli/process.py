@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from attncheck.errors import AttncheckError, ExitCode, OutputError
-from attncheck.wording import one_line
+from attncheck.common.errors import AttncheckError, ExitCode, OutputError
+from attncheck.common.wording import one_line
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -22,8 +22,8 @@ from attncheck.cli.output import (
     write_frames,
 )
 from attncheck.cli.parameters import AnyRunFolders, AsJson, Outlets, RunFolders, output_option
-from attncheck.errors import ExitCode, ResultsError, UsageError
-from attncheck.options import DtypeNames, FunctionOptions, MinJudged, Quiet
+from attncheck.common.errors import ExitCode, ResultsError, UsageError
+from attncheck.settings.options import DtypeNames, FunctionOptions, MinJudged, Quiet
 
 if TYPE_CHECKING:
     from attncheck.reports.json_documents import Document
@@ -92,9 +92,9 @@ def publish(
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
+    from attncheck.common.wording import counted
     from attncheck.reports.comparison import VERDICTS, drift, summary_of, verdicts_of
     from attncheck.reports.coverage import stood_for
-    from attncheck.wording import counted
 
     if not check:
         from attncheck.reports.comparison import publish as write
@@ -149,9 +149,10 @@ def survey(
     It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of
     other versions, stays.
     """
-    from attncheck.merge import merge_runs
+    from attncheck.common.wording import counted
     from attncheck.reports.coverage import stood_for
     from attncheck.reports.frames import make_frames
+    from attncheck.reports.merge import merge_runs
     from attncheck.reports.survey import (
         Survey,
         differences,
@@ -163,7 +164,6 @@ def survey(
     from attncheck.reports.survey_pages import read_survey, write_survey
     from attncheck.results.parts import read_property_rows
     from attncheck.results.reader import find_runs, read_runs
-    from attncheck.wording import counted
 
     if check and not runs:
         raise UsageError("nothing to check; expected a run, whose counts are compared with the survey's")
@@ -236,7 +236,7 @@ def _document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
 ) -> Document:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
-    from attncheck.wording import counted
+    from attncheck.common.wording import counted
 
     code = ExitCode.DISAGREE if differences else ExitCode.AGREE
     checked = f"{counted(len(differences or ()), 'difference')} from {path}"
@@ -273,9 +273,9 @@ def diff(
     quiet: Quiet = False,
 ) -> None:
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
-    from attncheck.merge import merge_runs
     from attncheck.reports.difference import difference_document, make_difference, print_difference, write_difference
     from attncheck.reports.frames import make_frames
+    from attncheck.reports.merge import merge_runs
     from attncheck.results.reader import find_runs, matched_runs, read_runs
 
     sides = matched_runs(read_runs(find_runs([before])), read_runs(find_runs([after])))
@@ -332,7 +332,7 @@ def bisect(
     Every release gets an environment of its own, which is kept in your cache folder. The exit code is 1 if a release
     made something worse, and 3 if one could not be installed or run.
     """
-    from attncheck.releases import Release, ReleaseError, check, install
+    from attncheck.cli.releases import Release, ReleaseError, check, install
     from attncheck.reports.difference import Bisection, bisection_document, print_bisection, read_frames
 
     asked = split([versions])

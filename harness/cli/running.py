@@ -19,14 +19,14 @@ import typer
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import ReportPlace, frames_of, print_faults, show_answer, write_ci_outputs, write_frames
 from attncheck.cli.parameters import AsJson, Isa, Outlets, RunRequest, Watch
-from attncheck.errors import CaseError, ExitCode, NothingFailed, UsageError
-from attncheck.options import RunOptions
-from attncheck.processors import available_processors
+from attncheck.common.errors import CaseError, ExitCode, NothingFailed, UsageError
+from attncheck.common.processors import available_processors
+from attncheck.settings.options import RunOptions
 
 if TYPE_CHECKING:
+    from attncheck.common.progress import Watcher
     from attncheck.execution.describing import DescribedWorkers
     from attncheck.execution.implementations import ImplementationSelection
-    from attncheck.progress import Watcher
     from attncheck.reading.selection import Selection
     from attncheck.results.last_failed import FailedEvaluation, Narrowed
     from attncheck.run import RunSummary, Settings
@@ -83,7 +83,7 @@ def _check_own(options: RunOptions) -> None:
 
         requested, _ = requested_functions(options.implementations, options.signature, options.declare)
         with_distinct_names(requested)
-    from attncheck.config import check_own_cases
+    from attncheck.settings.config import check_own_cases
 
     check_own_cases(options, options.store)
 
@@ -107,11 +107,11 @@ def _run(
     chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
 
     from attncheck.attention.exact_array import SETTLED
-    from attncheck.commands import joined
-    from attncheck.config import selected
+    from attncheck.common.progress import show_progress
     from attncheck.execution.implementations import UserImplementation
-    from attncheck.progress import show_progress
     from attncheck.run import Settings, run_cases
+    from attncheck.settings.commands import joined
+    from attncheck.settings.config import selected
 
     SETTLED.clear()
     chosen = chosen.with_standard(options.standard).with_dtypes(options.dtypes)
@@ -207,9 +207,9 @@ _BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, Exi
 
 def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
     """Print what people may want to know before a run, and return the cases that run."""
-    from attncheck.config import tiles_of
     from attncheck.reading.selection import left_out
     from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
+    from attncheck.settings.config import tiles_of
 
     options = request.options
     for name in chosen.missing:

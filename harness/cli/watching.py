@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attncheck.cli.process import has_reader
-from attncheck.config import read_config
-from attncheck.errors import AttncheckError, ExitCode, NothingFailed, UsageError
+from attncheck.common.errors import AttncheckError, ExitCode, NothingFailed, UsageError
 from attncheck.execution.user_code import Target, is_own
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
@@ -35,10 +34,11 @@ from attncheck.reports.comparison import (
 )
 from attncheck.results.format import Row
 from attncheck.results.last_failed import FailedEvaluation, failed_evaluations, read_failed
+from attncheck.settings.config import read_config
 
 if TYPE_CHECKING:
     from attncheck.cli.parameters import RunRequest
-    from attncheck.progress import Watcher
+    from attncheck.common.progress import Watcher
     from attncheck.run import RunSummary
 
 

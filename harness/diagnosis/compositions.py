@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from typing import TypeVar
 
+from attncheck.common.wording import AND, BESIDE
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import ACCURACY, MOST, OR, evidence_of, fit_of
 from attncheck.diagnosis.examine import diagnose_case
@@ -23,8 +24,7 @@ from attncheck.judging.alternatives import Alternative
 from attncheck.judging.judge_stages import agrees
 from attncheck.reading.lowering import Problem
 from attncheck.spec import stage_position
-from attncheck.verdicts import Verdict
-from attncheck.wording import AND, BESIDE
+from attncheck.spec.verdicts import Verdict
 
 Unit = TypeVar("Unit")
 MAX_ROUNDS = 4

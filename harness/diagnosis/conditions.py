@@ -14,12 +14,12 @@ from itertools import combinations
 
 import numpy as np
 
+from attncheck.common.wording import BUT, counted
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import OPTIONS, result_stages
 from attncheck.spec.rounding import FORMATS
-from attncheck.wording import BUT, counted
 
 _LEAST, _LEAST_OF_PAIRS = 3, 6
 """Cases on either side; and cases that a reading explains of which two facts together are told."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.judging.alternatives import Alternative
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.readings import ALL_READINGS
 from attncheck.execution.implementations import Implementation
 from attncheck.judging.alternatives import Alternative, delivered, is_same
@@ -18,7 +19,6 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DECLARABLE, EMPTY_ROWS
-from attncheck.store import NO_STORE, Store
 
 
 def truth_for(

@@ -52,7 +52,7 @@ from attncheck.reading.case import Case
 from attncheck.results.format import Row
 from attncheck.spec import Shape
 from attncheck.spec.rounding import FORMATS
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 MAX_ELEMENTS = 1 << 15
 """Elements of a score matrix up to which readings are tried; the oracle takes a tenth of a second for so many."""

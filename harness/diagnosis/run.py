@@ -19,6 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from attncheck.common.errors import ResultsError
+from attncheck.common.store import UnreadableEntry
+from attncheck.common.wording import AND, BY_ITSELF
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import (
     ACCURACY,
@@ -33,20 +36,17 @@ from attncheck.diagnosis.decision import (
     reworded,
 )
 from attncheck.diagnosis.on_demand import DIAGNOSIS
-from attncheck.errors import ResultsError
 from attncheck.execution.worker import Computed
 from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
-from attncheck.plan import Plan, Unit
+from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
 from attncheck.spec import DTYPES, EMPTY_ROWS
-from attncheck.store import UnreadableEntry
-from attncheck.verdicts import WRONG_NUMBERS, Verdict
-from attncheck.wording import AND, BY_ITSELF
+from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 if TYPE_CHECKING:
     from attncheck.diagnosis.compositions import ComposedCase

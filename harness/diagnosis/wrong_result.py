@@ -38,7 +38,6 @@ from attncheck.diagnosis.readings import (
 from attncheck.diagnosis.readings_of_scores import with_bias_times
 from attncheck.diagnosis.replaced_steps import multiplied, replacement_by
 from attncheck.diagnosis.residuals import Readings, best_number, relative_bound, shortest
-from attncheck.dtypes import rounded_once
 from attncheck.judging.alternatives import (
     Alternative,
     Form,
@@ -55,6 +54,7 @@ from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_trut
 from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
+from attncheck.spec.dtypes import rounded_once
 from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import FORMATS
 

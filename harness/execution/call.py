@@ -34,7 +34,7 @@ from weakref import WeakSet
 
 import psutil
 
-from attncheck.processors import available_processors
+from attncheck.common.processors import available_processors
 
 _MARK = "ATTNCHECK_WORKER"
 """In the environment of a worker and of all that it starts: by this they are found when nothing else leads to them.

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from attncheck.backends import BACKENDS
+from attncheck.common.processors import available_processors
 from attncheck.execution.call import START_SECONDS, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.user_code import LoadError, Target, UnfitError
 from attncheck.execution.worker import clean, limit_threads, redirect_output
-from attncheck.processors import available_processors
 
 if TYPE_CHECKING:
     from attncheck.execution.implementations import UserImplementation

@@ -26,9 +26,9 @@ from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 from attncheck.backends import BACKENDS, BackendEntry
+from attncheck.common.processors import INSTRUCTION_SETS, emulated_isa, processor_flags
+from attncheck.common.store import cache_folder
 from attncheck.execution.user_code import innermost
-from attncheck.processors import INSTRUCTION_SETS, emulated_isa, processor_flags
-from attncheck.store import cache_folder
 
 Entry = TypeVar("Entry", bound=BackendEntry)
 

@@ -13,7 +13,8 @@ from itertools import product
 from typing import Any
 
 from attncheck.backends import published
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.wording import expected, listed
 from attncheck.execution.call import CallTimeout, Limits, RemoteError, WorkerDied
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import (
@@ -26,7 +27,6 @@ from attncheck.execution.implementations import (
 )
 from attncheck.execution.user_code import Origin, Target, check_function, is_own, origin_of, read_declarations
 from attncheck.execution.worker import clean
-from attncheck.wording import expected, listed
 
 
 def find_implementation(pattern: str, called: str = "", **function: Any) -> Implementation:

@@ -26,12 +26,12 @@ from attncheck.backends import (
 )
 from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.processors import processor_flags
+from attncheck.common.wording import NEAR, expected, listed
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
-from attncheck.processors import processor_flags
 from attncheck.spec import DECLARABLE
-from attncheck.wording import NEAR, expected, listed
 
 ALL = "all"
 

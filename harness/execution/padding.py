@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import UnsupportedError
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import (
     KeptElements,

@@ -26,7 +26,8 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from attncheck.backends import EVERYTHING, Mode
-from attncheck.errors import OutputError
+from attncheck.common.errors import OutputError
+from attncheck.common.progress import Times
 from attncheck.execution.call import (
     CallCancelled,
     CallTimeout,
@@ -44,12 +45,11 @@ from attncheck.execution.operations import Task
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
 from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, clean, evaluate_and_measure, start
-from attncheck.progress import Times
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
-from attncheck.verdicts import ALL_CASES
+from attncheck.spec.verdicts import ALL_CASES
 
 MAX_EQUAL_CRASHES = 10
 _ENDS = ("crash", "timeout")

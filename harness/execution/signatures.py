@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends.contract import Backend, inputs_of
+from attncheck.common.wording import listed
 from attncheck.execution.environment import imports_of
 from attncheck.execution.user_code import Target, UnfitError, innermost
 from attncheck.execution.worker import clean
 from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operation, OptionSpec, ScoreSpec
-from attncheck.wording import listed
 
 
 def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:

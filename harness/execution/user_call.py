@@ -39,6 +39,7 @@ from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
+from attncheck.common.wording import expected, listed
 from attncheck.execution.environment import imports_of
 from attncheck.execution.operations import check_parameters, parameters_of
 from attncheck.execution.process_state import filled_memory, no_leaked_threads, unchanged
@@ -69,7 +70,6 @@ from attncheck.spec import (
 )
 from attncheck.spec.classes import PRESETS, class_name, is_composed
 from attncheck.spec.options import SIXTEEN_BITS
-from attncheck.wording import expected, listed
 
 _OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if not own.has_score_kinds}
 """The operations that are no scoring functions."""

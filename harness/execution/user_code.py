@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends import EVERYTHING
-from attncheck.errors import UsageError
-from attncheck.wording import expected
+from attncheck.common.errors import UsageError
+from attncheck.common.wording import expected
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from attncheck.execution.worker import Computed
 from attncheck.judging.units import Evaluation, UnitResult, is_undiagnosed
 from attncheck.judging.xfail import ExpectedFailureRecord
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 from attncheck.results.coverage import is_judged, is_not_offered
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 _MAX_BYTES = 1 << 28
 """Of what failing evaluations returned, kept until they are diagnosed."""

@@ -38,15 +38,15 @@ from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
 from attncheck.attention.exact_array import SETTLED
+from attncheck.common.processors import available_processors
+from attncheck.common.progress import Times
 from attncheck.execution.call import WorkerProcesses
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.executors.base import ResultRecorder
 from attncheck.judging.units import Judge, Remembered, UnitResult
-from attncheck.plan import Plan, Unit
-from attncheck.processors import available_processors
-from attncheck.progress import Times
+from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 

@@ -19,7 +19,7 @@ from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.lowering import Problem
 from attncheck.spec import BY_SCORE, HEADS, INSTEAD_OF, is_said, score_kind
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
 """Makes the truth of another step from the exact answer, given a rounding model and what fails; None where

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
 from attncheck.spec.rounding import FORMATS
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 Index = tuple[int, ...]
 Array = NDArray[Any]

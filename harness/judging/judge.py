@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
+from attncheck.common.store import NO_STORE, Store
+from attncheck.common.wording import READ_AS, stored_index, told_apart, written_element
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
@@ -30,9 +32,7 @@ from attncheck.reading.inputs import Inputs
 from attncheck.reading.shapes import show
 from attncheck.results.format import Row, disagrees
 from attncheck.spec import wide_dtype
-from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import HARMLESS, Verdict
-from attncheck.wording import READ_AS, stored_index, told_apart, written_element
+from attncheck.spec.verdicts import HARMLESS, Verdict
 
 Bounds = Mapping[str, NDArray[Any]]
 """Stage -> the largest error that an implementation's class allows, per element."""

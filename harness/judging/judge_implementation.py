@@ -24,7 +24,7 @@ from attncheck.judging.judge_stages import StageJudgement, judge_stages, where_i
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
-from attncheck.verdicts import WRONG_NUMBERS, Verdict
+from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
 """Verdicts of stages that a diagnosis examines."""

@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import propagate
 from attncheck.attention.errors import Ball, Real
 from attncheck.attention.flags import Flags
-from attncheck.dtypes import rounded_once
+from attncheck.common.wording import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
 from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_case
-from attncheck.quantities import QUANTITIES
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import rows_of_tables
 from attncheck.reading.printed import PrintedArray
 from attncheck.results.format import ComparisonKind, Row
-from attncheck.verdicts import Verdict
-from attncheck.wording import stored_index, written_element
+from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.quantities import QUANTITIES
+from attncheck.spec.verdicts import Verdict
 
 _PRECISIONS = ("float64", "float32")
 """In these a document's rounding explains last digits alone; that of 16 bits explains most wrong digits, too."""

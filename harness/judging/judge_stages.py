@@ -18,12 +18,12 @@ from attncheck.attention.bounds import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.sampling import index_in_all, rows_of_stage
+from attncheck.common.wording import written_ratio
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
 from attncheck.judging.truth import Array, Truth, is_measured, is_prescribed
 from attncheck.reading.shapes import show
 from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, query_axis, stage_position, wide_dtype
-from attncheck.verdicts import Verdict
-from attncheck.wording import written_ratio
+from attncheck.spec.verdicts import Verdict
 
 _ONE_ROUNDING = frozenset({"capped", "biased"})
 """Steps of one rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.common.store import Key, UnreadableEntry, digest_of, digest_of_code
 from attncheck.execution.environment import cpu_features
 from attncheck.execution.worker import Outcome
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
-from attncheck.store import Key, UnreadableEntry, digest_of, digest_of_code
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 if TYPE_CHECKING:
     from attncheck.attention.exact_array import Enclosure
@@ -38,7 +38,7 @@ _PARTS = (
     *("backends.families", "backends.numpy_backend"),
     *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *("dtypes", "errors", "processors", "quantities", "store", "verdicts", "wording"),
+    *("common.errors", "common.processors", "common.store", "common.wording"),
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

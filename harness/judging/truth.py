@@ -35,6 +35,7 @@ from attncheck.attention.oracle import (
 )
 from attncheck.attention.problem import LOGITS, Computation, OutsideDomain
 from attncheck.attention.sampling import ADDS_QUERIES_UP, Rows, every_row_counts, queries_of, sampled_rows
+from attncheck.common.store import NO_STORE, Store
 from attncheck.judging.remembered import (
     enclosures_from_bytes,
     enclosures_to_bytes,
@@ -65,7 +66,6 @@ from attncheck.spec import (
 )
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS, RoundingModel
-from attncheck.store import NO_STORE, Store
 
 Array = NDArray[Any]
 Stages = Mapping[str, Array]

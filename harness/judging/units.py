@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
+from attncheck.common.store import NO_STORE, Key, Store, UnreadableEntry
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
@@ -18,8 +19,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import EXACT, INPUTS, Row, StoredArray, bound_name, disagrees
-from attncheck.store import NO_STORE, Key, Store, UnreadableEntry
-from attncheck.verdicts import WRONG_NUMBERS
+from attncheck.spec.verdicts import WRONG_NUMBERS
 
 if TYPE_CHECKING:
     from attncheck.judging.judge import Diagnosis

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from attncheck.common.wording import counted
 from attncheck.execution.worker import Failure
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, stage_position
-from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.spec.verdicts import Verdict
 
 
 def blank_row(case: Case, dtype: str) -> Row:

@@ -19,12 +19,12 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import EAGER
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import OR, Decision, decide
-from attncheck.dtypes import numpy_dtype
 from attncheck.judging.compare import Tier
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Array
 from attncheck.mutation.mutant import Mutant, Subject
-from attncheck.verdicts import Verdict
+from attncheck.spec.dtypes import numpy_dtype
+from attncheck.spec.verdicts import Verdict
 
 OF_NUMBERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
 """The tiers of wrong numbers: what is wrong in form or raises has no cause that could be named by its numbers."""

@@ -23,8 +23,9 @@ from zlib import crc32
 import pandas as pd
 from rich.table import Table
 
+from attncheck.common.errors import ExitCode, UsageError
+from attncheck.common.processors import available_processors
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.errors import ExitCode, UsageError
 from attncheck.execution.call import end_with_parent
 from attncheck.mutation.catalogue import CONTROLS, EQUIVALENT, MUTANTS, SUBJECTS
 from attncheck.mutation.judgement import (
@@ -41,7 +42,6 @@ from attncheck.mutation.judgement import (
 )
 from attncheck.mutation.mutant import WIDE, Control, Mutant, Subject
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
-from attncheck.processors import available_processors
 from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection
 from attncheck.reports.frames import records

@@ -3,7 +3,7 @@
 https://github.com/onnx/onnx/blob/main/docs/OnnxBackendTest.md
 """
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 
 
 def require_onnx(command: str) -> None:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends.onnx_attention import STAGE_OF_MODE, WITH_WINDOWS, side_by_side
-from attncheck.dtypes import numpy_dtype, rounded_once
+from attncheck.common.store import Store
+from attncheck.interchange.vectors import lacks
 from attncheck.judging.truth import truth_of_case
 from attncheck.onnx_data.files import (
     BackendTest,
@@ -32,13 +33,12 @@ from attncheck.onnx_data.files import (
     softmax_test,
     write_test,
 )
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Array, query_offset
 from attncheck.spec import inputs_of
-from attncheck.store import Store
-from attncheck.vectors import lacks
+from attncheck.spec.dtypes import numpy_dtype, rounded_once
 
 _PREFIX = "test_"
 

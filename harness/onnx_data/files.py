@@ -20,7 +20,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from attncheck.backends.onnx_attention import INPUTS, OUTPUTS, TYPES, up_to_the_last
-from attncheck.errors import OnnxDataError, OutputError
+from attncheck.common.errors import OnnxDataError, OutputError
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import StoredArray
 from attncheck.reading.case import Case

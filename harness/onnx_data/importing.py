@@ -15,8 +15,8 @@ import numpy as np
 from onnx import TensorProto
 
 from attncheck.backends.onnx_attention import STAGE_OF_MODE, by_head, side_by_side
-from attncheck.dtypes import numpy_dtype
-from attncheck.errors import CaseError, OutputError
+from attncheck.common.errors import CaseError, OutputError
+from attncheck.common.wording import slug
 from attncheck.onnx_data.files import (
     BackendTest,
     Entry,
@@ -31,7 +31,7 @@ from attncheck.onnx_data.files import (
 from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import Array, within_window
 from attncheck.reading.written_cases import case_text, stored_arrays
-from attncheck.wording import slug
+from attncheck.spec.dtypes import numpy_dtype
 
 _ATTRIBUTES = frozenset(
     {

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.sessions import Session, SessionStep
 from attncheck.properties.problem import (
     AnyVariant,
@@ -38,6 +37,7 @@ from attncheck.properties.problem import (
 from attncheck.reading.lowering import Array, Problem, poisoned
 from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
+from attncheck.spec.dtypes import largest_number, rounded_once
 
 _SEED = 20
 _BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")

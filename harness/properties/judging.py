@@ -14,6 +14,8 @@ import numpy as np
 
 from attncheck.attention.errors import Elementwise, Real
 from attncheck.attention.flags import Flags
+from attncheck.common.store import NO_STORE, Store
+from attncheck.common.wording import stored_index, written_element
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
@@ -21,9 +23,7 @@ from attncheck.judging.truth import Truth, find_truth, is_open
 from attncheck.properties.problem import PropertyVariant, StoredProblem, times
 from attncheck.reading.lowering import Array, Problem
 from attncheck.reading.shapes import show
-from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import stored_index, written_element
+from attncheck.spec.verdicts import PropertyOutcome
 
 Results = dict[str, Array]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.asking.engine import Workers
-from attncheck.config import expected_failures_of, read_config
+from attncheck.common.errors import CaseError, Diagnostic
+from attncheck.common.store import NO_STORE, Store
+from attncheck.common.wording import stored_index, written_element
 from attncheck.diagnosis.declared import read_as_declared, rewrite_for_conventions
-from attncheck.errors import CaseError, Diagnostic
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import GroupRunner
@@ -33,9 +34,8 @@ from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import PROPERTIES_FILE, Selection, select_cases
 from attncheck.results.format import Row
-from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import PropertyOutcome
-from attncheck.wording import stored_index, written_element
+from attncheck.settings.config import expected_failures_of, read_config
+from attncheck.spec.verdicts import PropertyOutcome
 
 _WITH_NEGATIVE_STRIDES = "numpy"
 """The only framework whose arrays have them; every other copies what it is given."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.dtypes import largest_number
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import generated_arrays as generated
 from attncheck.reading import model
@@ -23,6 +22,7 @@ from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_sh
 from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, contents_of
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import InputSpec, Shape
+from attncheck.spec.dtypes import largest_number
 
 Named = Mapping[str, kinds.Array]
 

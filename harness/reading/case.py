@@ -19,14 +19,14 @@ from typing import Any, Literal, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from attncheck.common.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
+from attncheck.common.wording import DocumentLayout, layout_of
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.lowering import Problem
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
 from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
-from attncheck.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
-from attncheck.wording import DocumentLayout, layout_of
 
 Found = TypeVar("Found")
 Basis = Literal["printed", "known", "unprinted"]
@@ -246,7 +246,7 @@ def _unpack(part: bytes) -> list[Case]:
     return found
 
 
-_PARTS = ("reading", "covering", "spec", "backends.contract", "dtypes", "errors", "quantities", "store", "wording")
+_PARTS = ("reading", "spec", "backends.contract", "common.errors", "common.store", "common.wording")
 READING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24

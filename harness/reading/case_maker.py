@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.dtypes import numpy_dtype
+from attncheck.common.wording import listed
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model, shapes
 from attncheck.reading.array_kinds import Alibi
@@ -64,7 +64,7 @@ from attncheck.spec import (
     inputs_of,
     stored_dtype,
 )
-from attncheck.wording import listed
+from attncheck.spec.dtypes import numpy_dtype
 
 _ADDED = frozenset(
     name for operation in OPERATIONS.values() for name, spec in operation.inputs.items() if spec.may_be_infinite

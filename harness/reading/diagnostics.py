@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from attncheck.errors import CaseError, Diagnostic
+from attncheck.common.errors import CaseError, Diagnostic
+from attncheck.common.wording import LINES, NEAR, ONE_LINE, WEB_ADDRESS
 from attncheck.reading import array_kinds
 from attncheck.reading import model as case_model
 from attncheck.reading.shapes import FieldFault
 from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
-from attncheck.wording import LINES, NEAR, ONE_LINE, WEB_ADDRESS
 
 Result = TypeVar("Result")
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from attncheck.quantities import QUANTITIES
 from attncheck.reading import model
 from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
 from attncheck.reading.arrays import parse_rows
@@ -17,6 +16,7 @@ from attncheck.reading.shapes import lift, show, stage_axes
 from attncheck.reading.stored_arrays import contents_of, read_stored
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
+from attncheck.spec.quantities import QUANTITIES
 
 DTYPES_OF_NUMBERS = ("float64", "float32")
 """In these, numbers that are known in decimal can be compared with what is computed."""

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from attncheck.backends.contract import EmptyRows
-from attncheck.errors import CaseError, Diagnostic
-from attncheck.processors import processor_flags
+from attncheck.common.errors import CaseError, Diagnostic
+from attncheck.common.processors import processor_flags
+from attncheck.common.wording import ONE_LINE
 from attncheck.reading.array_kinds import Strict
 from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, linked_files_hidden, yaml_diagnostics
 from attncheck.reading.model import Dtype, PropertyName, StageName
 from attncheck.reading.yaml_reader import FieldPath, YamlFault, read_yaml
-from attncheck.verdicts import Verdict
-from attncheck.wording import ONE_LINE
+from attncheck.spec.verdicts import Verdict
 
 FOLDER = "expected_failures"
 """Of the package ``attncheck.backends``: <backend>.yaml."""

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import AXES

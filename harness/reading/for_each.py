@@ -15,10 +15,10 @@ from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
-from attncheck.covering import count_combinations, covering_rows
+from attncheck.common.wording import expected, slug
+from attncheck.reading.covering import count_combinations, covering_rows
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
-from attncheck.wording import expected, slug
 
 EACH = "each"
 _SHOWN = 60

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.dtypes import largest_number, rounded_once, rounding_error
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
@@ -22,6 +21,7 @@ from attncheck.reading.lowering import poisoned
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape, statistics_dtype, stored_dtype
+from attncheck.spec.dtypes import largest_number, rounded_once, rounding_error
 
 if TYPE_CHECKING:
     from attncheck.reading.generated_arrays import Generator

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from attncheck.errors import CaseError, Diagnostic
+from attncheck.common.errors import CaseError, Diagnostic
+from attncheck.common.wording import slug
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import diagnostics, model
 from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
@@ -31,7 +32,6 @@ from attncheck.reading.for_each import FOR_EACH, write_out
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.yaml_reader import FieldPath, UnwrittenDocument, YamlDocument, YamlFault, read_yaml
-from attncheck.wording import slug
 
 Warnings = Iterator[tuple[FieldPath, str]]
 Counts = NDArray[np.int64]

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.dtypes import holds_nan, largest_number, numpy_dtype, rounded_once
 from attncheck.reading.shapes import ShapeFault, show
 from attncheck.spec import (
     CONVENTIONS,
@@ -46,6 +45,7 @@ from attncheck.spec import (
     inputs_of,
     score_kind,
 )
+from attncheck.spec.dtypes import holds_nan, largest_number, numpy_dtype, rounded_once
 
 Array = NDArray[Any]
 Rows = NDArray[np.intp]

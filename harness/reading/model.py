@@ -12,9 +12,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, create_model
 
 from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
+from attncheck.common.wording import LINES, ONE_LINE, WEB_ADDRESS
 from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, StoredNumbers, Strict
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, MEMORY_LAYOUTS, OPERATIONS, PROPERTIES, STAGES, OptionSpec
-from attncheck.wording import LINES, ONE_LINE, WEB_ADDRESS
 
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.

@@ -14,8 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from attncheck.dtypes import numpy_dtype
-from attncheck.quantities import QUANTITIES
 from attncheck.reading import for_each
 from attncheck.reading.array_kinds import COMBINED_KINDS, KINDS, MASK_KINDS
 from attncheck.reading.arrays import INT_RANGE
@@ -39,6 +37,8 @@ from attncheck.spec import (
     InputSpec,
     inputs_of,
 )
+from attncheck.spec.dtypes import numpy_dtype
+from attncheck.spec.quantities import QUANTITIES
 
 
 def array_definitions() -> dict[str, Schema]:

@@ -30,13 +30,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from attncheck.errors import CaseError, Diagnostic, UsageError
+from attncheck.common.errors import CaseError, Diagnostic, UsageError
+from attncheck.common.store import Store, user_store
+from attncheck.common.wording import NEAR, expected, listed_or, slug
 from attncheck.reading.case import Case, PackedCases, load_kept_case_file, load_kept_tags
 from attncheck.reading.expressions import Expression
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.spec import OPERATIONS
-from attncheck.store import Store, user_store
-from attncheck.wording import NEAR, expected, listed_or, slug
 
 _WILD = re.compile(r"[*?[]")
 _MOST_MEANT = 3

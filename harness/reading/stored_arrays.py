@@ -21,11 +21,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from attncheck.errors import AttncheckError
+from attncheck.common.errors import AttncheckError
+from attncheck.common.store import digest_of
 from attncheck.reading.array_kinds import Contents, StoredNumbers
 from attncheck.reading.shapes import FieldFault
 from attncheck.spec import Shape
-from attncheck.store import digest_of
 
 Array = NDArray[Any]
 MAX_FILE = 2**30

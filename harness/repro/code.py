@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Truth, is_measured, is_prescribed
 from attncheck.reading.case import Case

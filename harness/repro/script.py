@@ -21,19 +21,19 @@ import numpy as np
 
 from attncheck.backends import BackendEntry, Library, Mode
 from attncheck.backends.families import Family
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.processors import emulation_variables
+from attncheck.common.wording import listed
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task, call_of
 from attncheck.execution.padding import Padding
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import THREAD_VARIABLES
-from attncheck.processors import emulation_variables
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
 from attncheck.repro.code import Expected, copied, folded, inlined, quoted, short, written
 from attncheck.spec import CONVENTIONS, result_stages
-from attncheck.wording import listed
 
 PARTS = "attncheck.repro.code"
 _OPERATIONS = "attncheck.execution.operations"

@@ -24,9 +24,8 @@ import numpy as np
 
 from attncheck.backends import Library, Mode
 from attncheck.backends.families import FAMILIES, Family
-from attncheck.commands import command, joined, words_again
+from attncheck.common.errors import OutputError, UsageError
 from attncheck.diagnosis.declared import truth_for
-from attncheck.errors import OutputError, UsageError
 from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task, call_of
@@ -41,8 +40,9 @@ from attncheck.reading.lowering import Array
 from attncheck.repro.code import expected_stages, folded, quoted
 from attncheck.repro.script import Script, UserCall, imported, loaded
 from attncheck.results.format import SCRIPTS_FOLDER, Row
+from attncheck.settings.commands import command, joined, words_again
 from attncheck.spec import result_stages
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 _READING = """\
 {name} in {dtype}: {case}

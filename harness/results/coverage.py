@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 MINIMUM = re.compile(r"([0-9]{1,9})|([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%")
 """A number of cases, or a share of those asked for."""

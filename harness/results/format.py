@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.results.tables import ColumnKind, Schema
 from attncheck.spec import OPERATIONS
-from attncheck.verdicts import HARMLESS, MEETS_CLAIM
+from attncheck.spec.verdicts import HARMLESS, MEETS_CLAIM
 
 FORMAT = 10
 PARQUET_FORMAT = 9

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
+from attncheck.common.wording import listed
 from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
 from attncheck.results.coverage import Stop
@@ -21,8 +22,7 @@ from attncheck.results.format import Row
 from attncheck.results.parts import read_rows
 from attncheck.results.reader import check_format, read_environment
 from attncheck.results.records import CaseRecords, FailedFile, check_record, read_cases, read_json
-from attncheck.verdicts import Verdict
-from attncheck.wording import listed
+from attncheck.spec.verdicts import Verdict
 
 FAILED_FILE = "failed.json"
 CaseInDtype = tuple[str, str]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
+from attncheck.common.wording import one_line
 from attncheck.results.tables import ColumnKind, ColumnValues, DamagedError, RowTable, Schema
-from attncheck.wording import one_line
 
 _ARRAY_COLUMNS = ("case", "dtype", "implementation", "stage", "array_dtype", "shape", "data")
 _MAX_GROUPS = 100

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.dtypes import numpy_dtype
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
+from attncheck.common.wording import ESCAPED, LONGEST_TEXT, one_line
 from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
 from attncheck.results.parquet import read_parquet_arrays, read_parquet_keys, read_parquet_rows
 from attncheck.results.tables import UNREADABLE, ColumnValues, DamagedError, RowTable, TableFile, concatenate
 from attncheck.results.writer import write_table
 from attncheck.spec import CLAIMS, DTYPES, PROPERTIES
-from attncheck.verdicts import PropertyOutcome, Verdict
-from attncheck.wording import ESCAPED, LONGEST_TEXT, one_line
+from attncheck.spec.dtypes import numpy_dtype
+from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
 ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""

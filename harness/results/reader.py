@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
 from attncheck.results.coverage import Stop
 from attncheck.results.format import FORMAT, PARQUET_FORMAT, Row
 from attncheck.results.parquet import require_pyarrow

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
+from attncheck.common.wording import WEB_ADDRESS, one_line
 from attncheck.results.coverage import MINIMUM
 from attncheck.results.format import FORMAT
-from attncheck.wording import WEB_ADDRESS, one_line
 
 _MAX_BYTES = 2**29
 """Of one JSON file: some hundred thousand cases."""

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attncheck.errors import OutputError, UsageError
+from attncheck.common.errors import OutputError, UsageError
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, FORMAT, ROW_SCHEMA, Row
 from attncheck.results.parts import read_rows, read_rows_part, remove_damaged, remove_units, row_parts
 from attncheck.results.reader import read_environment
 from attncheck.results.records import cases_text, read_cases
 from attncheck.results.tables import RowTable, concatenate, values_of
 from attncheck.results.writer import is_unbegun, write_table
-from attncheck.verdicts import ALL_CASES, Verdict
+from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
 """Of environment.json: what the numbers may depend on."""

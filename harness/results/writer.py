@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from attncheck.errors import ExitCode, OutputError, ResultsError
+from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.results.format import (
     ARRAY_SCHEMA,
     FORMAT,

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from attncheck.asking.question import Question
-from attncheck.capturing import as_numpy
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.wording import slug
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import case_of_data
@@ -30,7 +30,7 @@ from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import DTYPES, HEADS, OPERATIONS, InputSpec, score_kind
-from attncheck.wording import slug
+from attncheck.spec.dtypes import as_numpy
 
 MAX_SPELLED = 128
 """Numbers of an array that are handed to the loader one by one; larger ones go by way of a file, which is quicker."""

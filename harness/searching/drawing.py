@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.dtypes import largest_number
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import Array, blocks_spread, poisoned
 from attncheck.searching.concrete import ConcreteCase, axes_of
@@ -35,6 +34,7 @@ from attncheck.spec import (
     score_kind,
     stored_dtype,
 )
+from attncheck.spec.dtypes import largest_number
 
 Inputs = dict[str, Array]
 

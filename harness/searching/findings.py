@@ -23,8 +23,8 @@ from pydantic import TypeAdapter
 from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.dtypes import largest_number, rounded_once
-from attncheck.errors import CaseError, OutputError, UsageError
+from attncheck.common.errors import CaseError, OutputError, UsageError
+from attncheck.common.wording import slug
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
 from attncheck.reading.case import Case
@@ -44,8 +44,8 @@ from attncheck.searching.concrete import (
     read_concrete,
 )
 from attncheck.spec import statistics_dtype
-from attncheck.verdicts import Verdict
-from attncheck.wording import slug
+from attncheck.spec.dtypes import largest_number, rounded_once
+from attncheck.spec.verdicts import Verdict
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ import numpy as np
 
 from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
-from attncheck.errors import CaseError
+from attncheck.common.errors import CaseError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.merge import merge_runs
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reports.failure_patterns import FailurePattern, candidates, parts_that_hold
 from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.merge import merge_runs
 from attncheck.results.reader import read_runs
 from attncheck.results.writer import note_confirmed
 from attncheck.searching.concrete import ConcreteCase, concrete_case

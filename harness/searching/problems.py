@@ -16,7 +16,6 @@ from typing import Any, TypeVar, get_args, get_origin
 import numpy as np
 
 from attncheck.backends import numpy_backend
-from attncheck.dtypes import largest_number, rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.reading.lowering import Array, Problem, blocks_spread, check_codes
 from attncheck.reading.shapes import (
@@ -43,6 +42,7 @@ from attncheck.spec import (
     inputs_of,
     stored_dtype,
 )
+from attncheck.spec.dtypes import largest_number, rounded_once
 
 DrawShape = Callable[[Operation, frozenset[str], Random], Dimensions]
 """Draws the shape of a problem of an operation, whose inputs have these axes."""

@@ -18,11 +18,11 @@ from typing import Any, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
+from attncheck.common.store import digest_of
 from attncheck.reading.lowering import Array
 from attncheck.searching.concrete import ConcreteCase, axes_of
 from attncheck.searching.problems import stored
 from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec
-from attncheck.store import digest_of
 
 MAX_TRIES = 1500
 MAX_SECONDS = 60.0

@@ -20,7 +20,8 @@ from typing import NoReturn
 from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.errors import CaseError
+from attncheck.common.errors import CaseError
+from attncheck.common.wording import written_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case
@@ -38,7 +39,6 @@ from attncheck.searching.findings import (
 )
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
-from attncheck.wording import written_element
 
 MAX_FINDINGS = 20
 """Then there is enough to fix."""

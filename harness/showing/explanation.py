@@ -9,7 +9,8 @@ from itertools import islice
 from rich.console import Console
 
 from attncheck.asking.answer import Answer, Repetition
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
+from attncheck.common.wording import at_most, written_element, written_ratio
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
@@ -21,8 +22,7 @@ from attncheck.reports.outcome import facts_of_case
 from attncheck.reports.sections import Table
 from attncheck.reports.terminal import Line, print_lines
 from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, StageRecord
-from attncheck.verdicts import Verdict
-from attncheck.wording import at_most, written_element, written_ratio
+from attncheck.spec.verdicts import Verdict
 
 _MAX_CALLS = 10
 """Calls that are listed."""

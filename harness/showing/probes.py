@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attncheck.conventions import Measured
-from attncheck.errors import ExitCode
+from attncheck.asking.conventions import Measured
+from attncheck.common.errors import ExitCode
 from attncheck.reading.case import Case
 from attncheck.reports.json_documents import Failure, opening
 from attncheck.reports.outcome import first_of_each

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.common.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.judge import exact_values
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
@@ -30,7 +30,7 @@ from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row
 from attncheck.showing.explanation import inputs_line, of_case
 from attncheck.showing.json_schema import ArrayRecord, CaseDocument, NumberRecord
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 if TYPE_CHECKING:
     from attncheck.showing.heatmaps import Format

@@ -22,7 +22,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
+from attncheck.common.wording import at_most, counted
 from attncheck.reports.cells import Cell, CellRow, State, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS
 from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
@@ -30,8 +31,7 @@ from attncheck.reports.frames import Column, Frames, by_key, expected_failures, 
 from attncheck.reports.sections import Block, Details, Figure, Key, Text, anchor_of
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
-from attncheck.verdicts import Verdict
-from attncheck.wording import at_most, counted
+from attncheck.spec.verdicts import Verdict
 
 URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 

@@ -17,6 +17,7 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from attncheck.common.wording import counted, told_apart
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
 from attncheck.reading.shapes import show
 from attncheck.reports import panels
@@ -50,7 +51,6 @@ from attncheck.reports.sections import (
     anchor_of,
 )
 from attncheck.results.format import EXACT, bound_name
-from attncheck.wording import counted, told_apart
 
 Array = NDArray[Any]
 _MAX_ROWS = 12

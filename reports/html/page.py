@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 from attncheck.reports import sections
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import coverage
@@ -24,7 +24,7 @@ from attncheck.reports.frames import Frames, documents_of, expected_failures, fa
 from attncheck.reports.html import contents, evidence
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.spec import DTYPES
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 _AGREE, _FAILING, _UNSURE = ("agree", "✓"), ("failing", "✗"), ("xfail", "!")
 _OF_RECORDS = ("misprint", "!")

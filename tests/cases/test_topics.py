@@ -22,7 +22,7 @@ from bundled import bundled
 
 from attncheck.backends import EVERYTHING
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.plan import EMPTY_ROWS, Level, given_levels, levels_of
+from attncheck.planning.plan import EMPTY_ROWS, Level, given_levels, levels_of
 from attncheck.reading import array_kinds
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES

@@ -21,11 +21,10 @@ from pages import DOCS, Block, attncheck, blocks_of, commands_of, pages, small_c
 sys.path.insert(0, str(DOCS))
 from site_tables import examples_of
 
-from attncheck import releases
 from attncheck.backends import LIBRARIES
-from attncheck.cli import app
+from attncheck.cli import app, releases
 from attncheck.cli.app import COMMANDS, OPTIONS
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 from attncheck.mutation import score as command_of_faults
 
 GROUP: Any = typer.main.get_command(app)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from attncheck import measure_conventions
-from attncheck.conventions import QUESTIONS
+from attncheck.asking.conventions import QUESTIONS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

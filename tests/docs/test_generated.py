@@ -20,7 +20,6 @@ sys.path.insert(0, str(DOCS))
 from site_tables import models_of_cases, tables
 from test_command_line import GROUP
 
-from attncheck import options
 from attncheck.backends import numpy_backend
 from attncheck.backends.families import FAMILIES
 from attncheck.execution.runner import task_of
@@ -33,6 +32,7 @@ from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expec
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
+from attncheck.settings import options
 from attncheck.showing.json_schema import DOCUMENTS, results_schema
 from attncheck.spec import OPERATIONS
 

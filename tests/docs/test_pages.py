@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from attncheck.backends import EVERYTHING
-from attncheck.processors import processor_flags
+from attncheck.common.processors import processor_flags
 from attncheck.reports.survey import Finding, read_findings
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -21,10 +21,10 @@ import attncheck
 from attncheck import ask, check, explain
 from attncheck.asking.again import calls_before, fewest
 from attncheck.backends import numpy_backend
+from attncheck.common.errors import CaseError, UsageError
+from attncheck.common.store import VARIABLE
 from attncheck.diagnosis.on_demand import DiagnosisOnDemand
 from attncheck.diagnosis.run import SETTLED, ReturnedStages
-from attncheck.dtypes import numpy_dtype
-from attncheck.errors import CaseError, UsageError
 from attncheck.execution.worker import Computed
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -32,7 +32,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.last_failed import RunWatch
 from attncheck.results.writer import ResultsWriter
-from attncheck.store import VARIABLE
+from attncheck.spec.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -20,15 +20,15 @@ from processes import PATIENCE, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry
-from attncheck.errors import ClusterError, ExitCode, UsageError
+from attncheck.common.errors import ClusterError, ExitCode, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection, entry_of
 from attncheck.execution.runner import Group
 from attncheck.execution.user_code import Target
-from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import make_frames
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.write import write_report
 from attncheck.results.reader import Run, read_run, read_runs
 from attncheck.run import RunSummary, Settings, run_cases

@@ -16,19 +16,19 @@ from pathlib import Path
 import pytest
 from tables import tables_beside
 
-from attncheck import processors
 from attncheck.backends import BACKENDS
-from attncheck.errors import UsageError
+from attncheck.common import processors
+from attncheck.common.errors import UsageError
+from attncheck.common.processors import ISA, available_processors, limit_to_isa
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.processors import ISA, available_processors, limit_to_isa
 from attncheck.reports.difference import Bisection, print_bisection, read_frames
 
 ASKED = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from attncheck.execution.call import Limits
-from attncheck.processors import available_processors
+from attncheck.common.processors import available_processors
 print(available_processors(), Limits().workers >= 3)
 """
 

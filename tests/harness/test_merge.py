@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from part_files import split_arrays
 
-from attncheck.merge import Merged, merge_runs
+from attncheck.reports.merge import Merged, merge_runs
 from attncheck.results.format import ARRAY_SCHEMA, INPUTS, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 from attncheck.results.tables import TableFile

@@ -17,12 +17,12 @@ from here import command_here, own_code_here
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry
-from attncheck.errors import ExitCode, OutputError, UsageError
+from attncheck.common.errors import ExitCode, OutputError, UsageError
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.merge import merge_runs
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import make_frames
+from attncheck.reports.merge import merge_runs
 from attncheck.results import resume
 from attncheck.results.coverage import Stop
 from attncheck.results.last_failed import FailedEvaluation

@@ -12,15 +12,12 @@ import pandas as pd
 import pytest
 from tables import tables_beside
 
-from attncheck import plan
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, DeclaredConvention, Mode
-from attncheck.config import minimum_of
-from attncheck.errors import CaseError, ExitCode
+from attncheck.common.errors import CaseError, ExitCode
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.merge import merge_runs
-from attncheck.options import RunOptions, read_options
+from attncheck.planning import plan
 from attncheck.reading.expected_failures import (
     ExpectedFailure,
     bundled_expected_failures,
@@ -30,9 +27,12 @@ from attncheck.reading.expected_failures import (
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.markdown import render_markdown
+from attncheck.reports.merge import merge_runs
 from attncheck.results.format import EXACT, FORMAT, INPUTS
 from attncheck.results.reader import Run, read_run
 from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.settings.config import minimum_of
+from attncheck.settings.options import RunOptions, read_options
 from attncheck.showing.explanation import explanation_text
 from attncheck.spec import DTYPES
 

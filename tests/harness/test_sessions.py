@@ -34,7 +34,7 @@ from evaluating import own
 from here import own_code_here
 from tables import CASES
 
-from attncheck import accuracy
+from attncheck.asking import accuracy
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_run

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attncheck.store import VARIABLE
+from attncheck.common.store import VARIABLE
 
 MOST_MODULES = 150
 """Of this package, in the process that was started."""

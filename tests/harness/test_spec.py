@@ -24,15 +24,14 @@ from tables import tables_beside
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.covering import Exclusion, count_combinations, covering_rows
-from attncheck.designing import DesignRequest, write_design
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, entry_of
 from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_call import declarations
 from attncheck.execution.user_code import Target
-from attncheck.quantities import QUANTITIES
+from attncheck.planning.designing import DesignRequest, write_design
+from attncheck.reading.covering import Exclusion, count_combinations, covering_rows
 from attncheck.reading.loader import load_case_file
 from attncheck.spec import (
     ASKED_BY,
@@ -47,6 +46,7 @@ from attncheck.spec import (
     computed_stages,
     inputs_of,
 )
+from attncheck.spec.quantities import QUANTITIES
 
 KINDS = [(name, score) for name in OPERATIONS for score in (SCORE_SPECS if name == "scoring" else [None])]
 

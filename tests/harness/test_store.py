@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attncheck import store as store_module
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import BACKENDS, numpy_backend
+from attncheck.common import store as store_module
+from attncheck.common.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, digest_of, user_store
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
@@ -39,8 +40,7 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.spec import Options
-from attncheck.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, digest_of, user_store
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 KEY = Key("exact", f"{4:016x}")
 
@@ -202,7 +202,7 @@ def test_what_looks_alike_has_another_digest() -> None:
 
 def test_another_process_finds_the_same_digest() -> None:
     value = "digest_of({'b': {1, 2, 3}, 'a': frozenset('xyz')}, Options(scale=0.5), [1.5, None])"
-    code = f"from attncheck.store import digest_of; from attncheck.spec import Options; print({value})"
+    code = f"from attncheck.common.store import digest_of; from attncheck.spec import Options; print({value})"
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         found = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
@@ -211,7 +211,7 @@ def test_another_process_finds_the_same_digest() -> None:
 
 def test_several_processes_share_a_store(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from attncheck.store import Key, Store\n"
+        "import sys; from pathlib import Path; from attncheck.common.store import Key, Store\n"
         "store = Store(Path(sys.argv[1]))\n"
         "for _ in range(20):\n"
         "    for number in range(20):\n"

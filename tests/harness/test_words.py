@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from tables import tables_beside
 
 import attncheck
-from attncheck import progress
-from attncheck.commands import command, joined
-from attncheck.config import read_config
-from attncheck.errors import ExitCode, UsageError
-from attncheck.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
+from attncheck.common import progress
+from attncheck.common.errors import ExitCode, UsageError
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
-from attncheck.verdicts import Verdict
+from attncheck.settings.commands import command, joined
+from attncheck.settings.config import read_config
+from attncheck.settings.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
+from attncheck.spec.verdicts import Verdict
 
 
 def test_verdicts_have_their_words_severities_and_exit_codes() -> None:

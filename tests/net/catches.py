@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from attncheck.covering import covering
+from attncheck.common.processors import available_processors
 from attncheck.mutation.catalogue import BY_HAND
 from attncheck.mutation.judgement import OF_NUMBERS
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import in_processes, run_mutants
-from attncheck.plan import UNITS, Plan, features_of, standard_units
-from attncheck.processors import available_processors
+from attncheck.planning.plan import UNITS, Plan, features_of, standard_units
 from attncheck.reading.case import Case
+from attncheck.reading.covering import covering
 from attncheck.reading.selection import bundled_root, select_cases
 from attncheck.spec.options import SIXTEEN_BITS
 

@@ -26,7 +26,7 @@ from attncheck.mutation.mutant import REFERENCE, WIDE, Subject, Variant
 from attncheck.mutation.narrow import RIGHT
 from attncheck.mutation.score import run_mutants
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores
-from attncheck.plan import recorded_units
+from attncheck.planning.plan import recorded_units
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 

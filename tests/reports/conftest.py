@@ -16,10 +16,10 @@ from tables import tables_beside
 
 from attncheck.backends import BackendEntry
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.merge import merge_runs
 from attncheck.reading.selection import select_cases
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.html.page import render_html
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.write import write_report
 from attncheck.results.format import EXACT, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs

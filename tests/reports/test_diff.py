@@ -11,9 +11,8 @@ import pytest
 from here import command_here
 from tables import tables_beside
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.judging.compare import noise_limit, threshold
-from attncheck.merge import merge_runs
 from attncheck.reports import difference
 from attncheck.reports.difference import (
     Difference,
@@ -24,6 +23,7 @@ from attncheck.reports.difference import (
     write_difference,
 )
 from attncheck.reports.frames import make_frames
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.outcome import rows_of
 from attncheck.results.reader import matched_runs, read_runs
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from attncheck.errors import OutputError, UsageError
+from attncheck.common.errors import OutputError, UsageError
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.documents import Computation, documents, expectation_parts

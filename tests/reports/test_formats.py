@@ -32,7 +32,8 @@ from hypothesis import strategies as st
 from tables import CASES, tables_beside
 
 from attncheck import check
-from attncheck.errors import ExitCode, OutputError
+from attncheck.common.errors import ExitCode, OutputError
+from attncheck.common.wording import ESCAPED, one_line
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.score import mutants_document, print_mutation, run_mutants
 from attncheck.reading.selection import select_cases
@@ -57,8 +58,7 @@ from attncheck.reports.terminal import print_summary
 from attncheck.reports.write import harmless, render_junit, write_junit, write_report, xml_text
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
-from attncheck.verdicts import Verdict
-from attncheck.wording import ESCAPED, one_line
+from attncheck.spec.verdicts import Verdict
 
 BIDI = "\u202e\u2066"
 SHORT = (

@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 from tables import tables_beside
 
-from attncheck.errors import OutputError
-from attncheck.merge import merge_runs
+from attncheck.common.errors import OutputError
+from attncheck.common.wording import one_line
 from attncheck.reports.frames import COLUMNS, Column, Frames, KeptArrays, make_frames
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.write import harmless, write_junit, write_report
 from attncheck.results.format import EXACT, INPUTS, StoredArray
 from attncheck.results.reader import read_run
 from attncheck.results.records import CaseRecords
-from attncheck.wording import one_line
 
 TABLES = tables_beside(__file__)
 

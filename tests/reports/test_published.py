@@ -13,7 +13,7 @@ from here import command_here
 from tables import tables_beside
 
 from attncheck.backends import BACKENDS
-from attncheck.errors import OutputError, ResultsError, UsageError
+from attncheck.common.errors import OutputError, ResultsError, UsageError
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.reports.comparison import change_lines, drift, publish, read_verdicts
@@ -36,7 +36,7 @@ from attncheck.reports.survey import (
 from attncheck.reports.survey_pages import read_survey, render_survey, survey_page, write_survey
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
-from attncheck.verdicts import ALL_CASES
+from attncheck.spec.verdicts import ALL_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 

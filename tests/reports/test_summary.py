@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from tables import tables_beside
 
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports import ci

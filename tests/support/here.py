@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import typer
 
-from attncheck import cli, progress
+from attncheck import cli
 from attncheck.cli import running
+from attncheck.common import progress
 from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
 from attncheck.execution.describing import Declared, DescribedWorkers, DescriptionRequest

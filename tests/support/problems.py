@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from attncheck.attention.problem import Computation
 from attncheck.backends import numpy_backend
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.dtypes import rounded_once
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading import lowering
 from attncheck.searching.concrete import axes_of
 from attncheck.spec import InputSpec, inputs_of, statistics_dtype
-from attncheck.verdicts import Verdict
+from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.verdicts import Verdict
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

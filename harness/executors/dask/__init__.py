@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 
 if find_spec("distributed") is None:
     raise UsageError("--cluster needs the extra dask: pip install 'attncheck[dask]'")

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from distributed import Client
 
-from attncheck.errors import ClusterError, UsageError
+from attncheck.common.errors import ClusterError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.runner import Group
 from attncheck.executors.dask.tasks import JobContext, asked_of, differences, end_run, found_here

@@ -34,7 +34,7 @@ from attncheck.executors.dask.connection import (
     worker_command,
 )
 from attncheck.executors.dask.tasks import Batch, GroupOutcomes, JudgedBatch, evaluate_batch, judge_batch
-from attncheck.plan import Plan, Unit
+from attncheck.planning.plan import Plan, Unit
 
 PATIENCE_SECONDS = 60.0
 """A cluster without a worker for something is given up after so long: nodes take a while to come back."""

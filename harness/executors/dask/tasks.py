@@ -18,16 +18,16 @@ from pathlib import Path
 from threading import Lock, Thread
 from time import perf_counter
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.store import user_store
 from attncheck.execution.call import Limits, with_memory_per_worker
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Outcome
 from attncheck.judging.units import Judge, UnitResult
-from attncheck.plan import Plan, Unit
+from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
-from attncheck.store import user_store
 
 _PLANS_KEPT = 4
 _RUNS_KEPT = 64

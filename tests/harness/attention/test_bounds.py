@@ -24,7 +24,7 @@ from attncheck.reading.lowering import rows_of_tables
 from attncheck.spec import OPERATIONS
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 U32 = 2.0**-24
 DOUBLE, SINGLE = (rounding_model_named("native", dtype) for dtype in ("float64", "float32"))

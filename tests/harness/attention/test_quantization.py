@@ -29,7 +29,7 @@ from traded_kernels import (
 )
 
 from attncheck import check
-from attncheck.accuracy import lines_of, measure_accuracy, small_cases
+from attncheck.asking.accuracy import lines_of, measure_accuracy, small_cases
 from attncheck.attention.errors import Operand, exact_logits, stored_operand_of
 from attncheck.attention.softmax import rows_of, softmax
 from attncheck.attention.weighted_mean import furthest_move
@@ -38,7 +38,7 @@ from attncheck.reading.selection import select_cases
 from attncheck.reports.summary import headline
 from attncheck.spec.classes import PRESETS, class_name, rounding_model_named
 from attncheck.spec.rounding import GRIDS, SCALE_FORMATS, Quantization
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 PER = ("none", "tensor", "head", "row", "channel", "rows", "columns", "rows of a channel")
 INT8 = "fused with key int8 per 64 rows"

@@ -21,7 +21,7 @@ from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 LoadText = Callable[[str], list[Case]]
 Compute = Callable[[Case, str], tuple[Inputs, Arrays]]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tables import tables_beside
 
-from attncheck.conventions import QUESTIONS, Measured, ask_all, is_meant, truth_of_meaning
-from attncheck.dtypes import rounded_once
-from attncheck.errors import UsageError
+from attncheck.asking.conventions import QUESTIONS, Measured, ask_all, is_meant, truth_of_meaning
+from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import find_implementation
 from attncheck.spec import DTYPES, ROUNDING_MODELS
+from attncheck.spec.dtypes import rounded_once
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -31,7 +31,7 @@ from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, how_named, names_from
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores
 from attncheck.reading.selection import select_cases
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 Compute = Callable[[Arrays], Arrays]
 SEMANTIC, NUMERIC, NONFINITE = Verdict.SEMANTIC, Verdict.NUMERIC, Verdict.NONFINITE

@@ -12,7 +12,7 @@ from tables import tables_beside
 
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import CERTAIN, NAMELESS, OR, STANDS, Decision, Wording, decide, reworded
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
 

@@ -32,7 +32,7 @@ import attncheck
 from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.backends.contract import UnsupportedError
 from attncheck.backends.families import FAMILIES
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.operations import Task
@@ -49,7 +49,7 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import declarations, functions_of, own_backend
 from attncheck.execution.user_code import LoadError, Target, file_of_program, is_own, words_of_program
 from attncheck.execution.worker import Computed, Failure, evaluate_on
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -24,7 +24,7 @@ from processes import PATIENCE, has_ended, kill_child, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry, numpy_backend
-from attncheck.errors import ExitCode, OutputError
+from attncheck.common.errors import ExitCode, OutputError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import Implementation

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from tables import tables_beside
 
 import attncheck
-from attncheck.accuracy import measure_accuracy
+from attncheck.asking.accuracy import measure_accuracy
 from attncheck.backends import BACKENDS, Mode, numpy_backend
 from attncheck.backends.contract import Backend
 from attncheck.execution import process_state

@@ -32,7 +32,7 @@ from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge_implementation import with_faults
 from attncheck.judging.truth import find_truth
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 from attncheck.reading.lowering import Problem
 from attncheck.spec import OPERATIONS
 

@@ -24,7 +24,7 @@ from kernels import ATTENTION, kernel
 from tables import tables_beside
 
 from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, published
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.environment import InstalledPackages
 from attncheck.execution.implementation_selection import (

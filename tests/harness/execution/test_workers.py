@@ -22,7 +22,7 @@ from processes import PATIENCE, has_ended, wait_until
 from tables import tables_beside
 
 from attncheck.backends import BackendEntry, Mode
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 from attncheck.execution import runner as module
 from attncheck.execution.call import (
     CallCancelled,

@@ -20,7 +20,7 @@ from kernels import kernel as source
 
 from attncheck import run
 from attncheck.backends import BACKENDS, BackendEntry, numpy_backend
-from attncheck.dtypes import numpy_dtype
+from attncheck.common.store import NO_STORE
 from attncheck.execution import call, runner
 from attncheck.execution.call import Limits, WorkerDied
 from attncheck.execution.implementation_selection import select_implementations
@@ -30,13 +30,13 @@ from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.executors import local
 from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
-from attncheck.plan import Unit
+from attncheck.planning.plan import Unit
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
-from attncheck.store import NO_STORE
+from attncheck.spec.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

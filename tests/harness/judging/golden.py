@@ -39,17 +39,17 @@ from numpy.typing import NDArray
 
 from attncheck.attention.bounds import Bound
 from attncheck.attention.exact_array import Enclosure
-from attncheck.dtypes import rounded_once
+from attncheck.common.processors import available_processors
 from attncheck.execution.call import end_with_parent
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
-from attncheck.plan import Plan, standard_units
-from attncheck.processors import available_processors
+from attncheck.planning.plan import Plan, standard_units
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ROUNDING_MODELS
+from attncheck.spec.dtypes import rounded_once
 
 GOLDEN_FILE: Final = Path(__file__).with_name("golden.txt")
 LEVEL_TOLERANCE: Final = 1e-8

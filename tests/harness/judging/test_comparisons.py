@@ -19,7 +19,6 @@ from tables import tables_beside
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.dtypes import numpy_dtype
 from attncheck.judging import truth as module
 from attncheck.judging.compare import (
     Comparison,
@@ -36,7 +35,8 @@ from attncheck.judging.compare import (
 from attncheck.judging.judge import judge_pairs
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.judging.truth import Conditioning, Truth, condition_numbers, within_range
-from attncheck.verdicts import Verdict
+from attncheck.spec.dtypes import numpy_dtype
+from attncheck.spec.verdicts import Verdict
 
 AGREE, NUMERIC, NONFINITE, UNVERIFIED = Verdict.AGREE, Verdict.NUMERIC, Verdict.NONFINITE, Verdict.UNVERIFIED
 DTYPES = ("float32", "float64")

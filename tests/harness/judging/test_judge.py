@@ -32,7 +32,7 @@ from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 Stages = dict[str, Array]
 Compute = Callable[[Case, str], tuple[Inputs, Stages]]

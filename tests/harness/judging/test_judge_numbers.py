@@ -17,7 +17,7 @@ from attncheck.judging.judge import CaseJudgement, judge
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.results.format import Row
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 Compute = Callable[[Case, str], tuple[Inputs, Arrays]]
 LoadText = Callable[[str | bytes], list[Case]]

@@ -15,7 +15,7 @@ from attncheck.judging.judge_implementation import OwnEmptyRows
 from attncheck.judging.judge_stages import StageJudgement, agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined_rows import find_undefined_elements
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 AGREE, NUMERIC, SEMANTIC, UNVERIFIED = Verdict.AGREE, Verdict.NUMERIC, Verdict.SEMANTIC, Verdict.UNVERIFIED
 REASON = "holds NaN or an infinity that no mask explains"

@@ -20,7 +20,6 @@ from attncheck.backends.contract import Window
 from attncheck.diagnosis.case_evidence import Fit
 from attncheck.diagnosis.decision import Decision
 from attncheck.diagnosis.readings import CATALOGUE
-from attncheck.dtypes import numpy_dtype
 from attncheck.execution.operations import Task, run_operation
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
@@ -46,6 +45,7 @@ from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.inputs import optional
 
 ALL_DTYPES = {*WIDE, "bfloat16", "float16"}

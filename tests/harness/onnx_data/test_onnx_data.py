@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from attncheck import cli
 from attncheck.attention.exact_array import Enclosure
 from attncheck.backends import LIBRARIES
-from attncheck.errors import OnnxDataError, OutputError, UsageError
+from attncheck.common.errors import OnnxDataError, OutputError, UsageError
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 if LIBRARIES["onnx"].is_installed:
     import onnx

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tables import tables_beside
 
 from attncheck.backends import numpy_backend
-from attncheck.errors import ExitCode, ResultsError
+from attncheck.common.errors import ExitCode, ResultsError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.user_code import Target
@@ -30,7 +30,7 @@ from attncheck.results.format import PROPERTY_PART, Row
 from attncheck.results.parts import read_property_rows
 from attncheck.results.writer import write_property_rows
 from attncheck.spec import PROPERTIES
-from attncheck.verdicts import PropertyOutcome
+from attncheck.spec.verdicts import PropertyOutcome
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -15,10 +15,10 @@ from attncheck.attention.problem import Computation
 from attncheck.backends import numpy_backend
 from attncheck.backends.codes import code_values
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.dtypes import numpy_dtype
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.lowering import Problem, handed_over
 from attncheck.reading.selection import select_cases
+from attncheck.spec.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 INFO = {

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import CASES, tables_beside
 
-from attncheck.errors import CaseError, Diagnostic
+from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.reading import case_maker
 from attncheck.reading.case import Case
 from attncheck.reading.for_each import MAX_CASES, write_out

@@ -19,7 +19,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import tables_beside
 
-from attncheck.dtypes import largest_number, numpy_dtype, rounded_once
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi
 from attncheck.reading.generated_arrays import (
@@ -37,6 +36,7 @@ from attncheck.reading.generated_arrays import (
     words_from_state,
 )
 from attncheck.spec import DTYPES
+from attncheck.spec.dtypes import largest_number, numpy_dtype, rounded_once
 
 TABLES = tables_beside(__file__)
 

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from tables import tables_beside
 
-from attncheck.dtypes import numpy_dtype
-from attncheck.errors import CaseError, ExitCode
+from attncheck.common.errors import CaseError, ExitCode
 from attncheck.reading import yaml_reader
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import load_expected_failures
@@ -40,6 +39,7 @@ from attncheck.reading.yaml_reader import (
     read_yaml,
 )
 from attncheck.spec import DTYPES
+from attncheck.spec.dtypes import numpy_dtype
 
 TABLES = tables_beside(__file__)
 

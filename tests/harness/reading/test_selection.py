@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tables import CASES, tables_beside
 
 from attncheck.attention.sampling import MAX_ELEMENTS
-from attncheck.errors import CaseError, UsageError
+from attncheck.common.errors import CaseError, UsageError
 from attncheck.reading import selection
 from attncheck.reading.case import Case
 from attncheck.reading.expressions import read_expression

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tables import CASES, tables_beside
 
-from attncheck.errors import AttncheckError, CaseError, Diagnostic
+from attncheck.common.errors import AttncheckError, CaseError, Diagnostic
+from attncheck.common.store import Store, UnreadableEntry, digest_of
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.selection import Selection, select_cases
-from attncheck.store import Store, UnreadableEntry, digest_of
 
 HEAD = CASES["head of softmax"] + "  - name: The case at hand\n    inputs: {scores: SCORES}\n"
 TABLES = tables_beside(__file__)

@@ -24,8 +24,7 @@ from attncheck.asking.question import Question
 from attncheck.attention.sampling import rows_of_stage
 from attncheck.backends import EVERYTHING, BackendEntry, Library
 from attncheck.cli import app
-from attncheck.dtypes import numpy_dtype
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.execution.implementation_selection import find_implementation, select_callable
 from attncheck.execution.implementations import Implementation, entry_of
 from attncheck.execution.user_call import declarations, load
@@ -40,6 +39,7 @@ from attncheck.repro.code import NotSeparable, are_right, copied, expected_of, i
 from attncheck.repro.writing import MAX_LINES
 from attncheck.results.format import Row
 from attncheck.searching.search import element_of
+from attncheck.spec.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tables import tables_beside
 
-from attncheck.errors import ResultsError, UsageError
+from attncheck.common.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.results.coverage import Minimum, RequestedRun, Stop, is_judged, shortfalls

@@ -24,12 +24,11 @@ from hypothesis import strategies as st
 from part_files import as_earlier_versions_wrote, change_part, set_column, take_rows
 from tables import tables_beside
 
-from attncheck.dtypes import numpy_dtype
-from attncheck.errors import AttncheckError, OutputError, ResultsError
-from attncheck.merge import merge_runs
+from attncheck.common.errors import AttncheckError, OutputError, ResultsError
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.html.page import render_html
 from attncheck.reports.markdown import render_markdown
+from attncheck.reports.merge import merge_runs
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts
@@ -39,6 +38,7 @@ from attncheck.results.reader import find_runs, read_run, read_runs
 from attncheck.results.records import CaseRecords, cases_text, read_cases
 from attncheck.results.tables import TableFile, table_of, write_file
 from attncheck.results.writer import ResultsWriter
+from attncheck.spec.dtypes import numpy_dtype
 
 MakeRow = Callable[..., Row]
 WriteRun = Callable[..., Path]

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from attncheck.asking.engine import Engine
 from attncheck.cli import app
-from attncheck.errors import CaseError, UsageError
+from attncheck.common.errors import CaseError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from attncheck import cli
 from attncheck.backends import numpy_backend
-from attncheck.errors import ResultsError, UsageError
-from attncheck.vectors import RecordedOutputs, VectorsWriter, digest_of_call, names_in, read_lines
+from attncheck.common.errors import ResultsError, UsageError
+from attncheck.interchange.vectors import RecordedOutputs, VectorsWriter, digest_of_call, names_in, read_lines
 
 ROOT = Path(__file__).parents[3]
 READERS = ROOT / "examples" / "vectors"

@@ -15,14 +15,14 @@ from typing import Any
 import pandas as pd
 from numpy.typing import NDArray
 
-from attncheck.errors import ResultsError
+from attncheck.common.errors import ResultsError
 from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
 from attncheck.results.records import CaseRecords, differing_cases, first_differing_input
 from attncheck.results.tables import ColumnKind, table_of
-from attncheck.verdicts import Verdict
+from attncheck.spec.verdicts import Verdict
 
 Stages = Mapping[str, NDArray[Any]]
 Unit = tuple[str, str]

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.exact_array import Enclosure
-from attncheck.config import expected_failures_of
-from attncheck.errors import CaseError, OutputError, ResultsError, UsageError
+from attncheck.common.errors import CaseError, OutputError, ResultsError, UsageError
+from attncheck.common.store import Store, digest_of, user_store
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import ImplementationSelection
@@ -37,14 +37,14 @@ from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_code import Target
 from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_case
-from attncheck.plan import Plan
+from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
 from attncheck.reading.selection import Selection
 from attncheck.reading.stored_arrays import SAFETENSORS
 from attncheck.run import RunSummary, Settings, run_cases
+from attncheck.settings.config import expected_failures_of
 from attncheck.spec import ROUNDING_MODELS, result_stages
-from attncheck.store import Store, digest_of, user_store
 
 VERSION = 1
 LINES, ARRAYS = "vectors.jsonl", "vectors.safetensors"

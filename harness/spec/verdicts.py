@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from attncheck.errors import ExitCode
+from attncheck.common.errors import ExitCode
 
 ALL_CASES = "--all-cases"
 """What an implementation is said to need that is asked by default for cases alone that stand for all."""

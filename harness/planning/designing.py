@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends.contract import inputs_of
-from attncheck.errors import OutputError, UsageError
+from attncheck.common.errors import OutputError, UsageError
+from attncheck.common.wording import listed, slug
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters
 from attncheck.execution.requirements import Requirements
@@ -24,7 +25,6 @@ from attncheck.reading.loader import load_case_file
 from attncheck.reading.written_cases import case_text
 from attncheck.reading.yaml_reader import read_yaml
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PER_HEAD, QUERY_KEY_VALUE
-from attncheck.wording import listed, slug
 
 _OPERANDS = frozenset({*QUERY_KEY_VALUE, "grad_output"})
 DESIGNED = tuple(

@@ -20,11 +20,11 @@ from importlib.resources import files
 from itertools import combinations
 from typing import get_args
 
-from attncheck.covering import covering
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
 from attncheck.reading.case import Case
+from attncheck.reading.covering import covering
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SCORE_INPUTS, InputSpec, Operation

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 
 _CPUINFO = Path("/proc/cpuinfo")
 

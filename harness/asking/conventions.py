@@ -23,10 +23,9 @@ import numpy as np
 
 from attncheck.asking.engine import Workers
 from attncheck.backends.families import FAMILIES
+from attncheck.common.errors import UsageError
 from attncheck.diagnosis.declared import declaration_of, names_declared, rewrite_for_conventions
 from attncheck.diagnosis.readings import ASKED, problems_read_as
-from attncheck.dtypes import rounded_once
-from attncheck.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Task
@@ -37,6 +36,7 @@ from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array, Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec.dtypes import rounded_once
 
 WIDTH = 4
 """D and Dv: 1/sqrt(D) and 1/D are exact in every dtype."""

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attncheck.errors import UsageError
-from attncheck.options import RunOptions, options_of
+from attncheck.common.errors import UsageError
+from attncheck.common.store import Store
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
 from attncheck.reading.selection import Selection, check_own_files, exists, select_cases
 from attncheck.results.coverage import Minimum
-from attncheck.store import Store
+from attncheck.settings.options import RunOptions, options_of
 
 _FILE = "pyproject.toml"
 

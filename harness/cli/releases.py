@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attncheck.errors import AttncheckError, ExitCode
-from attncheck.store import cache_folder, digest_of
+from attncheck.common.errors import AttncheckError, ExitCode
+from attncheck.common.store import cache_folder, digest_of
 
 _FOLDER = "releases"
 _READY = "attncheck-ready"

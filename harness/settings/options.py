@@ -18,14 +18,14 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
 from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
+    from attncheck.common.store import Store
     from attncheck.execution.call import Limits
     from attncheck.reading.expressions import Expression
     from attncheck.results.coverage import Minimum
-    from attncheck.store import Store
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -168,8 +168,8 @@ _SHORT_DTYPES: Mapping[str, str] = {
 
 
 def _read_dtypes(given: Iterable[str], where: str) -> tuple[str, ...]:
+    from attncheck.common.wording import expected
     from attncheck.spec import DTYPES
-    from attncheck.wording import expected
 
     dtypes = tuple(_SHORT_DTYPES.get(name, name) for name in given)
     for name in dtypes:
@@ -506,7 +506,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
 
 def store_of(cache: bool, size: float) -> Store:
     """Return the store in the user's cache folder, of so many GiB, or one that keeps nothing."""
-    from attncheck.store import NO_STORE, user_store
+    from attncheck.common.store import NO_STORE, user_store
 
     return user_store(int(size * 2**30)) if cache else NO_STORE
 

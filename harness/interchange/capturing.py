@@ -20,14 +20,15 @@ from typing import Any, Literal
 import numpy as np
 
 from attncheck.backends import BACKENDS
-from attncheck.errors import UsageError
+from attncheck.common.errors import UsageError
+from attncheck.common.wording import slug
 from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array, Problem
 from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
-from attncheck.wording import slug
+from attncheck.spec.dtypes import as_numpy
 
 Layout = Literal["heads_first", "length_first"]
 
@@ -50,7 +51,6 @@ _SAYS_NOTHING = frozenset({"enable_gqa", "training", "implementation", "dropout_
 _WITHOUT_SIGNATURE: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": (*_REQUIRED, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 }
-_FRAMEWORKS: Mapping[str, str] = {"jaxlib": "jax", **{name: name for name in BACKENDS}}
 
 
 class CaptureWarning(UserWarning):
@@ -261,15 +261,6 @@ def _bound(
         kind = bound.signature.parameters[parameter].kind
         found |= value if kind is inspect.Parameter.VAR_KEYWORD else {parameter: value}
     return found
-
-
-def as_numpy(value: Any) -> Array:
-    """Return the numbers of a framework's array, by its backend."""
-    framework = _FRAMEWORKS.get(type(value).__module__.partition(".")[0], "numpy")
-    array = np.asarray(BACKENDS[framework].load().to_numpy(value))
-    if array.dtype.hasobject:
-        raise ValueError(f"a {type(value).__name__} is no array of numpy, torch, tensorflow or jax")
-    return array
 
 
 def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:

@@ -20,6 +20,8 @@ from typing import Any
 from attncheck.asking.answer import known_conventions
 from attncheck.asking.engine import Engine, Workers
 from attncheck.asking.question import Question
+from attncheck.common.store import NO_STORE, Store
+from attncheck.common.wording import counted
 from attncheck.diagnosis.declared import truth_for
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -33,9 +35,7 @@ from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.classes import PRESETS
-from attncheck.store import NO_STORE, Store
-from attncheck.verdicts import Verdict
-from attncheck.wording import counted
+from attncheck.spec.verdicts import Verdict
 
 _MAX_ELEMENTS = 1 << 14
 """Of the inputs of a case that is small."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends import EVERYTHING
+from attncheck.common.processors import emulated_isa
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.processors import emulated_isa
 from attncheck.results import DEFAULT_RESULTS
 
 # A report is Markdown, HTML, XML and a docstring, too: there these would end what a command stands in.

@@ -1,0 +1,1 @@
+"""What every other folder uses: errors, words, the store, processors and progress."""
