@@ -215,7 +215,7 @@ class _CaseRun:
     def execute(self, means: Executor) -> RunSummary:
         """Compute and judge what an earlier part of the run has not, diagnose what fails, and write all down."""
         plan, settings, watch = self.plan, self.settings, self.watch
-        environment = {**_environment(self.chosen, settings), **means.record}
+        environment = {**environment_record(self.chosen, settings), **means.record}
         resumed, records = ResumeState.empty(), partial(case_records, plan.cases, settings.tags)
         if settings.resume:
             again = {"untried": settings.limits.keep_going, "left_out": settings.all_cases}
@@ -268,7 +268,7 @@ class _CaseRun:
         if widens or alike:
             writer.write_json("environment.json", environment)
         asked = RequestedRun.of(environment, len(plan.cases), stopped)
-        summary = _summarise(self.chosen, recorder, failing, asked)
+        summary = summarise(self.chosen, recorder, failing, asked)
         names = [item.name for item in self.chosen.implementations]
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
         return summary
@@ -384,7 +384,8 @@ def _workers(groups: Sequence[Group], limits: Limits) -> int:
     return min(limits.workers, processors if takes_all else max(1, processors // 2))
 
 
-def _environment(chosen: ImplementationSelection, settings: Settings) -> dict[str, Any]:
+def environment_record(chosen: ImplementationSelection, settings: Settings) -> dict[str, Any]:
+    """Return what environment.json says of a run before anything was computed."""
     entries = [implementation.entry for implementation in chosen.implementations]
     own = {item.name: item.entry for item in chosen.implementations if isinstance(item.entry, UserImplementation)}
     conventions = {name: dict(entry.conventions) for name, entry in own.items() if entry.conventions}
@@ -413,12 +414,13 @@ def _environment(chosen: ImplementationSelection, settings: Settings) -> dict[st
     }
 
 
-def _summarise(
+def summarise(
     chosen: ImplementationSelection,
     recorder: ResultRecorder,
     failing: Sequence[Row],
     asked: RequestedRun,
 ) -> RunSummary:
+    """Return what a run came to, of which these rows fail."""
     codes = {Verdict(row.verdict).exit_code for row in failing}
     judged = {item.name: len(recorder.judged.get(item.name, ())) for item in chosen.implementations}
     absent = {name: recorder.not_offered(name) for name in judged}

@@ -268,6 +268,7 @@ def picked(frames: Frames) -> Iterable[str]:
         "dtypes": "the dtype",
         "match": "the cases that match",
         "failed": "what failed last time in",
+        "searched": "what a search drew,",
     }
     for environment, asked in frames.asked.items():
         where = f"{environment}, partial run" if len(frames.asked) > 1 else "Partial run"

@@ -93,6 +93,7 @@ def search(
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.execution.implementations import place_of
     from attncheck.searching.findings import ProblemSubject, SearchFolder
+    from attncheck.searching.results import SearchResults
     from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, ended_after
     from attncheck.showing.probes import print_search, search_document
     from attncheck.spec import OPERATIONS
@@ -105,8 +106,11 @@ def search(
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, place_of(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    request = SearchRequest(seed, operation, _dtypes(subject.dtypes, dtypes, chosen.name), problems, seconds, title)
-    found = Search(request, subject, folder, lambda line: typer.echo(f"attncheck: {line}", err=True), begun=begun)
+    chosen_dtypes = _dtypes(subject.dtypes, dtypes, chosen.name)
+    request = SearchRequest(seed, operation, chosen_dtypes, problems, seconds, title)
+    results = SearchResults.begin(folder.path, chosen, chosen_dtypes, limits)
+    say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
+    found = Search(request, subject, folder, results, say, begun=begun)
     try:
         with suppress(SearchOver), ended_after(found.seconds_left + SECONDS_TO_FINISH, subject.stop):
             found.run()

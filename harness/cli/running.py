@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attncheck.run import RunSummary, Settings
 
 
-_NEEDED = ("run", "config", "progress", "execution.implementation_selection")
+_NEEDED = ("run", "settings.config", "common.progress", "execution.implementation_selection")
 """Modules that every run needs."""
 _NEEDED_AFTERWARDS = ("reports.frames", "reports.terminal")
 _NEEDED_FOR_A_REPORT = ("reports.write",)

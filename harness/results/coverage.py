@@ -43,8 +43,9 @@ class Minimum:
         return f"{self.number:g}%" if self.is_share else f"{self.number:.0f}"
 
 
-PICKED = ("cases", "tags", "dtypes", "match", "failed")
-"""The ways to narrow the cases of a run: paths and globs, tags, dtypes, an expression, the failures of last time."""
+PICKED = ("cases", "tags", "dtypes", "match", "failed", "searched")
+"""The ways to narrow the cases of a run: paths and globs, tags, dtypes, an expression, the failures of last time, and
+what a search drew."""
 
 
 @dataclass(frozen=True)

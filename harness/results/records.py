@@ -52,6 +52,7 @@ class _AskedRecord(_Record):
     dtypes: list[str] = []
     match: list[str] = []
     failed: list[str] = []
+    searched: list[str] = []
     by_name: list[str] = []
     own: list[str] = []
     widens: dict[str, str] = {}

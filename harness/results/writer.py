@@ -45,8 +45,11 @@ class ResultsWriter:
     """Rows that were judged longer ago are on disk, whatever ends the run."""
     ARRAY_BYTES_PER_PART = 64 * 2**20
 
-    def __init__(self, directory: Path, *, resume: bool = False) -> None:
-        """Empty a directory that holds an earlier run, or with ``resume`` add to it. Raises ``OutputError``."""
+    def __init__(self, directory: Path, *, resume: bool = False, beside: Sequence[str] = ()) -> None:
+        """Empty a directory that holds an earlier run, or with ``resume`` add to it.
+
+        A directory that has a file of ``beside`` is taken for one of an earlier run. Raises ``OutputError``.
+        """
         self.directory = directory
         self._rows: list[Row] = []
         self._arrays: list[StoredArray] = []
@@ -54,7 +57,7 @@ class ResultsWriter:
         self._flushed = monotonic()
         self.before_rows: Callable[[], None] = lambda: None
         _claim(directory)
-        _prepare_directory(directory, keep=("rows", "arrays", "cases.json") if resume else ())
+        _prepare_directory(directory, ("rows", "arrays", "cases.json") if resume else (), beside)
         _write(directory / _CLAIM, lambda temporary: temporary.write_text(_me(), encoding="utf-8"))
         self._parts = {kind: _next_part(directory / kind) for kind in ("rows", "arrays")}
 
@@ -170,12 +173,13 @@ def _claim(directory: Path) -> None:
             )
 
 
-def _prepare_directory(directory: Path, keep: Sequence[str] = ()) -> None:
+def _prepare_directory(directory: Path, keep: Sequence[str], beside: Sequence[str]) -> None:
     """Create the directory, or empty one that holds an earlier run except for what is kept; all else is left alone."""
     with OutputError.where(directory):
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
-        if directory.is_dir() and not is_unbegun(directory) and not _holds_results(directory):
+        is_known = any((directory / name).is_file() for name in beside)
+        if directory.is_dir() and not (is_known or is_unbegun(directory) or _holds_results(directory)):
             problem = "is not empty and holds no earlier results; name another folder with --output"
             raise OutputError(f"{directory} {problem}")
         # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.

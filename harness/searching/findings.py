@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,9 @@ class ProblemSubject:
         """The dtypes that the implementation declares."""
         return tuple(self.implementation.declared.classes)
 
-    def question(self, problem: ConcreteCase, name: str = "problem") -> Question:
+    def question(self, problem: ConcreteCase, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` where it is none."""
-        identity = identity_of(problem, f"{name}-{next(self._numbers)}")
+        identity = identity_of(problem, name)
         return Question(read_concrete(problem, Path(self._folder.name), identity), problem.dtype)
 
     def lacks_of(self, problem: ConcreteCase) -> tuple[str, ...]:
@@ -107,18 +107,18 @@ class ProblemSubject:
         lack = lack_of(self.implementation, problem, problem.called)
         return lack.lacks if lack else ()
 
-    def ask(self, problem: ConcreteCase) -> Answer:
+    def ask(self, problem: ConcreteCase, name: str) -> Answer:
         """Have a problem computed and judged. Raises ``CaseError`` where it is none."""
-        question = self.question(problem)
+        question = self.question(problem, name)
         self.asked += 1
         try:
             return self.engine.ask_one(self.implementation, question)
         finally:
             self._tidy(question.case)
 
-    def begin(self, problem: ConcreteCase) -> Future[Answer]:
+    def begin(self, problem: ConcreteCase, name: str) -> Future[Answer]:
         """Have a problem computed, and judged beside what comes next. Raises ``CaseError`` where it is none."""
-        question = self.question(problem)
+        question = self.question(problem, name)
         answered = self.engine.begin(self.implementation, question)
         self.asked += 1
         answered.add_done_callback(lambda _: self._tidy(question.case))
@@ -127,13 +127,13 @@ class ProblemSubject:
     def symptom(self, problem: ConcreteCase) -> Symptom | None:
         """Return how a problem fails; None where it does not, or is none."""
         try:
-            return symptom_of(self.ask(problem))
+            return symptom_of(self.ask(problem, f"try-{next(self._numbers)}"))
         except CaseError:
             return None
 
     def ask_afresh(self, problem: ConcreteCase) -> Answer:
         """Judge a problem in a process of its own. Raises ``CaseError`` where it is none."""
-        question = self.question(problem)
+        question = self.question(problem, f"try-{next(self._numbers)}")
         try:
             return self.engine.ask_afresh(self.implementation, question)
         finally:
@@ -288,13 +288,18 @@ def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> C
         else:
             inputs = _beside(problem, path.with_suffix(".npz"))
         path.write_text(case_text(case_data(problem, inputs, name, found_by)), encoding="utf-8")
+    return written_case(path)
+
+
+def written_case(path: Path) -> Case:
+    """Read a case back that was written, with its path. Raises ``CaseError``."""
     [case] = load_case_file(path, path.name, path.stem, ())
-    return case
+    return replace(case, path=str(path))
 
 
 def read_written(path: Path) -> ConcreteCase:
-    """Read a case back that was written. Raises ``CaseError``."""
-    [case] = load_case_file(path, path.name, path.stem, ())
+    """Read the problem back that was written as a case. Raises ``CaseError``."""
+    case = written_case(path)
     return concrete_case(case, case.dtypes[0])
 
 

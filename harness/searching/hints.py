@@ -117,7 +117,7 @@ class _Confirmation:
     def _answer(self, problem: ConcreteCase) -> Answer | None:
         """Have a problem judged; None where it is none, or the implementation does not take it."""
         try:
-            answer = self.subject.ask(problem)
+            answer = self.subject.ask(problem, "hint")
         except CaseError:
             return None
         return None if answer.is_unsupported else answer

@@ -36,9 +36,11 @@ from attncheck.searching.findings import (
     read_written,
     symptom_of,
     write_case,
+    written_case,
 )
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
+from attncheck.searching.results import SearchResults
 
 MAX_FINDINGS = 20
 """Then there is enough to fix."""
@@ -122,6 +124,7 @@ class Search:
     request: SearchRequest
     subject: ProblemSubject
     folder: SearchFolder
+    results: SearchResults
     say: Say = lambda line: None
     asked: int = 0
     refused: int = 0
@@ -149,20 +152,24 @@ class Search:
             self.is_interrupted = True
         finally:
             self.folder.write()
+            self.results.write(self.asked, self.request.seed)
 
     def _look_again(self) -> None:
         """Judge what earlier searches found; what no longer fails is not counted any more."""
         for finding in list(self.folder.findings):
             if self.seconds_left <= 0:
                 return
+            path = self.folder.path / finding.file
             try:
-                problem = read_written(self.folder.path / finding.file)
-                is_mended = not finding.needs_calls and self.subject.symptom(problem) is None
+                answer = self.subject.ask(read_written(path), path.stem)
+                is_mended = not finding.needs_calls and symptom_of(answer) is None
             except CaseError:  # somebody removed it
                 is_mended = True
             if is_mended:
                 self.fixed.append(finding)
                 self.folder.findings.remove(finding)
+            else:
+                self.results.add_finding(written_case(path), answer)
 
     def _search(self) -> None:
         draw = Draw(self.request.seed, self.request.operation)
@@ -174,7 +181,7 @@ class Search:
             problem = source.problem(number)
             number += 1
             try:
-                answer = self._begun(problem)
+                answer = self._begun(problem, f"problem-{number - 1}")
             except CaseError:  # what was drawn does not fit together
                 continue
             is_refused = answer.done() and answer.result().is_unsupported
@@ -185,12 +192,12 @@ class Search:
         while begun and len(self.folder.findings) < MAX_FINDINGS:
             self._note(begun.popleft())
 
-    def _begun(self, problem: ConcreteCase) -> Future[Answer]:
+    def _begun(self, problem: ConcreteCase, name: str) -> Future[Answer]:
         """Have a problem computed, and judged in another process as soon as starting one pays."""
         if self.asked >= _WORTH_PROCESSES:
-            return self.subject.begin(problem)
+            return self.subject.begin(problem, name)
         answered: Future[Answer] = Future()
-        answered.set_result(self.subject.ask(problem))
+        answered.set_result(self.subject.ask(problem, name))
         return answered
 
     def _is_over(self, begun: int) -> bool:
@@ -205,7 +212,8 @@ class Search:
         self.refused += answer.is_unsupported
         if (symptom := symptom_of(answer)) is not None:
             self._add(begun, symptom, answer)
-        elif answer.expected_failures:
+        else:
+            self.results.add(answer)
             self.known.update(set(answer.expected_failures.values()))
         if self.asked % _SAVED_EVERY == 0:
             self.folder.write()
@@ -244,6 +252,7 @@ class Search:
         for position, each in enumerate(self.folder.findings):
             if each.symptom.is_like(symptom) and each.explains(problem):
                 self.folder.findings[position] = replace(each, times=each.times + 1)
+                self.results.alike += 1
                 return True
         return False
 
@@ -258,7 +267,8 @@ class Search:
         name = self.subject.implementation.name
         identity = f"{name} {self.request.key} {number}"
         path = self.folder.path / file_name(symptom, problem, identity)
-        write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
+        case = write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
+        self.results.add_finding(case, answer)
         return Finding(
             symptom,
             kind_of(problem),

@@ -30,6 +30,9 @@ from attncheck.mutation import entry_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import ShapeFault
+from attncheck.reports.frames import Frames, make_frames
+from attncheck.reports.merge import merge_runs
+from attncheck.results.reader import read_runs
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, features_of, identity_of, read_concrete
 from attncheck.searching.drawing import REGIMES
 from attncheck.searching.findings import STATE, ProblemSubject, SearchFolder, holds, symptom_of, write_case
@@ -98,6 +101,44 @@ def test_a_search_of_another_function_of_the_same_name_is_not_gone_on_with(run: 
                 SearchFolder.of(Path("found"), "kernel.attention", place)
         else:
             SearchFolder.of(Path("found"), "kernel.attention", place).write()
+
+
+def frames_of(folder: str) -> Frames:
+    return make_frames(merge_runs(read_runs([Path(folder)])))
+
+
+def test_a_report_has_each_finding_under_its_file_and_every_problem_that_passes(run: Run) -> None:
+    write(WRONG)
+    run(*PROBLEMS)
+    folder = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention")
+    rows = frames_of("found").results
+    wrong = set(rows.loc[rows["verdict"].eq("numeric"), "case"])
+    assert {case.partition("/")[0] for case in wrong} == {Path(each.file).stem for each in folder.findings}
+    assert all(case.startswith("search/attention/") for case in set(rows["case"]) - wrong)
+    like = sum(each.times - 1 for each in folder.findings)
+    assert rows["case"].nunique() == 7 - like
+    reported = CliRunner().invoke(app, ["report", "found", "--junit-xml", "found.xml"])
+    assert (reported.exit_code, "7 problems of seed 7" in reported.stdout) == (1, True)
+    assert Path("found.xml").read_text(encoding="utf-8").count("<failure") == len(wrong)
+
+
+def test_results_of_a_search_are_those_of_the_last_one(run: Run) -> None:
+    write(WRONG)
+    run(*PROBLEMS)
+    write(RIGHT.replace("AHEAD", "0"))
+    run(*PROBLEMS)
+    rows = frames_of("found").results
+    assert set(rows["verdict"]) <= {"agree", "unsupported"}
+    assert CliRunner().invoke(app, ["report", "found"]).exit_code == 0
+
+
+def test_results_of_a_check_are_not_replaced_by_a_search(run: Run) -> None:
+    write(WRONG)
+    CliRunner().invoke(app, ["check", "softcap", "-i", "kernel.py:attention", "--output", "found", "--no-report"])
+    kept = Path("found/environment.json").read_bytes()
+    error = run(*PROBLEMS).exception
+    assert (type(error), "name another --output" in str(error)) == (UsageError, True)
+    assert Path("found/environment.json").read_bytes() == kept
 
 
 def record_of(result: Any) -> Any:
