@@ -31,14 +31,13 @@ from numpy.typing import NDArray
 from attncheck.common.store import Store
 from attncheck.common.wording import AND, counted
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import OR, decide, evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE, OR, decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.run import diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters, conventions_lacking
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge_implementation import DIAGNOSABLE
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.mutation.judgement import names_of

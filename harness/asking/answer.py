@@ -16,7 +16,7 @@ from attncheck.diagnosis.declared import truth_for
 from attncheck.diagnosis.examine import DiagnosedStages, judge_and_diagnose
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.judge import rows_of
+from attncheck.judging.judge import stage_rows
 from attncheck.judging.judge_implementation import with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.truth import Conditioning, Truth, conditioning_of
@@ -199,7 +199,7 @@ def judge_outcome(
     )
     return Answer(
         *whose,
-        marks.mark(rows_of(blank, judged, outcome, case, truth)),
+        marks.mark(stage_rows(blank, judged, outcome, case, truth)),
         tuple(_with_limit(expected_failures, each, evaluation) for each in judged.judgements),
         judged.begins_at,
         outside=truth.outside,

@@ -24,7 +24,7 @@ import numpy as np
 from attncheck.asking.engine import Workers
 from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
-from attncheck.diagnosis.declared import declaration_of, names_declared, rewrite_for_conventions
+from attncheck.diagnosis.declared import declaration_of, readings_declared_by, rewrite_for_conventions
 from attncheck.diagnosis.readings import ASKED, problems_read_as
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -342,7 +342,7 @@ def readings_of_answers(answers: Sequence[Measured]) -> list[str]:
             continue
         names = [name for name, text in ASKED.get(question.name, {}).items() if text == words]
         option = question.declaration.get(words)
-        found |= dict.fromkeys(names or ([] if option is None else names_declared(option)))
+        found |= dict.fromkeys(names or ([] if option is None else readings_declared_by(option)))
     return list(found)
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.judging.alternatives import Alternative
-from attncheck.spec.verdicts import Verdict
+from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 Unit = TypeVar("Unit")
 ACCURACY = "accuracy-of-"
@@ -29,6 +29,10 @@ FEW = 3
 """So many mistakes are named together where no case tells them apart."""
 OR = " or "
 """Between names of which no case tells which it is."""
+
+
+DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
+"""Verdicts of stages that a diagnosis examines."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.readings import ALL_READINGS
 from attncheck.execution.implementations import Implementation
 from attncheck.judging.alternatives import Alternative, delivered, is_same
-from attncheck.judging.empty_row_conventions import truth_of
-from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.judging.truth import Truth, truth_of_case, truth_of_reading
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Problem
@@ -30,10 +29,10 @@ def truth_for(
     store: Store = NO_STORE,
 ) -> Truth:
     """Return the exact answer of a case as an implementation reads it, of the stages that it ``returned``."""
-    return as_declared(truth_of_case(case, dtype, inputs, returned, store), implementation.reads_calls_as)
+    return truth_as_declared(truth_of_case(case, dtype, inputs, returned, store), implementation.reads_calls_as)
 
 
-def as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
+def truth_as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
     """Return the exact answer of a case as an implementation reads it that declares conventions; of most, the case's.
 
     What says how it is read is the truth's ``read_as``.
@@ -44,7 +43,9 @@ def as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
     key = f"declared {sorted(conventions.items())}"
     if key not in own.of_readings:
         reading = read_as_declared(problem, conventions)
-        own.of_readings[key] = own if reading is None else replace(truth_of(own, reading), read_as=reading.description)
+        own.of_readings[key] = (
+            own if reading is None else replace(truth_of_reading(own, reading.problem), read_as=reading.description)
+        )
     found: Truth = own.of_readings[key]
     return found
 
@@ -57,7 +58,7 @@ def declaration_of(name: str) -> tuple[str, str] | None:
     return next((reading.option for reading in ALL_READINGS if reading.name == name), None)
 
 
-def names_declared(option: tuple[str, str]) -> list[str]:
+def readings_declared_by(option: tuple[str, str]) -> list[str]:
     """Return the names of the readings that a convention with its value declares."""
     name, value = option
     if name == "empty_rows":

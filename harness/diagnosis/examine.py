@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import NO_FINDINGS, Findings, evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE, NO_FINDINGS, Findings, evidence_of
 from attncheck.diagnosis.readings import undefined_row_conventions
 from attncheck.diagnosis.residuals import approximate, residual
 from attncheck.diagnosis.wrong_result import (
@@ -32,20 +32,18 @@ from attncheck.diagnosis.wrong_result import (
 )
 from attncheck.execution.worker import Computed
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.empty_row_conventions import truth_of
-from attncheck.judging.judge import rows_of
+from attncheck.judging.judge import stage_rows
 from attncheck.judging.judge_implementation import (
-    DIAGNOSABLE,
     JudgedStages,
-    OwnBase,
+    OwnStartingPoint,
     failed_stages,
     judge_implementation,
-    judged_by,
     with_convention,
+    with_excuses,
     with_faults,
 )
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.truth import Stages, Truth
+from attncheck.judging.truth import Stages, Truth, truth_of_reading
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.judging.xfail import OwnEmptyRows
 from attncheck.reading.case import Case
@@ -73,7 +71,7 @@ def diagnose_case(truth: Truth, failed: Stages, rounding_model: str, right: Stag
     wrong = WrongResult(truth, truth.problem, failed, rounding_model, right or {})
     if is_only_in_empty_rows(wrong):
         of_rows = undefined_row_conventions(wrong.problem)
-        found = next((each for each in of_rows if does_fit(wrong, each, truth_of(truth, each))), None)
+        found = next((each for each in of_rows if does_fit(wrong, each, truth_of_reading(truth, each.problem))), None)
         return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
     if not failed.keys() <= truth.exact.keys():
         return NO_FINDINGS
@@ -222,27 +220,27 @@ def judge_and_diagnose(
     """
     judged = judge_implementation(truth, stages, shapes, rounding_model, own, judgements=judgements)
     unexplained = DiagnosedStages(**vars(judged))
-    if not judged.bases:
+    if not judged.starting_points:
         return unexplained
-    last = judged.bases[-1]
-    other = last if isinstance(last, OwnBase) else None
+    last = judged.starting_points[-1]
+    other = last if isinstance(last, OwnStartingPoint) else None
     sound, findings = sound_stages(truth.for_returned(stages), stages, shapes), NO_FINDINGS
-    for base in judged.bases:
-        failed = {stage: sound[stage] for stage in failed_stages(base.judgements)}
-        right = {each.stage: sound[each.stage] for each in base.judgements if each.verdict is Verdict.AGREE}
-        findings = diagnose_case(base.truth, failed, rounding_model, right) if failed else NO_FINDINGS
+    for start in judged.starting_points:
+        failed = {stage: sound[stage] for stage in failed_stages(start.judgements)}
+        right = {each.stage: sound[each.stage] for each in start.judgements if each.verdict is Verdict.AGREE}
+        findings = diagnose_case(start.truth, failed, rounding_model, right) if failed else NO_FINDINGS
         found = findings.named
         if found is not None:
             description = found.description.format(stage=next(iter(failed)))
             # Beside a mistake, what is known of rows without a key adds nothing to its size.
-            sized = other if other is not None and found.option == other.convention.option else base
+            sized = other if other is not None and found.option == other.convention.option else start
             named = [
                 with_convention(each, found, description) if each.stage in failed else each for each in sized.judgements
             ]
             # A stage that is right in this case does not show where a reading begins.
             begins_at = found.stage if found.stage and found.stage not in right else judged.begins_at
             return DiagnosedStages(
-                **vars(judged_by(named, begins_at, found, base, own)),
+                **vars(with_excuses(named, begins_at, found, start, own)),
                 findings=findings,
             )
     return replace(unexplained, findings=findings)
@@ -265,7 +263,7 @@ def examine(
     """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
     judged = with_faults(judged, outcome.faults)
-    rows = rows_of(blank, judged, outcome, case, truth)
+    rows = stage_rows(blank, judged, outcome, case, truth)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.fits or judged.findings.refuted):
         return ExaminedRows(tuple(rows), None)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class DiagnosisOnDemand:
     """A ``judging.judge.Diagnosis`` that can be pickled, and imports the catalogue when it is first used."""
 
-    def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
+    def truth_as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case as an implementation reads it that declares conventions."""
-        from attncheck.diagnosis.declared import as_declared
+        from attncheck.diagnosis.declared import truth_as_declared
 
-        return as_declared(truth, conventions)
+        return truth_as_declared(truth, conventions)
 
     def rows(
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows

@@ -20,8 +20,7 @@ from attncheck.attention.sampling import Rows
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings import readings_of
 from attncheck.judging.alternatives import Alternative, delivered
-from attncheck.judging.empty_row_conventions import truth_of
-from attncheck.judging.truth import Array, Stages, Truth
+from attncheck.judging.truth import Array, Stages, Truth, truth_of_reading
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
@@ -225,7 +224,7 @@ class Readings:
             key = alternative, rounding_model, frozenset(failing)
         if key not in self._truths:
             self._truths[key] = (
-                truth_of(self.truth, alternative)
+                truth_of_reading(self.truth, alternative.problem)
                 if alternative.replacement is None
                 else alternative.replacement(self.truth, rounding_model, failing)
             )

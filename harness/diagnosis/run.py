@@ -306,7 +306,7 @@ class _Searches:
         return examine(
             replace(blank_row(each.case, dtype), implementation=name),
             each.case,
-            DIAGNOSIS.as_declared(truth, judge.declared_conventions(name)),
+            DIAGNOSIS.truth_as_declared(truth, judge.declared_conventions(name)),
             returned,
             judge.rounding_model(name, dtype),
             judge.known_of(each.case, dtype, name, returned),
@@ -390,7 +390,7 @@ class _Searches:
     def _composed_case(self, each: FailingEvaluation) -> ComposedCase | None:
         """Return a failing case with its exact answer; None where it is large, or not all of it is known."""
         from attncheck.diagnosis.compositions import ComposedCase
-        from attncheck.diagnosis.declared import as_declared
+        from attncheck.diagnosis.declared import truth_as_declared
         from attncheck.diagnosis.wrong_result import WrongResult
         from attncheck.judging.truth import truth_of_case
 
@@ -399,7 +399,7 @@ class _Searches:
             return None
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
         truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), stages, self.judge.store)
-        truth = as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
+        truth = truth_as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
         if truth.problem is None or not failing <= truth.exact.keys():
             return None
         wrong = WrongResult(

@@ -48,9 +48,8 @@ from attncheck.judging.alternatives import (
     scales_in_words,
     with_allowed,
 )
-from attncheck.judging.empty_row_conventions import truth_of
 from attncheck.judging.judge_stages import agrees, failing_elements
-from attncheck.judging.truth import Array, Stages, Truth, is_open, unsolved_truth, with_undefined_rows
+from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_reading, unsolved_truth, with_undefined_rows
 from attncheck.reading.lowering import Problem, queries_and_keys
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
@@ -142,7 +141,7 @@ def try_reading(wrong: WrongResult, convention: Alternative) -> Alternative | No
     for of_rows in undefined_row_conventions(convention.problem):
         description = f"{convention.description}; {of_rows.description}"
         both = replace(convention, problem=of_rows.problem, description=description, option=of_rows.option, shared="")
-        if does_fit(wrong, both, truth_of(wrong.truth, both)):
+        if does_fit(wrong, both, truth_of_reading(wrong.truth, both.problem)):
             return both
     return None
 

@@ -1,4 +1,4 @@
-"""What a query without a key may give, and the exact answer of a case that is read otherwise.
+"""What a query without a key may give.
 
 Every implementation has a convention for such a row, so that judging needs it. All other readings of a
 case are the diagnosis's (``diagnosis.readings``).
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attncheck.judging.alternatives import Alternative, Change, Form, convention
-from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.undefined_rows import empty_rows
 from attncheck.reading.lowering import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
@@ -39,17 +38,3 @@ def other_empty_rows(problem: Problem) -> Iterator[Alternative]:
     """Yield a problem with each other convention of what a query without a key gives; nothing where there is none."""
     if empty_rows(problem).any():
         yield from (found for reading in OTHER_EMPTY_ROWS for found in reading.of_problem(problem))
-
-
-def truth_of(own: Truth, convention: Alternative) -> Truth:
-    """Evaluate the exact answer of a reading, on the rows that are judged of the case."""
-    whole, returned = own.query_rows is None, own.exact if own.inner else None
-    found = find_truth(
-        convention.problem,
-        own.dtype,
-        supports_statistics=own.supports_statistics,
-        whole=whole,
-        returned=returned,
-        store=own.store,
-    )
-    return found.with_wide_statistics() if own.has_wide_statistics else found

@@ -89,9 +89,9 @@ def judge(
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
             own = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
-            own_truth = diagnosis.as_declared(truth, declared) if diagnosis is not None and declared else truth
+            own_truth = diagnosis.truth_as_declared(truth, declared) if diagnosis is not None and declared else truth
             call = own, case, own_truth, outcome, classes[name], known
-            own_rows = judged_rows(*call)
+            own_rows = judge_to_rows(*call)
             if diagnosis is not None and name in expected_failures and disagrees(own_rows):
                 own_rows = _as_expected(own_rows, diagnosis.rows(*call), expected_failures[name])
             rows += own_rows
@@ -108,13 +108,13 @@ def judge(
 class Diagnosis(Protocol):
     """The diagnosis as verdicts use it: truths under declared conventions, and rows with what is done instead."""
 
-    def as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
+    def truth_as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case as an implementation reads it that declares conventions."""
 
     def rows(
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
     ) -> list[Row]:
-        """Judge as ``judged_rows`` does, and say what is done instead where stages fail."""
+        """Judge as ``judge_to_rows`` does, and say what is done instead where stages fail."""
 
 
 def _as_expected(
@@ -125,17 +125,17 @@ def _as_expected(
     return [named if mark.xfail else row for row, named, mark in zip(plain, diagnosed, marked, strict=True)]
 
 
-def judged_rows(
+def judge_to_rows(
     blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
 ) -> list[Row]:
     """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
     judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
-    return rows_of(blank, with_faults(judged, outcome.faults), outcome, case, truth)
+    return stage_rows(blank, with_faults(judged, outcome.faults), outcome, case, truth)
 
 
-def rows_of(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, truth: Truth) -> list[Row]:
+def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, truth: Truth) -> list[Row]:
     """Lay judged stages out as rows."""
-    rows = _stage_rows(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
+    rows = _laid_out(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
     if not truth.read_as:
         return rows
     said = f"{READ_AS}{truth.read_as}"
@@ -282,7 +282,7 @@ def _kept(index: Index | None) -> str | None:
     return None if index is None else stored_index(index)
 
 
-def _stage_rows(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
+def _laid_out(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
     begins_at = judged.begins_at or None
     said = {each.stage: explain_element(each, stages[each.stage], case) for each in judged.judgements}
     rows = [_stage_row(own, each, stages[each.stage], begins_at, said[each.stage]) for each in judged.judgements]

@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 
 from attncheck.execution.operations import OVERWRITTEN, is_of_shape, is_of_state
 from attncheck.judging.alternatives import Alternative
-from attncheck.judging.empty_row_conventions import other_empty_rows, truth_of
+from attncheck.judging.empty_row_conventions import other_empty_rows
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, where_it_begins
-from attncheck.judging.truth import Stages, Truth
+from attncheck.judging.truth import Stages, Truth, truth_of_reading
 from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
-
-DIAGNOSABLE = (*WRONG_NUMBERS, Verdict.SEMANTIC)
-"""Verdicts of stages that a diagnosis examines."""
 
 _Basis = Literal["declared", "recorded", "not asked"]
 """Why an implementation may give something else for a query without a key."""
@@ -43,7 +40,8 @@ class JudgedStages:
     """The stages of one implementation, where it goes wrong, and what it is recognised as.
 
     ``excused`` are the stages that follow a convention of its own and fail no run: it declares it, or was not asked for
-    another. ``reason`` says which, ``source`` where that is documented. ``bases`` are what a diagnosis starts from.
+    another. ``reason`` says which, ``source`` where that is documented. A diagnosis begins at the
+    ``starting_points``.
     """
 
     judgements: tuple[StageJudgement, ...]
@@ -52,7 +50,7 @@ class JudgedStages:
     excused: frozenset[str] = frozenset()
     reason: str = ""
     source: str | None = None
-    bases: tuple[Base, ...] = ()
+    starting_points: tuple[StartingPoint, ...] = ()
 
     def without_diagnosis(self) -> Self:
         """Return the same stages, recognised as nothing."""
@@ -77,12 +75,12 @@ def judge_implementation(
     judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
     if not failed_stages(judgements) or truth.problem is None:
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
-    bases = [Base(truth, judgements)]
+    starting_points = [StartingPoint(truth, judgements)]
     possible = _by_own_conventions(truth, judgements, stages, shapes, rounding_model, own or OwnEmptyRows())
-    other = _nearest(bases[0], possible)
+    other = _nearest(starting_points[0], possible)
     if other is not None:
-        bases = [other] if other.explained else [*bases, other]
-    return replace(_unexplained(bases[-1], own), bases=tuple(bases))
+        starting_points = [other] if other.explained else [*starting_points, other]
+    return replace(_unexplained(starting_points[-1], own), starting_points=tuple(starting_points))
 
 
 AnyStages = TypeVar("AnyStages", bound=JudgedStages)
@@ -115,16 +113,16 @@ def _spoilt(judgement: StageJudgement, fault: str) -> StageJudgement:
     return replace(judgement, verdict=Verdict.NUMERIC, message=fault, accumulated=None, introduced=None, index=None)
 
 
-def _unexplained(base: Base, own: OwnEmptyRows | None) -> JudgedStages:
+def _unexplained(start: StartingPoint, own: OwnEmptyRows | None) -> JudgedStages:
     """What nothing explains is judged by what is known."""
-    begins_at = where_it_begins([each for each in base.judgements if each.stage not in base.explained])
-    if not isinstance(base, OwnBase) or not base.explained:
-        return JudgedStages(tuple(base.judgements), begins_at)
-    return judged_by(base.judgements, begins_at or base.convention.stage, base.convention, base, own)
+    begins_at = where_it_begins([each for each in start.judgements if each.stage not in start.explained])
+    if not isinstance(start, OwnStartingPoint) or not start.explained:
+        return JudgedStages(tuple(start.judgements), begins_at)
+    return with_excuses(start.judgements, begins_at or start.convention.stage, start.convention, start, own)
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
+class StartingPoint:
     """What other readings start from: a truth, the judgements by it, and the stages that are explained already."""
 
     truth: Truth
@@ -139,7 +137,7 @@ class Base:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OwnBase(Base):
+class OwnStartingPoint(StartingPoint):
     """The same by a convention of the implementation's own, and why it may have one."""
 
     convention: Alternative
@@ -158,20 +156,20 @@ def _by_own_conventions(
     shapes: Mapping[str, Shape],
     rounding_model: str,
     known: OwnEmptyRows,
-) -> Iterator[OwnBase]:
+) -> Iterator[OwnStartingPoint]:
     """Yield the judgements by every convention that the implementation may follow, the likeliest first."""
-    bases = _bases_of(truth, known)
+    bases = _possible_conventions(truth, known)
     if not bases or truth.problem is None:
         return
     possible = {each.empty_rows: each for each in other_empty_rows(truth.problem)}
     for value, basis in bases.items():
         if convention := possible.get(value):
-            other = truth_of(truth, convention)
+            other = truth_of_reading(truth, convention.problem)
             under = {each.stage: each for each in judge_stages(other, stages, shapes, rounding_model)}
-            yield _explaining(OwnBase(other, own, convention=convention, basis=basis), under)
+            yield _explaining(OwnStartingPoint(other, own, convention=convention, basis=basis), under)
 
 
-def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
+def _possible_conventions(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
     """Return what an implementation may give for a query without a key, and why, the likeliest first."""
     case = truth.problem.options.get("empty_rows") if truth.problem else None
     was_asked = case is not None and known.is_asked  # who can be asked gives what it is asked for, whatever it declares
@@ -182,35 +180,39 @@ def _bases_of(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
     return found
 
 
-def _explaining(base: OwnBase, under: Mapping[str, StageJudgement]) -> OwnBase:
+def _explaining(start: OwnStartingPoint, under: Mapping[str, StageJudgement]) -> OwnStartingPoint:
     """Explain what is right by a convention of the implementation's own, and judge what else fails by it too."""
-    explained = frozenset(stage for stage in failed_stages(base.judgements) if under[stage].verdict is Verdict.AGREE)
+    explained = frozenset(stage for stage in failed_stages(start.judgements) if under[stage].verdict is Verdict.AGREE)
     judgements = [
-        with_convention(found, base.convention, base.description)
+        with_convention(found, start.convention, start.description)
         if found.stage in explained
         else under[found.stage]
         if found.verdict in WRONG_NUMBERS
         else found
-        for found in base.judgements
+        for found in start.judgements
     ]
-    return replace(base, judgements=judgements, explained=explained)
+    return replace(start, judgements=judgements, explained=explained)
 
 
-def _nearest(case: Base, bases: Iterator[OwnBase]) -> OwnBase | None:
+def _nearest(case: StartingPoint, starting_points: Iterator[OwnStartingPoint]) -> OwnStartingPoint | None:
     """Return what leaves the smallest errors, and of several what explains most; None where nothing beats the case."""
-    better = (base for base in bases if base.explained or base.size < case.size)
-    return min(better, key=lambda base: (base.size, -len(base.explained)), default=None)
+    better = (start for start in starting_points if start.explained or start.size < case.size)
+    return min(better, key=lambda start: (start.size, -len(start.explained)), default=None)
 
 
-def judged_by(
-    judgements: Sequence[StageJudgement], begins_at: str, found: Alternative, base: Base, own: OwnEmptyRows | None
+def with_excuses(
+    judgements: Sequence[StageJudgement],
+    begins_at: str,
+    found: Alternative,
+    start: StartingPoint,
+    own: OwnEmptyRows | None,
 ) -> JudgedStages:
     """Say which stages are excused, and why; what is recorded is for the list of expected failures to excuse."""
     judged = JudgedStages(tuple(judgements), begins_at, found)
-    if not isinstance(base, OwnBase) or base.basis == "recorded":
+    if not isinstance(start, OwnStartingPoint) or start.basis == "recorded":
         return judged
-    declared = own if own is not None and base.basis == "declared" else OwnEmptyRows()
-    return replace(judged, excused=base.explained, reason=declared.reason or base.description, source=declared.source)
+    declared = own if own is not None and start.basis == "declared" else OwnEmptyRows()
+    return replace(judged, excused=start.explained, reason=declared.reason or start.description, source=declared.source)
 
 
 def failed_stages(judgements: Sequence[StageJudgement]) -> list[str]:

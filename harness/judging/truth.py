@@ -523,3 +523,17 @@ def _of_measured(exact: Enclosure, bound: Bound, dtype: str) -> Conditioning | N
     numbers = condition_numbers(values, errors, unit_roundoff)
     ill = int((errors > np.abs(values)).sum())
     return Conditioning(float(np.median(numbers)), float(numbers.max()), ill, int(numbers.size), unit_roundoff)
+
+
+def truth_of_reading(own: Truth, problem: Problem) -> Truth:
+    """Return the exact answer of a case that is read as another problem, on the rows that are judged of the case."""
+    whole, returned = own.query_rows is None, own.exact if own.inner else None
+    truth = find_truth(
+        problem,
+        own.dtype,
+        supports_statistics=own.supports_statistics,
+        whole=whole,
+        returned=returned,
+        store=own.store,
+    )
+    return truth.with_wide_statistics() if own.has_wide_statistics else truth

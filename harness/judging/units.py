@@ -200,7 +200,7 @@ class _Question:
             truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), judge.store)
         # Of several, who reads the case as it is meant is drawn beside the exact answer.
         if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
-            truth = judge.diagnosis.as_declared(truth, next(iter(self.conventions.values())))
+            truth = judge.diagnosis.truth_as_declared(truth, next(iter(self.conventions.values())))
         computed = {name: found for name, found in self.outcomes.items() if isinstance(found, Computed)}
         kept = {name: kept_stages(found.stages) for name, found in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}

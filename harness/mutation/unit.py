@@ -20,12 +20,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attncheck.diagnosis.case_evidence import Evidence
-from attncheck.diagnosis.decision import evidence_of
+from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.operations import Task
 from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
-from attncheck.judging.judge_implementation import DIAGNOSABLE
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage, sound_stages
 from attncheck.judging.truth import Stages, Truth, digest, find_truth
 from attncheck.mutation.forms import ReadAs
