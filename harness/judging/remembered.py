@@ -38,7 +38,7 @@ _PARTS = (
     *("backends.families", "backends.numpy_backend"),
     *("execution.environment", "execution.implementations"),
     *("execution.operations", "execution.worker"),
-    *("common.errors", "common.processors", "common.store", "common.wording"),
+    "common",
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 """All code of this package that a verdict follows from."""

@@ -246,7 +246,7 @@ def _unpack(part: bytes) -> list[Case]:
     return found
 
 
-_PARTS = ("reading", "spec", "backends.contract", "common.errors", "common.store", "common.wording")
+_PARTS = ("reading", "spec", "backends.contract", "common")
 READING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
 _READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24

@@ -149,8 +149,7 @@ def test_a_script_without_a_main_guard_runs_once_and_imports_no_dask(tmp_path: P
     assert (script.returncode, (tmp_path / "times").read_text()) == (0, "x")
 
 
-# One sleeps in an evaluation, one in C where nothing of Python can run, one while it starts, one waits for work. Two at
-# a time, since no more functions of a user are evaluated than there are processors.
+# One sleeps in an evaluation, one in C where nothing of Python can run, one while it starts, one waits for work.
 BUSY_WITH = {
     "evaluating": "def softmax(scores):\n    time.sleep(600)",
     "stuck": "def softmax(scores):\n    import ctypes; ctypes.PyDLL(None).sleep(600)",
@@ -161,13 +160,12 @@ BUSY_WITH = {
 
 @linux_only
 @pytest.mark.usefixtures("case_folder")
-@pytest.mark.parametrize("names", [("evaluating", "starting"), ("stuck", "idle")])
-def test_workers_end_with_a_killed_parent(tmp_path: Path, make_backend: MakeBackend, names: tuple[str, ...]) -> None:
+def test_workers_end_with_a_killed_parent(tmp_path: Path, make_backend: MakeBackend) -> None:
     pids = tmp_path / "pids"
     note = f"import os, time\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    entries = [make_backend(name, f"{note}\n{BUSY_WITH[name]}") for name in names]
+    entries = [make_backend(name, f"{note}\n{code}") for name, code in BUSY_WITH.items()]
     with start_script(tmp_path, *((entry.name, entry.module) for entry in entries)) as parent:
-        wait_until(lambda: pids.is_file() and len(pids.read_text().split()) == len(names))
+        wait_until(lambda: pids.is_file() and len(pids.read_text().split()) == len(BUSY_WITH))
         workers = [int(pid) for pid in pids.read_text().split()]
         assert not all(map(has_ended, workers))
         parent.send_signal(signal.SIGKILL)
