@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attncheck.api import explain as explain
     from attncheck.api import measure_conventions as measure_conventions
     from attncheck.asking.answer import Answer as Answer
+    from attncheck.asking.conventions import MeasuredConvention as MeasuredConvention
     from attncheck.common.errors import AttncheckError as AttncheckError
     from attncheck.common.errors import CaseError as CaseError
     from attncheck.common.errors import ExitCode as ExitCode
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _OFFERED = {
     "api": ("CheckResult", "ask", "check", "explain", "measure_conventions"),
     "asking.answer": ("Answer",),
+    "asking.conventions": ("MeasuredConvention",),
     "interchange.capturing": ("Capture", "CaptureWarning", "capture"),
     "common.errors": ("AttncheckError", "CaseError", "ExitCode", "UsageError"),
     "execution.call": ("Limits",),

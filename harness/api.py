@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from attncheck.asking.again import ask_again, failure_among
 from attncheck.asking.answer import Answer
-from attncheck.asking.conventions import Measured, ask_all
+from attncheck.asking.conventions import MeasuredConvention, ask_all
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError, ExitCode, UsageError
@@ -274,7 +274,7 @@ def measure_conventions(
     name: str | None = None,
     dtype: str | None = None,
     limits: Limits | None = None,
-) -> list[Measured]:
+) -> list[MeasuredConvention]:
     """Find out what a function means where attention leaves it open, by calling it: as ``attncheck conventions`` does.
 
     Args:

@@ -63,7 +63,7 @@ class Accuracy(NamedTuple):
     most: float
 
 
-class MeasuredConvention(NamedTuple):
+class SurveyedConvention(NamedTuple):
     """What was measured of a convention, and what the cases mean."""
 
     implementation: str
@@ -110,7 +110,7 @@ class Survey:
 
     judged: list[JudgedFeature] = field(default_factory=list)
     accuracy: list[Accuracy] = field(default_factory=list)
-    meanings: list[MeasuredConvention] = field(default_factory=list)
+    meanings: list[SurveyedConvention] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     properties: list[PropertyCounts] = field(default_factory=list)
 
@@ -247,11 +247,11 @@ def _accuracy(frames: Frames) -> Iterable[Accuracy]:
             )
 
 
-def read_meanings(path: Path) -> list[MeasuredConvention]:
+def read_meanings(path: Path) -> list[SurveyedConvention]:
     """Read what ``attncheck conventions --json`` printed. Raises ``ResultsError`` where it is something else."""
     try:
         return [
-            MeasuredConvention(implementation, *(answer[name] for name in MeasuredConvention._fields[1:]))
+            SurveyedConvention(implementation, *(answer[name] for name in SurveyedConvention._fields[1:]))
             for implementation, answers in json.loads(path.read_text(encoding="utf-8"))["implementations"].items()
             for answer in answers
             if answer["kind"] in ("measured", "open")

@@ -34,9 +34,9 @@ from attncheck.reports.survey import (
     ALL,
     Accuracy,
     JudgedFeature,
-    MeasuredConvention,
     PropertyCounts,
     Survey,
+    SurveyedConvention,
     document_of,
     feature_order,
     read_findings,
@@ -50,7 +50,7 @@ FEATURES, FINDINGS = "features.csv", "findings.md"
 _TABLES: Mapping[str, tuple[str, Any]] = {
     FEATURES: ("judged", JudgedFeature),
     "accuracy.csv": ("accuracy", Accuracy),
-    "conventions.csv": ("meanings", MeasuredConvention),
+    "conventions.csv": ("meanings", SurveyedConvention),
     "properties.csv": ("properties", PropertyCounts),
 }
 """By file: the rows of a survey that stand in it, and their class."""

@@ -298,7 +298,7 @@ Kind = Literal["measured", "open", "unsupported", "failed"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredConvention:
     """What an implementation means by one question.
 
     Attributes:
@@ -333,7 +333,7 @@ class Measured:
         return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
 
 
-def readings_of_answers(answers: Sequence[Measured]) -> list[str]:
+def readings_of_answers(answers: Sequence[MeasuredConvention]) -> list[str]:
     """Return the names of the readings that an implementation's answers are, where cases mean otherwise."""
     found: dict[str, None] = {}
     for answer in answers:
@@ -365,7 +365,7 @@ def ask_all(
     limits: Limits | None = None,
     questions: Sequence[ConventionQuestion] = QUESTIONS,
     until: float = math.inf,
-) -> list[Measured]:
+) -> list[MeasuredConvention]:
     """Ask an implementation what it means, in one of its dtypes: the most exact one, unless another is asked for.
 
     Nothing is asked after a time of the monotonic clock, ``until``. Conventions are asked for by no keyword: what comes
@@ -391,12 +391,14 @@ def ask_all(
 
 def _asked(
     question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[Any]
-) -> Measured:
+) -> MeasuredConvention:
     known = {option[0]: option for option in question.declaration.values()}
     others = {name: value for name, value in implementation.reads_calls_as.items() if name not in known}
     call = rewrite_for_conventions(question.call, others)  # what it declares is asked by itself, and nowhere else
     if call is None:
-        return Measured(question, "unsupported", f"it declares {', '.join(others)}, by which no call means this")
+        return MeasuredConvention(
+            question, "unsupported", f"it declares {', '.join(others)}, by which no call means this"
+        )
     task = task_of_question(replace(question, call=call), dtype)
     rounding_model = implementation.rounding_model(dtype)
     assert rounding_model is not None, "the dtype was chosen for that"
@@ -427,23 +429,23 @@ def task_of_question(question: ConventionQuestion, dtype: str) -> Task:
     return Task("attention", dict(question.call.options), _stored(question.call.inputs, dtype))
 
 
-def _measured(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> Measured:
+def _measured(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> MeasuredConvention:
     if isinstance(outcome, Failure):
         is_unsupported = outcome.verdict == "unsupported"
-        return Measured(question, "unsupported" if is_unsupported else "failed", outcome.message)
+        return MeasuredConvention(question, "unsupported" if is_unsupported else "failed", outcome.message)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     array = outcome.stages.get(question.stage)
     if array is None:
-        return Measured(question, "unsupported", f"it does not return {question.stage}")
+        return MeasuredConvention(question, "unsupported", f"it does not return {question.stage}")
     found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, rounding_model)]
     if len(found) == 1:
-        return Measured(question, "measured", found[0])
+        return MeasuredConvention(question, "measured", found[0])
     if found:
-        return Measured(question, "open", " or ".join(found))
+        return MeasuredConvention(question, "open", " or ".join(found))
     nearest = _nearest(question, array, dtype)
     if nearest is None:
-        return Measured(question, "open", f"something else: {_described(question, array)}")
-    return Measured(question, "measured", nearest.words, is_exact=False)
+        return MeasuredConvention(question, "open", f"something else: {_described(question, array)}")
+    return MeasuredConvention(question, "measured", nearest.words, is_exact=False)
 
 
 def _nearest(question: ConventionQuestion, array: Array, dtype: str) -> Meaning | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attncheck.asking.conventions import Measured
+from attncheck.asking.conventions import MeasuredConvention
 from attncheck.common.errors import ExitCode
 from attncheck.reading.case import Case
 from attncheck.reports.json_documents import Failure, opening
@@ -145,7 +145,7 @@ def shape_line(problem: ConcreteCase) -> str:
     return f"{problem.operation}: {given_line(shapes, problem.options)}"
 
 
-Conventions = Mapping[str, Sequence[Measured]]
+Conventions = Mapping[str, Sequence[MeasuredConvention]]
 """Answers of each implementation, by its name and dtype, in the order of the questions."""
 
 
@@ -180,7 +180,7 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
     )
 
 
-def _meaning_cell(answer: Measured) -> str:
+def _meaning_cell(answer: MeasuredConvention) -> str:
     if answer.kind in ("unsupported", "failed"):
         return answer.kind
     if not answer.departs:
@@ -188,7 +188,7 @@ def _meaning_cell(answer: Measured) -> str:
     return f"{answer.means} ({'declared' if answer.declared == answer.means else 'differs'})"
 
 
-def _convention_notes(answers: Sequence[Measured]) -> Iterator[str]:
+def _convention_notes(answers: Sequence[MeasuredConvention]) -> Iterator[str]:
     for answer in answers:
         if answer.contradicts:
             yield f"it declares {answer.declared} for {answer.question.name}, and gives {answer.means}"
@@ -208,5 +208,5 @@ def _convention_notes(answers: Sequence[Measured]) -> Iterator[str]:
         yield f"not asked ({reason})" + ("" if len(without) == len(answers) else f": {_names(without)}")
 
 
-def _names(answers: Sequence[Measured]) -> str:
+def _names(answers: Sequence[MeasuredConvention]) -> str:
     return "; ".join(answer.question.name for answer in answers)

@@ -23,9 +23,9 @@ from attncheck.reports.survey import (
     Accuracy,
     Finding,
     JudgedFeature,
-    MeasuredConvention,
     PropertyCounts,
     Survey,
+    SurveyedConvention,
     differences,
     feature_order,
     features_of,
@@ -176,8 +176,8 @@ def counts(name: str, property_name: str, *numbers: int) -> PropertyCounts:
     return PropertyCounts(name, property_name, "float32", *numbers)
 
 
-def meaning(name: str, means: str, *, departs: bool = False) -> MeasuredConvention:
-    return MeasuredConvention(name, "corner", "where causality starts", means, "top left", departs=departs)
+def meaning(name: str, means: str, *, departs: bool = False) -> SurveyedConvention:
+    return SurveyedConvention(name, "corner", "where causality starts", means, "top left", departs=departs)
 
 
 def a_survey() -> Survey:
@@ -323,7 +323,7 @@ def test_findings_and_meanings_are_read_from_their_documents(tmp_path: Path) -> 
     answers = [{**answer, "kind": "measured"}, {**answer, "kind": "unsupported"}]
     (tmp_path / "found.json").write_text(json.dumps({"implementations": {"torch.sdpa": answers}}), encoding="utf-8")
     (only,) = read_meanings(tmp_path / "found.json")
-    assert only == MeasuredConvention("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
+    assert only == SurveyedConvention("torch.sdpa", "corner", "where", "top left", "top left", departs=False)
 
 
 def test_the_survey_shows_any_text_as_it_is_and_its_page_asks_for_nothing() -> None:

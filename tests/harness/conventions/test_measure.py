@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tables import tables_beside
 
-from attncheck.asking.conventions import QUESTIONS, Measured, ask_all, is_meant, truth_of_meaning
+from attncheck.asking.conventions import QUESTIONS, MeasuredConvention, ask_all, is_meant, truth_of_meaning
 from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import find_implementation
@@ -35,7 +35,7 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def measured(target: str, dtype: str | None = None) -> dict[str, Measured]:
+def measured(target: str, dtype: str | None = None) -> dict[str, MeasuredConvention]:
     found = ask_all(find_implementation(target), dtype, Limits(case_seconds=30))
     return {each.question.name: each for each in found}
 
