@@ -34,7 +34,7 @@ from attncheck.results.format import Row
 from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became_of
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
-from attncheck.searching.concrete import question_of_arrays
+from attncheck.searching.own_calls import question_of_arrays
 from attncheck.settings.config import check_own_cases, selected
 from attncheck.settings.options import CheckKeywords, FunctionOptions, RunOptions, read_options, with_keywords
 from attncheck.spec import DEFAULT_OPERATION
@@ -107,7 +107,7 @@ class CheckResult:
         explanations = []
         for case, dtype, name in known[:most]:
             met = failure_among(self._asked(name), (case, dtype), named[name], lambda _: cases)
-            with Engine(self._limits) as engine:
+            with Engine(self._limits, RunOptions().store) as engine:
                 again = ask_again(engine, named[name], Question(cases[case], dtype), met)
             explanations.append(explanation_text(again, self._selection.tags))
         left = len(known) - len(explanations)
@@ -205,11 +205,11 @@ def _checked(
 
 def ask(
     function: Callable[..., Any] | str | os.PathLike[str],
-    case: Case | str | None = None,
+    case: Case | Question | str | os.PathLike[str] | None = None,
     *,
     inputs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-    operation: str = DEFAULT_OPERATION,
+    operation: str | None = None,
     dtype: str | None = None,
     framework: str | None = None,
     signature: str | None = None,
@@ -225,12 +225,12 @@ def ask(
 
     Args:
         function: A callable, or the name of an implementation, or ``file.py:function``, as for ``check``.
-        case: A case, its id, or the path of a file with one case.
+        case: A case, its id, the path of a file with one case, or the ``question`` of an earlier answer.
         inputs: In place of a case, arrays of any framework by the names of docs/cases.md: query (B, H, Lq, D),
             key (B, H, Lk, D), value (B, H, Lk, Dv), mask, bias and so on.
         options: The options of that call, by the names of docs/cases.md.
-        operation: The operation of that call.
-        dtype: The dtype of the call. Default: float32 for a case if it has that, and the dtype of the query for arrays.
+        operation: The operation of that call. Default: attention.
+        dtype: The dtype of the call. Default: for arrays their own; for a case float32, else its first.
         framework: The framework whose arrays the function takes and returns, as for ``check``.
         signature: The library that it is called like, as for ``check``.
         name: What messages call a callable.
@@ -240,21 +240,26 @@ def ask(
         The answer, with ``agrees``, ``judgements`` and ``rows``.
 
     Raises:
-        UsageError: If there is no such function or case, or neither a case nor arrays are given, or both.
+        UsageError: If there is no such function or case, if an array is missing or of another kind, or if neither a
+            case nor arrays are given, or both.
         CaseError: If the arrays and options are no call of the operation; the message names the field.
     """
     if (case is None) == (inputs is None):
         raise UsageError("ask: expected either a case or inputs")
+    if case is not None and (options is not None or operation is not None):
+        raise UsageError("ask: options and operation belong to inputs; a case has its own")
     limits = limits or Limits()
     chosen = _chosen(function, FunctionOptions(framework, signature), name, limits)
     if chosen.missing:
         raise UsageError(f"{chosen.missing[0]} is not installed")
     with tempfile.TemporaryDirectory() as folder, Engine(limits, RunOptions().store) as engine:
-        if inputs is not None:
-            question = question_of_arrays(operation, inputs, options or {}, dtype, Path(folder))
+        if case is None:
+            call = operation or DEFAULT_OPERATION, inputs or {}, {} if options is None else options
+            question = question_of_arrays(*call, dtype, Path(folder))
+        elif isinstance(case, Question):
+            question = case if dtype in (None, case.dtype) else Question(case.case, dtype_of(case.case, dtype))
         else:
-            asked = select_one(case)[0] if isinstance(case, str) else case
-            assert asked is not None
+            asked = case if isinstance(case, Case) else select_one(os.fspath(case))[0]
             question = Question(asked, dtype_of(asked, dtype))
         return engine.ask_one(chosen.implementations[0], question)
 

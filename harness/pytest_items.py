@@ -206,11 +206,11 @@ def _engine(store: Store) -> Engine:
 
 def _remember(implementation: Implementation, question: Question, answer: Answer) -> list[Question]:
     """Remember a question and return those before it; one that ended the process is the last of its own."""
-    from attncheck.asking.engine import serving_group
+    from attncheck.asking.engine import process_group_for
     from attncheck.asking.question import Question
     from attncheck.results.last_failed import killed_the_worker
 
-    worker = serving_group(implementation, question.dtype).name
+    worker = process_group_for(implementation, question.dtype).name
     before = _ASKED.get(worker, [])
     _ASKED[worker] = [] if killed_the_worker(answer.failure) else [*before, Question(question.case, question.dtype)]
     return before

@@ -243,7 +243,7 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
     dtype = next(iter(implementation.declared.classes))
     small = [case for case in small if dtype in case.dtypes]
     with closing(Workers(limits, with_neighbours=False)) as workers, suppress(_TooSlowError):
-        trial = _Trial(implementation, entry, dtype, workers.of(implementation, dtype))
+        trial = _Trial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
         if (requires := _loosened(trial, _spread(small, _MOST_TRIED))) is not None:
             tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]
             return Widening(requires, sum(tried), len(tried))

@@ -212,7 +212,7 @@ def judge_outcome(
 def known_conventions(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> OwnEmptyRows:
-    """Return what an implementation is known to give for a query without a key, in what it was asked."""
+    """Return what an implementation is known to return for a query that may attend to no key."""
     known = own_empty_rows(implementation, expected_failures, *question.key)
     return replace(known, is_asked=not outcome.not_asked)
 

@@ -384,7 +384,7 @@ def ask_all(
             f"{implementation.name} declares no {chosen or 'dtype'}; expected one of {', '.join(declared)}"
         )
     with closing(Workers(limits, with_neighbours=False)) as workers:
-        runner = workers.of(implementation, chosen)
+        runner = workers.worker_for(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)
         return [_asked(question, implementation, chosen, runner) for question in in_time]
 

@@ -2,7 +2,7 @@
 
 Whatever belongs to a question and not to who asks it happens here, so that no command can leave it out:
 
-* a user's function is called beside small cases with one thing changed, and keeps nothing from one call for another;
+* beside small cases, a user's function is called with one thing changed, which shows results kept from another call;
 * calls are padded as the function requires;
 * exact answers come from the store;
 * conventions that the function declares change the exact answer before anything is judged;
@@ -49,9 +49,9 @@ class Workers:
         self._kept: dict[tuple[str, int], GroupRunner[Any]] = {}
         self._fresh: list[GroupRunner[Any]] = []
 
-    def of(self, implementation: Implementation, dtype: str, threads: int | None = None) -> GroupRunner[Any]:
+    def worker_for(self, implementation: Implementation, dtype: str, threads: int | None = None) -> GroupRunner[Any]:
         """Return the worker of an implementation that serves a dtype, with so many threads."""
-        group, threads = serving_group(implementation, dtype), threads or self.limits.threads
+        group, threads = process_group_for(implementation, dtype), threads or self.limits.threads
         if (group.name, threads) not in self._kept:
             self._kept[group.name, threads] = self._runner(group, replace(self.limits, threads=threads))
         return self._kept[group.name, threads]
@@ -62,10 +62,10 @@ class Workers:
     ) -> Iterator[GroupRunner[Any]]:
         """Give a worker whose process has done nothing yet; it is ended afterwards.
 
-        With ``keep_going`` it is asked again however often it ends its process.
+        With ``keep_going``, a process that ends is replaced however often that happens.
         """
         limits = replace(self.limits, keep_going=keep_going or self.limits.keep_going)
-        runner = self._runner(serving_group(implementation, dtype), limits)
+        runner = self._runner(process_group_for(implementation, dtype), limits)
         self._fresh.append(runner)
         try:
             yield runner
@@ -139,7 +139,7 @@ class Engine:
                 runner.evaluate(Question(call.case, call.dtype).task)  # whose inputs are not kept
             return self.judge(implementation, question, runner.evaluate(question.task))
 
-    def begin(self, implementation: Implementation, question: Question) -> Future[Answer]:
+    def ask_in_background(self, implementation: Implementation, question: Question) -> Future[Answer]:
         """Ask one question, and have what comes back judged in another process, beside what comes next."""
         outcome = self.compute(implementation, question)
         arguments = question, implementation, outcome, self.expected_failures_of(implementation), self.store
@@ -153,7 +153,7 @@ class Engine:
         """Have a question computed by a worker that stays, without judging what comes back."""
         if lack := _no_dtype(implementation, question.dtype):
             return lack
-        return self.workers.of(implementation, question.dtype).evaluate(question.task)
+        return self.workers.worker_for(implementation, question.dtype).evaluate(question.task)
 
     def judge(self, implementation: Implementation, question: Question, outcome: Outcome) -> Answer:
         """Judge what came back to a question."""
@@ -170,11 +170,13 @@ class Engine:
 
     def close(self) -> None:
         """End all processes."""
-        self._judging.close()
-        self.workers.close()
+        try:
+            self._judging.close()
+        finally:
+            self.workers.close()
 
 
-def serving_group(implementation: Implementation, dtype: str) -> Group:
+def process_group_for(implementation: Implementation, dtype: str) -> Group:
     """Return the process that serves a dtype of an implementation, with all dtypes that it can serve together."""
     declared = [name for name in implementation.declared.classes if implementation.rounding_model(name)]
     return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)

@@ -102,13 +102,13 @@ def search(
         raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
     chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
-    subject = ProblemSubject(chosen, Engine(limits))
     folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, place_of(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
-    chosen_dtypes = _dtypes(subject.dtypes, dtypes, chosen.name)
+    chosen_dtypes = _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
     request = SearchRequest(seed, operation, chosen_dtypes, problems, seconds, title)
-    results = SearchResults.begin(folder.path, chosen, chosen_dtypes, limits)
+    results = SearchResults.begin(folder, chosen, chosen_dtypes, limits)
+    subject = ProblemSubject(chosen, Engine(limits))
     say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
     found = Search(request, subject, folder, results, say, begun=begun)
     try:
@@ -116,7 +116,10 @@ def search(
             found.run()
             _write_scripts(found, chosen, limits)
     finally:
-        subject.close()
+        try:
+            found.write()
+        finally:
+            subject.close()
     code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
     commands = {

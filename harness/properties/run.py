@@ -143,7 +143,7 @@ class _VariantJudge:
         return self._worker(None)
 
     def _worker(self, threads: int | None) -> GroupRunner[Any]:
-        return self._workers.of(self._implementation, self._question.dtype, threads)
+        return self._workers.worker_for(self._implementation, self._question.dtype, threads)
 
     def _fresh(self) -> AbstractContextManager[GroupRunner[Any]]:
         return self._workers.fresh(self._implementation, self._question.dtype)

@@ -23,6 +23,8 @@ PARQUET_FORMAT = 9
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 PROPERTY_PART = "rows/properties.npz"
+SEARCH_STATE = "search.json"
+"""How far a search came: beside the results of one, and of nothing else."""
 PROPERTIES_TABLE = "properties.csv"
 """Written by `attncheck properties --output` for people, beside the rows."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact", "property"]

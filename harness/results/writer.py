@@ -26,6 +26,7 @@ from attncheck.results.format import (
     REPORT_FOLDER,
     ROW_SCHEMA,
     SCRIPTS_FOLDER,
+    SEARCH_STATE,
     Row,
     StoredArray,
 )
@@ -45,10 +46,10 @@ class ResultsWriter:
     """Rows that were judged longer ago are on disk, whatever ends the run."""
     ARRAY_BYTES_PER_PART = 64 * 2**20
 
-    def __init__(self, directory: Path, *, resume: bool = False, beside: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, *, resume: bool = False, is_search: bool = False) -> None:
         """Empty a directory that holds an earlier run, or with ``resume`` add to it.
 
-        A directory that has a file of ``beside`` is taken for one of an earlier run. Raises ``OutputError``.
+        A search writes to the directory of a search, and nothing else does. Raises ``OutputError``.
         """
         self.directory = directory
         self._rows: list[Row] = []
@@ -57,7 +58,7 @@ class ResultsWriter:
         self._flushed = monotonic()
         self.before_rows: Callable[[], None] = lambda: None
         _claim(directory)
-        _prepare_directory(directory, ("rows", "arrays", "cases.json") if resume else (), beside)
+        _prepare_directory(directory, ("rows", "arrays", "cases.json") if resume else (), is_search=is_search)
         _write(directory / _CLAIM, lambda temporary: temporary.write_text(_me(), encoding="utf-8"))
         self._parts = {kind: _next_part(directory / kind) for kind in ("rows", "arrays")}
 
@@ -173,13 +174,16 @@ def _claim(directory: Path) -> None:
             )
 
 
-def _prepare_directory(directory: Path, keep: Sequence[str], beside: Sequence[str]) -> None:
+def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool) -> None:
     """Create the directory, or empty one that holds an earlier run except for what is kept; all else is left alone."""
     with OutputError.where(directory):
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
-        is_known = any((directory / name).is_file() for name in beside)
-        if directory.is_dir() and not (is_known or is_unbegun(directory) or _holds_results(directory)):
+        holds_search = (directory / SEARCH_STATE).is_file()
+        if holds_search != is_search and (holds_search or _holds_results(directory)):
+            held = "a search" if holds_search else "results that are not of a search"
+            raise OutputError(f"{directory} holds {held}; name another folder with --output")
+        if directory.is_dir() and not (holds_search or is_unbegun(directory) or _holds_results(directory)):
             problem = "is not empty and holds no earlier results; name another folder with --output"
             raise OutputError(f"{directory} {problem}")
         # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.

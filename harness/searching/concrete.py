@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.asking.question import Question
-from attncheck.common.errors import UsageError
 from attncheck.common.wording import slug
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
@@ -29,8 +27,7 @@ from attncheck.reading.loader import case_of_data
 from attncheck.reading.lowering import Problem
 from attncheck.reading.shapes import bind_axes
 from attncheck.searching.shapes import EDGES
-from attncheck.spec import DTYPES, HEADS, OPERATIONS, InputSpec, score_kind
-from attncheck.spec.dtypes import as_numpy
+from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 
 MAX_SPELLED = 128
 """Numbers of an array that are handed to the loader one by one; larger ones go by way of a file, which is quicker."""
@@ -151,27 +148,6 @@ def read_concrete(
             np.save(folder / file, array)
             inputs[name] = {"file": file}
     return case_of_data(case_data(problem, inputs, title, "drawn"), folder, identity)
-
-
-def question_of_arrays(
-    operation: str, inputs: Mapping[str, Any], options: Mapping[str, Any], dtype: str | None, folder: Path
-) -> Question:
-    """Return the question that a call with these arrays is, of any framework.
-
-    Without a ``dtype`` it is that of the query. Large arrays are put into ``folder``, which may go when the question
-    has been asked. Raises ``CaseError`` if they are no call of the operation, ``UsageError`` if it has no such dtype.
-    """
-    arrays = {name: as_numpy(value) for name, value in inputs.items()}
-    own = {name: str(array.dtype) for name, array in arrays.items()}
-    if dtype is None:
-        dtype = own.get("query", next(iter(own.values()), ""))
-    if dtype not in DTYPES:
-        raise UsageError(f"inputs: unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    numbers = {name: array if array.dtype.kind in "biu" else array.astype(np.float64) for name, array in arrays.items()}
-    problem = ConcreteCase(operation, options, numbers, dtype)
-    question = Question(read_concrete(problem, folder, "asked/call", title="A call with arrays of your own"), dtype)
-    question.inputs  # noqa: B018 # read now, while the folder is there
-    return question
 
 
 _SIZES = (0, 1, 8, 15, 16, 63, 64, 127, 128)

@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array
+from attncheck.reading.selection import select_one
 from attncheck.reading.shapes import show
 from attncheck.reading.written_cases import case_text, stored_arrays
+from attncheck.results.format import SEARCH_STATE
 from attncheck.searching.concrete import (
     ConcreteCase,
     Seen,
@@ -92,11 +93,6 @@ class ProblemSubject:
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
 
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The dtypes that the implementation declares."""
-        return tuple(self.implementation.declared.classes)
-
     def question(self, problem: ConcreteCase, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` where it is none."""
         identity = identity_of(problem, name)
@@ -119,7 +115,7 @@ class ProblemSubject:
     def begin(self, problem: ConcreteCase, name: str) -> Future[Answer]:
         """Have a problem computed, and judged beside what comes next. Raises ``CaseError`` where it is none."""
         question = self.question(problem, name)
-        answered = self.engine.begin(self.implementation, question)
+        answered = self.engine.ask_in_background(self.implementation, question)
         self.asked += 1
         answered.add_done_callback(lambda _: self._tidy(question.case))
         return answered
@@ -154,7 +150,6 @@ class ProblemSubject:
         self._folder.cleanup()
 
 
-STATE = "search.json"
 _FORMAT = 1
 
 
@@ -235,7 +230,7 @@ class SearchFolder:
     @classmethod
     def of(cls, path: Path, implementation: str, place: str = "") -> SearchFolder:
         """Open a folder, with what an earlier search of the implementation left. Raises ``UsageError``."""
-        state = path / STATE
+        state = path / SEARCH_STATE
         if not state.exists():
             return cls(path, implementation, place=place)
         try:
@@ -264,7 +259,7 @@ class SearchFolder:
             "findings": [asdict(each) for each in self.findings],
             "seen": self.seen.record(),
         }
-        path = self.path / STATE
+        path = self.path / SEARCH_STATE
         partial = path.with_suffix(".partial")
         with OutputError.where(path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -292,13 +287,16 @@ def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> C
 
 
 def written_case(path: Path) -> Case:
-    """Read a case back that was written, with its path. Raises ``CaseError``."""
-    [case] = load_case_file(path, path.name, path.stem, ())
-    return replace(case, path=str(path))
+    """Read a case back that was written, under the id that every command gives it.
+
+    Raises ``UsageError`` if it is gone, ``CaseError`` if it cannot be read.
+    """
+    case, _ = select_one(str(path))
+    return case
 
 
 def read_written(path: Path) -> ConcreteCase:
-    """Read the problem back that was written as a case. Raises ``CaseError``."""
+    """Read the problem back that was written as a case; raises what ``written_case`` does."""
     case = written_case(path)
     return concrete_case(case, case.dtypes[0])
 

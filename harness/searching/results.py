@@ -1,7 +1,8 @@
 """The results of a search, which ``attncheck report`` reads like those of a check.
 
-Every problem that was judged is a case, and so is every finding: of several problems that fail alike, the smallest
-stands for all. The folder holds what this search asked; what earlier ones found is judged again, and stands there too.
+Each problem of the last search is a case, and so is each finding that is on disk, whichever search found it. A problem
+that fails like a finding, or as a list of expected failures says, gets no rows: no file has it, so that no command
+could show it. Their number is noted.
 """
 
 from __future__ import annotations
@@ -13,71 +14,103 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.asking.answer import Answer
-from attncheck.common.errors import UsageError
+from attncheck.common.errors import AttncheckError
 from attncheck.common.wording import counted
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.executors.base import ResultRecorder
-from attncheck.judging.xfail import ExpectedFailureRecord
+from attncheck.judging.xfail import ExpectedFailureRecord, blank_row
 from attncheck.reading.case import Case, case_record
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import Settings, environment_record, summarise
-from attncheck.searching.findings import STATE
+from attncheck.searching.findings import Finding, SearchFolder, written_case
+from attncheck.spec.verdicts import Verdict
 
 
 @dataclass
 class SearchResults:
-    """Writes the answers of one search. ``alike`` counts the problems that a finding stands for."""
+    """Writes the answers of one search.
 
-    path: Path
+    Attributes:
+        folder: The folder of the search.
+        environment: The content of environment.json.
+        chosen: The implementation.
+        recorder: Writes rows, and counts what they say.
+        left_out: How many problems failed like a finding, or as was expected.
+    """
+
+    folder: SearchFolder
     environment: Mapping[str, Any]
     chosen: ImplementationSelection
     recorder: ResultRecorder
-    alike: int = 0
+    left_out: int = 0
     _records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _files: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(cls, path: Path, implementation: Implementation, dtypes: Sequence[str], limits: Limits) -> SearchResults:
+    def begin(
+        cls, folder: SearchFolder, implementation: Implementation, dtypes: Sequence[str], limits: Limits
+    ) -> SearchResults:
         """Empty a folder of the results of an earlier search; its findings stay.
 
         Raises:
-            UsageError: If it holds results of something else.
-            OutputError: If it cannot be written.
+            OutputError: If it holds results of something else, or cannot be written.
         """
-        if (path / "environment.json").exists() and not (path / STATE).exists():
-            raise UsageError(f"{path} holds results that are not of a search; name another --output")
         chosen = ImplementationSelection((implementation,), by_name=(implementation.name,))
-        settings = Settings(path, dtypes=tuple(dtypes), limits=limits, command=sys.orig_argv)
+        settings = Settings(
+            folder.path, dtypes=tuple(dtypes), limits=limits, command=sys.orig_argv, keeps_results=False
+        )
+        writer = ResultsWriter(folder.path, is_search=True)
+        folder.write()  # before anything else, so that whatever ends the search its folder is known by it
         environment = environment_record(chosen, settings)
-        writer = ResultsWriter(path, beside=(STATE,))
         writer.write_json("environment.json", environment)
-        return cls(path, environment, chosen, ResultRecorder(writer, ExpectedFailureRecord(())))
+        return cls(folder, environment, chosen, ResultRecorder(writer, ExpectedFailureRecord(())))
 
     def add(self, answer: Answer) -> None:
         """Write the rows of a problem."""
         self._add(answer.case, answer.rows)
 
-    def add_finding(self, case: Case, answer: Answer) -> None:
-        """Write the rows of a finding under the id of its file."""
+    def add_finding(self, path: Path, answer: Answer) -> None:
+        """Write the rows of what stands in a file of the folder, under the id of that case."""
+        case = written_case(path)
+        self._files.add(path.name)
         self._add(case, [replace(row, case=case.id) for row in answer.rows])
+
+    def _add_as_found(self, finding: Finding) -> None:
+        """Write a row of a finding that was not asked again, or that fails only after other calls."""
+        try:
+            case = written_case(self.folder.path / finding.file)
+        except AttncheckError:  # somebody removed its file
+            return
+        row = replace(
+            blank_row(case, finding.dtype),
+            implementation=self.folder.implementation,
+            stage=finding.symptom.stage,
+            verdict=Verdict(finding.symptom.verdict),
+            message=f"{finding.element} (as it was found)",
+        )
+        self._add(case, [row])
 
     def _add(self, case: Case, rows: Sequence[Row]) -> None:
         self._records[case.id] = case_record(case, {})
         self.recorder.evaluations += 1
         self.recorder.add_rows(rows)
 
-    def write(self, asked: int, seed: int) -> None:
+    def write(self, asked: int, seed: int, *, is_interrupted: bool) -> None:
         """Write the cases, and what the search came to, of so many problems of a seed."""
-        writer, failures = self.recorder.writer, self.recorder.failures
-        like = f", of which {self.alike:,} fail like a finding and are left out" if self.alike else ""
-        drawn = [f"{counted(asked, 'problem')} of seed {seed}{like}"]
+        for finding in self.folder.findings:
+            if finding.file not in self._files:
+                self._add_as_found(finding)
+        left_out = f", of which {self.left_out:,} fail like a finding or as expected" if self.left_out else ""
+        interrupted = "; the search was interrupted" if is_interrupted else ""
+        drawn = [f"{counted(asked, 'problem')} of seed {seed}{left_out}{interrupted}"]
         environment = {**self.environment, "asked": {**self.environment["asked"], "searched": drawn}}
+        writer, names = self.recorder.writer, [item.name for item in self.chosen.implementations]
         writer.flush()
         writer.write_cases(self._records.values())
         writer.write_json("environment.json", environment)
         request = RequestedRun.of(environment, len(self._records))
-        summary = summarise(self.chosen, self.recorder, failures, request)
-        names = [item.name for item in self.chosen.implementations]
+        summary = summarise(self.chosen, self.recorder, self.recorder.failures, request)
         writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})

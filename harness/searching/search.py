@@ -20,7 +20,7 @@ from typing import NoReturn
 from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.common.errors import CaseError
+from attncheck.common.errors import CaseError, UsageError
 from attncheck.common.wording import written_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
@@ -36,7 +36,6 @@ from attncheck.searching.findings import (
     read_written,
     symptom_of,
     write_case,
-    written_case,
 )
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduce_problem
@@ -150,26 +149,31 @@ class Search:
             self._search()
         except KeyboardInterrupt:
             self.is_interrupted = True
-        finally:
+
+    def write(self) -> None:
+        """Write how far the search came, and its results."""
+        try:
             self.folder.write()
-            self.results.write(self.asked, self.request.seed)
+        finally:
+            self.results.write(self.asked, self.request.seed, is_interrupted=self.is_interrupted)
 
     def _look_again(self) -> None:
         """Judge what earlier searches found; what no longer fails is not counted any more."""
         for finding in list(self.folder.findings):
             if self.seconds_left <= 0:
                 return
+            if finding.needs_calls:  # by itself it does not fail
+                continue
             path = self.folder.path / finding.file
             try:
                 answer = self.subject.ask(read_written(path), path.stem)
-                is_mended = not finding.needs_calls and symptom_of(answer) is None
-            except CaseError:  # somebody removed it
-                is_mended = True
-            if is_mended:
+            except (CaseError, UsageError):  # somebody removed it
+                self.folder.findings.remove(finding)
+                continue
+            self.results.add_finding(path, answer)
+            if symptom_of(answer) is None:
                 self.fixed.append(finding)
                 self.folder.findings.remove(finding)
-            else:
-                self.results.add_finding(written_case(path), answer)
 
     def _search(self) -> None:
         draw = Draw(self.request.seed, self.request.operation)
@@ -212,9 +216,11 @@ class Search:
         self.refused += answer.is_unsupported
         if (symptom := symptom_of(answer)) is not None:
             self._add(begun, symptom, answer)
+        elif answer.expected_failures:
+            self.known.update(set(answer.expected_failures.values()))
+            self.results.left_out += 1
         else:
             self.results.add(answer)
-            self.known.update(set(answer.expected_failures.values()))
         if self.asked % _SAVED_EVERY == 0:
             self.folder.write()
 
@@ -226,7 +232,7 @@ class Search:
         self.say(f"problem {number} fails ({symptom}); reducing it")
         try:
             finding = self._reduced(begun, symptom, answer)
-        except SearchOver:  # it is written as it was drawn
+        except (SearchOver, KeyboardInterrupt):  # it is written as it was drawn
             self.folder.findings.append(self._written(problem, symptom, answer, number, None))
             raise
         if finding is not None:
@@ -252,7 +258,7 @@ class Search:
         for position, each in enumerate(self.folder.findings):
             if each.symptom.is_like(symptom) and each.explains(problem):
                 self.folder.findings[position] = replace(each, times=each.times + 1)
-                self.results.alike += 1
+                self.results.left_out += 1
                 return True
         return False
 
@@ -267,8 +273,8 @@ class Search:
         name = self.subject.implementation.name
         identity = f"{name} {self.request.key} {number}"
         path = self.folder.path / file_name(symptom, problem, identity)
-        case = write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
-        self.results.add_finding(case, answer)
+        write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
+        self.results.add_finding(path, answer)
         return Finding(
             symptom,
             kind_of(problem),

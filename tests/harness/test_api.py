@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import attncheck
 from attncheck import ask, check, explain
 from attncheck.asking.again import calls_before, fewest
 from attncheck.backends import numpy_backend
-from attncheck.common.errors import CaseError, UsageError
+from attncheck.common.errors import AttncheckError, UsageError
 from attncheck.common.store import VARIABLE
 from attncheck.diagnosis import examine as examining
 from attncheck.diagnosis.run import SETTLED, ReturnedStages
@@ -292,15 +293,37 @@ def test_a_case_is_asked_in_float32_unless_another_dtype_is_wanted() -> None:
     ]
 
 
-def test_a_question_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match="either a case or inputs"):
-        ask("numpy")
-    with pytest.raises(UsageError, match="unknown dtype 'int64'"):
-        ask("numpy", inputs={"query": [[[[1]]]]})
-    with pytest.raises(CaseError, match="colour"):
-        ask("numpy", inputs=call_of("float32"), options={"colour": 1})
-    with pytest.raises(CaseError, match="Lk"):
-        ask("numpy", inputs=call_of("float32") | {"value": np.ones((1, 2, 6, 8), np.float32)})
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({}, "either a case or inputs"),
+        ({"case": PLAIN, "options": {"scale": 2.0}}, "belong to inputs"),
+        ({"inputs": {}}, "query, key and value missing"),
+        ({"inputs": [1, 2]}, "expected a mapping by name"),
+        ({"inputs": call_of("float32"), "options": ["scale"]}, "options: expected a mapping"),
+        ({"inputs": call_of("float32"), "operation": "atention"}, "did you mean attention?"),
+        ({"inputs": call_of("float32") | {"quary": 1}}, "unknown 'quary'; did you mean query?"),
+        ({"inputs": call_of("int64")}, "query is int64; say with dtype"),
+        ({"inputs": call_of("float32") | {"key": call_of("float16")["key"]}}, "query float32, key float16"),
+        ({"inputs": call_of("complex64"), "dtype": "float32"}, "query: expected real numbers; got complex64"),
+        ({"inputs": call_of("float32") | {"query": [[1], [1, 2]]}}, "inputs: query: "),
+        ({"inputs": call_of("float32") | {"mask": np.zeros((1, 1, 5, 5))}}, "are the input bias"),
+        ({"inputs": call_of("float32") | {"key_lengths": np.ones(1)}}, "expected whole numbers"),
+        ({"inputs": call_of("float32"), "dtype": "float8"}, "dtype: unknown 'float8'"),
+        ({"inputs": call_of("float32"), "options": {"colour": 1}}, "colour"),
+        ({"inputs": call_of("float32") | {"value": np.ones((1, 2, 6, 8), np.float32)}}, "Lk"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(call: Any, says: str) -> None:
+    with pytest.raises(AttncheckError, match=re.escape(says)):
+        ask("numpy", **call)
+
+
+@pytest.mark.usefixtures("code_here")
+def test_an_answer_can_be_asked_again_and_an_input_may_be_none() -> None:
+    answer = ask(attention, inputs={**call_of("float32", 64), "mask": None})
+    again = ask(attention, answer.question)
+    assert (again.agrees, again.rows) == (True, answer.rows)
 
 
 @pytest.mark.usefixtures("code_here")

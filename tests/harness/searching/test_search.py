@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,23 +23,24 @@ from typer.testing import CliRunner
 
 from attncheck.asking.engine import Engine
 from attncheck.cli import app
-from attncheck.common.errors import CaseError, UsageError
+from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import task_of
 from attncheck.mutation import entry_of
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.selection import select_cases
+from attncheck.reading.selection import address, select_cases, select_one
 from attncheck.reading.shapes import ShapeFault
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
+from attncheck.results.format import SEARCH_STATE
 from attncheck.results.reader import read_runs
 from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, features_of, identity_of, read_concrete
 from attncheck.searching.drawing import REGIMES
-from attncheck.searching.findings import STATE, ProblemSubject, SearchFolder, holds, symptom_of, write_case
+from attncheck.searching.findings import ProblemSubject, SearchFolder, holds, symptom_of, write_case
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
-from attncheck.searching.search import SearchOver, ended_after, simplest_afresh
+from attncheck.searching.search import Search, SearchOver, ended_after, simplest_afresh
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
@@ -113,7 +115,7 @@ def test_a_report_has_each_finding_under_its_file_and_every_problem_that_passes(
     folder = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention")
     rows = frames_of("found").results
     wrong = set(rows.loc[rows["verdict"].eq("numeric"), "case"])
-    assert {case.partition("/")[0] for case in wrong} == {Path(each.file).stem for each in folder.findings}
+    assert {case.split("/")[1] for case in wrong} == {Path(each.file).stem for each in folder.findings}
     assert all(case.startswith("search/attention/") for case in set(rows["case"]) - wrong)
     like = sum(each.times - 1 for each in folder.findings)
     assert rows["case"].nunique() == 7 - like
@@ -122,14 +124,58 @@ def test_a_report_has_each_finding_under_its_file_and_every_problem_that_passes(
     assert Path("found.xml").read_text(encoding="utf-8").count("<failure") == len(wrong)
 
 
-def test_results_of_a_search_are_those_of_the_last_one(run: Run) -> None:
+def reported() -> int:
+    return CliRunner().invoke(app, ["report", "found"]).exit_code
+
+
+def test_a_mended_finding_is_a_case_that_passes(run: Run) -> None:
     write(WRONG)
     run(*PROBLEMS)
+    before = frames_of("found").results
     write(RIGHT.replace("AHEAD", "0"))
     run(*PROBLEMS)
     rows = frames_of("found").results
     assert set(rows["verdict"]) <= {"agree", "unsupported"}
-    assert CliRunner().invoke(app, ["report", "found"]).exit_code == 0
+    assert set(before.loc[before["verdict"].eq("numeric"), "case"]) <= set(
+        rows.loc[rows["verdict"].eq("agree"), "case"]
+    )
+    assert reported() == 0
+
+
+def test_a_finding_that_is_not_asked_again_still_fails_in_the_report(run: Run) -> None:
+    write(WRONG)
+    run(*PROBLEMS)
+    assert run("--minutes", "0").exit_code == 1
+    assert reported() == 1
+
+
+def test_ctrl_c_while_a_failure_is_reduced_loses_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write(WRONG)
+    monkeypatch.setattr(ProblemSubject, "ask_afresh", interrupted)
+    result = run("--minutes", "1")
+    assert (result.exit_code, "interrupted; 1 finding" in result.stdout) == (1, True)
+    assert reported() == 1
+
+
+def test_the_commands_of_a_report_on_a_search_find_its_cases(run: Run) -> None:
+    write(WRONG)
+    run(*PROBLEMS)
+    for case, record in frames_of("found").cases.items():
+        if not case.startswith("search/"):
+            assert select_one(address(case, record.get("path", "")))[0].id == case
+
+
+def test_a_search_that_was_killed_at_once_goes_on_in_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(WRONG)
+    monkeypatch.setattr(Search, "run", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(Search, "write", lambda search: None)
+    assert isinstance(run(*PROBLEMS).exception, MemoryError)
+    monkeypatch.undo()
+    monkeypatch.chdir(Path("found").resolve().parent)
+    assert run(*PROBLEMS).exit_code == 1
 
 
 def test_results_of_a_check_are_not_replaced_by_a_search(run: Run) -> None:
@@ -137,8 +183,16 @@ def test_results_of_a_check_are_not_replaced_by_a_search(run: Run) -> None:
     CliRunner().invoke(app, ["check", "softcap", "-i", "kernel.py:attention", "--output", "found", "--no-report"])
     kept = Path("found/environment.json").read_bytes()
     error = run(*PROBLEMS).exception
-    assert (type(error), "name another --output" in str(error)) == (UsageError, True)
+    assert (type(error), "name another folder with --output" in str(error)) == (OutputError, True)
     assert Path("found/environment.json").read_bytes() == kept
+
+
+def test_a_check_does_not_write_over_a_search(run: Run) -> None:
+    write(WRONG)
+    run(*PROBLEMS)
+    words = ["check", "softcap", "-i", "kernel.py:attention", "--output", "found", "--no-report"]
+    error = CliRunner().invoke(app, words).exception
+    assert (type(error), "holds a search" in str(error)) == (OutputError, True)
 
 
 def record_of(result: Any) -> Any:
@@ -183,19 +237,21 @@ def test_a_search_is_the_same_however_many_processes_judge(
     write(WRONG)
     monkeypatch.setattr("attncheck.searching.search._WORTH_PROCESSES", 0)
     run(*PROBLEMS)
-    states = [json.loads((folder / "found" / STATE).read_text(encoding="utf-8")) for folder in (first[0], Path())]
+    states = [
+        json.loads((folder / "found" / SEARCH_STATE).read_text(encoding="utf-8")) for folder in (first[0], Path())
+    ]
     assert states[0] == states[1]
 
 
 @pytest.mark.usefixtures("workers_here")
 def test_it_goes_on_and_says_what_is_mended(run: Run, first: tuple[Path, Any]) -> None:
     shutil.copytree(first[0] / "found", "found")
-    state = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
+    state = json.loads(Path("found", SEARCH_STATE).read_text(encoding="utf-8"))
     write(RIGHT.replace("AHEAD", "0"))
     again = record_of(run("--problems", "2", "--json"))
     found = record_of(first[1])["findings"]
     assert {each["file"] for each in found if "is_causal" in each["asked"]} <= set(again["no_longer_failing"])
-    after = json.loads(Path("found", STATE).read_text(encoding="utf-8"))
+    after = json.loads(Path("found", SEARCH_STATE).read_text(encoding="utf-8"))
     assert all(after["next"][key] > number for key, number in state["next"].items())
 
 

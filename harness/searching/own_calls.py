@@ -1,0 +1,89 @@
+"""Calls with a user's own arrays, of any framework, as questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attncheck.asking.question import Question
+from attncheck.common.errors import UsageError
+from attncheck.common.wording import expected, listed
+from attncheck.reading.lowering import Array
+from attncheck.searching.concrete import ConcreteCase, read_concrete
+from attncheck.spec import DTYPES, OPERATIONS, InputSpec, inputs_of
+from attncheck.spec.dtypes import as_numpy
+
+
+def question_of_arrays(
+    operation: str, inputs: Mapping[str, Any], options: Mapping[str, Any], dtype: str | None, folder: Path
+) -> Question:
+    """Return the question that a call with these arrays is.
+
+    Args:
+        operation: The operation.
+        inputs: Arrays of any framework by the names of docs/cases.md; one that is None is left out.
+        options: The options of the call.
+        dtype: The dtype of the call; None for that of the arrays.
+        folder: Where large arrays are put. It may go when this returns.
+
+    Raises:
+        UsageError: If there is no such operation or dtype, or an input is unknown, missing or of another kind.
+        CaseError: If shapes and options are no call of the operation.
+    """
+    if operation not in OPERATIONS:
+        raise UsageError(f"operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
+    for name, given in (("inputs", inputs), ("options", options)):
+        if not isinstance(given, Mapping):
+            raise UsageError(f"{name}: expected a mapping by name, such as a dict; got a {type(given).__name__}")
+    specs = inputs_of(operation, options.get("score"))
+    present = {name: value for name, value in inputs.items() if value is not None}
+    if unknown := next((name for name in present if name not in specs), None):
+        raise UsageError(f"inputs: unknown {unknown!r}; {expected(str(unknown), specs)}")
+    if missing := [name for name, spec in specs.items() if spec.required and name not in present]:
+        raise UsageError(f"inputs: {listed(missing)} missing")
+    arrays = {name: _array(name, value, specs) for name, value in present.items()}
+    chosen = _dtype_of_call(arrays, specs) if dtype is None else dtype
+    if chosen not in DTYPES:
+        raise UsageError(f"dtype: unknown {chosen!r}; expected one of {', '.join(DTYPES)}")
+    numbers = {name: array.astype(np.float64) if specs[name].is_number else array for name, array in arrays.items()}
+    problem = ConcreteCase(operation, options, numbers, chosen)
+    question = Question(read_concrete(problem, folder, "asked/call", title="A call with arrays of your own"), chosen)
+    question.inputs  # noqa: B018 # read now, while the folder is there
+    return question
+
+
+def _array(name: str, value: Any, specs: Mapping[str, InputSpec]) -> Array:
+    """Return an input as an array. Raises ``UsageError`` if it is none of the kind that the operation takes."""
+    try:
+        array = as_numpy(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"inputs: {name}: {error}") from None
+    kind, spec = array.dtype.kind, specs[name]
+    if spec.boolean and kind != "b":
+        added = "; numbers that are added to the scores are the input bias" if "bias" in specs else ""
+        raise UsageError(f"inputs: {name}: expected booleans, true where a query may attend; got {array.dtype}{added}")
+    if spec.whole and kind not in "iu":
+        raise UsageError(f"inputs: {name}: expected whole numbers; got {array.dtype}")
+    if spec.is_number and kind in "bcUSO":
+        raise UsageError(f"inputs: {name}: expected real numbers; got {array.dtype}")
+    return array
+
+
+def _dtype_of_call(arrays: Mapping[str, Array], specs: Mapping[str, InputSpec]) -> str:
+    """Return the dtype that all inputs have which are rounded to it. Raises ``UsageError`` if they have several."""
+    own = {
+        name: str(array.dtype)
+        for name, array in arrays.items()
+        if specs[name].is_number and not (specs[name].statistics or specs[name].is_narrow)
+    }
+    if len(set(own.values())) != 1:
+        shown = ", ".join(f"{name} {dtype}" for name, dtype in own.items())
+        raise UsageError(f"inputs: several dtypes ({shown}); say with dtype which one is meant")
+    [dtype] = set(own.values())
+    if dtype not in DTYPES:
+        choices = ", ".join(DTYPES)
+        raise UsageError(f"inputs: {next(iter(own))} is {dtype}; say with dtype what to round it to: {choices}")
+    return dtype
