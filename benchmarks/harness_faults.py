@@ -330,9 +330,9 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "fill_not_folded",
         "harness/attention/logits.py",
-        "return before if kept is None else np.where(kept, before, -np.inf if problem.fill is None else problem.fill)",
-        "return before if kept is None else np.where(kept, before, -np.inf)",
-        "a mask's fill is -inf in the walk of values",
+        "    filled = before.where(kept, problem.number(problem.fill))\n",
+        "    filled = before.where(kept, problem.number(2 * problem.fill))\n",
+        "a mask's fill is another number in the exact scores",
         "harness/attention/test_bounds.py",
     ),
     _fault(
@@ -505,8 +505,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "worker_result_missing",
         "harness/execution/worker.py",
-        "            refused = _missing(arrays, expected) or _too_much(wanted)\n",
-        "            refused = _too_much(wanted)\n",
+        "            if refused := _missing(arrays, expected) or _too_much(wanted):\n",
+        "            if refused := _too_much(wanted):\n",
         "an implementation that returns nothing passes in silence",
         "harness/execution/test_isolation.py",
     ),
@@ -570,8 +570,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "diff_worse_is_better",
         "reports/comparison.py",
-        "return WORSE if self.after.level > self.before.level else BETTER",
-        "return WORSE if self.after.level >= NO_RESULT > self.before.level else BETTER",
+        "WORSE if after.level > before.level else BETTER",
+        "WORSE if after.level >= NO_RESULT > before.level else BETTER",
         "a case that fails now got better",
         "reports/test_diff.py",
     ),
