@@ -53,6 +53,12 @@ def test_a_small_campaign_finds_all_as_planned_and_says_so_where_it_is_not(
     assert len(faults._complaints) == 1
 
 
+def test_the_text_that_each_fault_of_the_harness_replaces_is_there_once(load: Load) -> None:
+    faults = load("harness_faults").FAULTS
+    texts = {fault.file: (BENCHMARKS.parent / fault.file).read_text(encoding="utf-8") for fault in faults}
+    assert [fault.name for fault in faults if texts[fault.file].count(fault.old) != 1] == []
+
+
 # Soundness.
 
 KERNELS = tables_beside(__file__)
