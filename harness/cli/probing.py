@@ -85,8 +85,8 @@ def search(
     """Draw problems at random until one breaks an implementation.
 
     Each problem is judged against the exact answer. One that fails is reduced to the smallest that fails in the same
-    way, and written as a case file and a script. The same number of problems of the same seed is the same search. The
-    exit code is 1 if something was found, and 3 if nothing could be judged.
+    way, and written as a case file and a script. Two searches with the same seed and number of problems, in empty
+    folders, are identical. The exit code is 1 if something was found, and 3 if nothing could be judged.
     """
     begun = monotonic()
     from attncheck.asking.engine import Engine

@@ -3,7 +3,7 @@
 A feature that all failing cases of an implementation have, and hardly any other case, may still be an accident of how
 cases were chosen: another feature that they share may be the cause. So the simplest failing case is changed in one
 thing that takes the feature from it, for each part of the feature: it has to pass. And all options that the feature
-does not need are left out of it, and its numbers drawn again: it has to fail. What both bear out is written down with
+does not need are left out of it, and its numbers drawn again: it has to fail. What both confirm is written down with
 the results (environment.json), and reports tell nothing else.
 """
 
@@ -47,7 +47,7 @@ def confirm_hints(
     limits: Limits,
     tags: Mapping[str, TagEntry],
 ) -> None:
-    """Write down which features of failing cases two further problems bear out. Raises ``OutputError``."""
+    """Write down which common features of failing cases two more problems confirm. Raises ``OutputError``."""
     frames = make_frames(merge_runs(read_runs([output])))
     patterns = candidates(frames)
     named, by_id = {item.name: item for item in implementations}, {case.id: case for case in cases}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attncheck.asking.conventions import MeasuredConvention
 from attncheck.common.errors import ExitCode
+from attncheck.common.wording import counted
 from attncheck.reading.case import Case
 from attncheck.reports.json_documents import Failure, opening
 from attncheck.reports.outcome import first_of_each
@@ -42,12 +43,13 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
         yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
     for reason, count in search.known.most_common():
         yield f"Known, in {count:,} problem{'' if count == 1 else 's'}: {reason}"
-    found, name = len(search.folder.findings), search.subject.implementation.name
+    name, number = search.subject.implementation.name, len(search.folder.findings)
+    findings = counted(number, "finding") if number else "no findings"
     refused = f", {search.refused:,} of them unsupported" if search.refused else ""
     interrupted = ", interrupted" if search.is_interrupted else ""
     if not (search.asked or interrupted) and search.seconds_left <= 0:
         interrupted = ", for its time was over before one was judged"
-    yield f"{name}: {search.asked:,} problems{refused}{interrupted}; {found or 'no'} finding{'' if found == 1 else 's'}"
+    yield f"{name}: {counted(search.asked, 'problem')}{refused}{interrupted}; {findings}"
 
 
 def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
