@@ -326,6 +326,22 @@ def test_an_answer_can_be_asked_again_and_an_input_may_be_none() -> None:
     assert (again.agrees, again.rows) == (True, answer.rows)
 
 
+def giving_nan(query: Array, key: Array, value: Array, *, mask: Array | None = None) -> Array:
+    output = numpy_backend.attention(query, key, value, mask=mask, empty_rows="nan")["output"]
+    return np.asarray(output)
+
+
+@pytest.mark.usefixtures("code_here")
+@pytest.mark.parametrize(("declared", "agrees"), [({"empty_rows": "nan"}, True), ({}, False)])
+def test_what_a_function_declares_is_no_disagreement(
+    declared: dict[str, str], agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving_nan, "conventions", declared, raising=False)
+    mask = np.ones((1, 1, 5, 5), np.bool_)
+    mask[..., 2, :] = False
+    assert ask(giving_nan, inputs=call_of("float32") | {"mask": mask}).agrees is agrees
+
+
 @pytest.mark.usefixtures("code_here")
 def test_a_function_without_an_option_does_not_agree_with_a_call_that_needs_it() -> None:
     answer = ask(attention, inputs=call_of("float32"), options={"softcap": 2.0})
