@@ -359,6 +359,21 @@ def ask_within(implementation: Implementation, seconds: float, limits: Limits) -
     return readings_of_answers(ask_all(implementation, None, limits, questions, until))
 
 
+def most_exact_dtype(implementation: Implementation, wanted: str | None = None) -> str:
+    """Return the dtype in which an implementation is asked: the most exact one, unless another is wanted.
+
+    Raises:
+        UsageError: It declares no such dtype.
+    """
+    declared = [name for name in DTYPES if implementation.rounding_model(name)]
+    chosen = wanted or next(iter(declared), "")
+    if chosen not in declared:
+        raise UsageError(
+            f"{implementation.name} declares no {chosen or 'dtype'}; expected one of {', '.join(declared)}"
+        )
+    return chosen
+
+
 def ask_all(
     implementation: Implementation,
     dtype: str | None = None,
@@ -377,12 +392,7 @@ def ask_all(
     family = FAMILIES.get(getattr(implementation.entry, "signature", ""))
     if family is not None and family.corner == "bottom right":
         questions = [each.counted_from_the_end(family.says_causal) for each in questions]
-    declared = [name for name in DTYPES if implementation.rounding_model(name)]
-    chosen = dtype or next(iter(declared), "")
-    if chosen not in declared:
-        raise UsageError(
-            f"{implementation.name} declares no {chosen or 'dtype'}; expected one of {', '.join(declared)}"
-        )
+    chosen = most_exact_dtype(implementation, dtype)
     with closing(Workers(limits, with_neighbours=False)) as workers:
         runner = workers.worker_for(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)

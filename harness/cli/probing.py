@@ -420,6 +420,10 @@ def conventions(
     function: FunctionOptions,
     allowed: LimitOptions,
     isa: Isa = None,
+    output: Annotated[
+        Path | None,
+        output_option("FOLDER", "Folder for results, which report and diff read. Default: none are written."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure which conventions an implementation follows.
@@ -428,12 +432,17 @@ def conventions(
     call whose exact answer is another one for each meaning. The exit code is 1 if an implementation declares
     otherwise, and 3 if nothing could be measured.
     """
-    from attncheck.asking.conventions import ask_all
+    from attncheck.asking.conventions import ask_all, most_exact_dtype
     from attncheck.showing.probes import conventions_document, print_conventions
 
     limits = allowed.limits()
     chosen = _chosen(implementations, function, limits)
-    measured = {each.name: ask_all(each, dtype, limits) for each in chosen.implementations}
+    dtypes = {each.name: most_exact_dtype(each, dtype) for each in chosen.implementations}
+    measured = {each.name: ask_all(each, dtypes[each.name], limits) for each in chosen.implementations}
+    if output is not None:
+        from attncheck.searching.convention_results import write_conventions
+
+        write_conventions(output, chosen, measured, dtypes, limits)
     answers = [answer for each in measured.values() for answer in each]
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):

@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array
-from attncheck.reading.selection import select_one
 from attncheck.reading.shapes import show
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.results.format import SEARCH_STATE
@@ -287,12 +287,12 @@ def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> C
 
 
 def written_case(path: Path) -> Case:
-    """Read a case back that was written, under the id that every command gives it.
+    """Read a case back that was written. Its id does not have the folder, so that two searches can be compared.
 
-    Raises ``UsageError`` if it is gone, ``CaseError`` if it cannot be read.
+    Raises ``CaseError`` if it is gone or cannot be read.
     """
-    case, _ = select_one(str(path))
-    return case
+    [case] = load_case_file(path, path.name, path.stem, ())
+    return replace(case, path=str(path))
 
 
 def read_written(path: Path) -> ConcreteCase:

@@ -73,7 +73,7 @@ class SearchResults:
         self._add(answer.case, answer.rows)
 
     def add_finding(self, path: Path, answer: Answer) -> None:
-        """Write the rows of what stands in a file of the folder, under the id of that case."""
+        """Write the rows of the case in a file of the folder."""
         case = written_case(path)
         self._files.add(path.name)
         self._add(case, [replace(row, case=case.id) for row in answer.rows])

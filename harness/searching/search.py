@@ -20,7 +20,7 @@ from typing import NoReturn
 from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.common.errors import CaseError, UsageError
+from attncheck.common.errors import CaseError
 from attncheck.common.wording import written_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
@@ -167,7 +167,7 @@ class Search:
             path = self.folder.path / finding.file
             try:
                 answer = self.subject.ask(read_written(path), path.stem)
-            except (CaseError, UsageError):  # somebody removed it
+            except CaseError:  # somebody removed it
                 self.folder.findings.remove(finding)
                 continue
             self.results.add_finding(path, answer)

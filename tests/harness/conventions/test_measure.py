@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tables import tables_beside
+from typer.testing import CliRunner
 
 from attncheck.asking.conventions import QUESTIONS, MeasuredConvention, ask_all, is_meant, truth_of_meaning
+from attncheck.cli import app
 from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import find_implementation
+from attncheck.reports.frames import make_frames
+from attncheck.reports.merge import merge_runs
+from attncheck.results.reader import read_runs
 from attncheck.spec import DTYPES, ROUNDING_MODELS
 from attncheck.spec.dtypes import rounded_once
 
@@ -48,6 +53,21 @@ def test_a_kernel_that_means_what_cases_mean(dtype: str | None, write: Write) ->
     assert found["causal, after a past"].means == "at the first key of the past"
     assert found["NaN in a masked key"].means == "nothing"
     assert found["NaN in a masked value"].means == "it makes the output NaN"
+
+
+def test_meanings_are_results_that_report_and_diff_read(write: Write, tmp_path: Path) -> None:
+    inverted = ("allowed & mask", "allowed & ~mask")
+    below = '\nattention.conventions = {"mask": "true_forbids"}\n'
+    wanted = {}
+    for name, changes, text in (("other", [inverted], ""), ("declared", [], below), ("same", [], "")):
+        words = ["conventions", write(*changes, below=text), "--output", str(tmp_path / name)]
+        CliRunner().invoke(app, words)
+        code = CliRunner().invoke(app, ["report", str(tmp_path / name)]).exit_code
+        rows = make_frames(merge_runs(read_runs([tmp_path / name]))).results.set_index("case")
+        wanted[name] = code, *rows.loc["mask/mask-what-true-means-in-a-mask", ["verdict", "xfail"]]
+    assert wanted == {"other": (0, "semantic", True), "declared": (1, "semantic", False), "same": (0, "agree", False)}
+    changed = CliRunner().invoke(app, ["diff", str(tmp_path / "declared"), str(tmp_path / "same")])
+    assert "0 verdicts got worse, 1 got better" in changed.stdout
 
 
 MEANINGS: list[dict[str, tuple[str, str, str]]] = TABLES["meanings"]
