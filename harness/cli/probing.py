@@ -433,16 +433,18 @@ def conventions(
     otherwise, and 3 if nothing could be measured.
     """
     from attncheck.asking.conventions import ask_all, most_exact_dtype
+    from attncheck.results.writer import ResultsWriter
     from attncheck.showing.probes import conventions_document, print_conventions
 
     limits = allowed.limits()
     chosen = _chosen(implementations, function, limits)
     dtypes = {each.name: most_exact_dtype(each, dtype) for each in chosen.implementations}
+    writer = ResultsWriter(output) if output is not None and chosen.implementations else None
     measured = {each.name: ask_all(each, dtypes[each.name], limits) for each in chosen.implementations}
-    if output is not None:
+    if writer is not None:
         from attncheck.searching.convention_results import write_conventions
 
-        write_conventions(output, chosen, measured, dtypes, limits)
+        write_conventions(writer, chosen, measured, dtypes, limits)
     answers = [answer for each in measured.values() for answer in each]
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):

@@ -28,26 +28,25 @@ from attncheck.spec.verdicts import Verdict
 
 
 def write_conventions(
-    output: Path,
+    writer: ResultsWriter,
     chosen: ImplementationSelection,
     measured: Mapping[str, Sequence[MeasuredConvention]],
     dtypes: Mapping[str, str],
     limits: Limits,
 ) -> None:
-    """Write what implementations mean, in the place of earlier results.
+    """Write what implementations mean.
 
     Args:
-        output: The folder.
-        chosen: The implementations.
+        writer: The writer of the folder, made before anything was asked, so that no answer is lost to a bad folder.
+        chosen: The implementations, at least one.
         measured: Their answers, by name.
         dtypes: The dtype in which each was asked, by name.
         limits: The limits of their processes.
 
     Raises:
-        OutputError: If the folder holds something else, or cannot be written.
+        OutputError: If the folder cannot be written.
     """
-    writer = ResultsWriter(output)
-    own = tuple(dict.fromkeys(dtypes.values()))
+    output, own = writer.directory, tuple(dict.fromkeys(dtypes.values()))
     settings = Settings(output, dtypes=own, limits=limits, command=sys.orig_argv, keeps_results=False)
     environment = environment_record(chosen, settings)
     writer.write_json("environment.json", environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from typer.testing import CliRunner
 
 from attncheck.asking.conventions import QUESTIONS, MeasuredConvention, ask_all, is_meant, truth_of_meaning
 from attncheck.cli import app
-from attncheck.common.errors import UsageError
+from attncheck.common.errors import OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import find_implementation
+from attncheck.execution.implementations import ImplementationSelection
 from attncheck.reports.frames import make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.reader import read_runs
@@ -68,6 +70,21 @@ def test_meanings_are_results_that_report_and_diff_read(write: Write, tmp_path: 
     assert wanted == {"other": (0, "semantic", True), "declared": (1, "semantic", False), "same": (0, "agree", False)}
     changed = CliRunner().invoke(app, ["diff", str(tmp_path / "declared"), str(tmp_path / "same")])
     assert "0 verdicts got worse, 1 got better" in changed.stdout
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_anything_is_asked(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attncheck.asking.conventions.ask_all", Mock(side_effect=AssertionError("it was asked")))
+    error = CliRunner().invoke(app, ["conventions", write(), "--output", str(tmp_path)]).exception
+    assert (type(error), "holds no earlier results" in str(error)) == (OutputError, True)
+
+
+def test_who_is_not_installed_has_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = ImplementationSelection((), missing=("torch",))
+    monkeypatch.setattr("attncheck.cli.probing._chosen", lambda *_: nobody)
+    result = CliRunner().invoke(app, ["conventions", "torch", "--output", str(tmp_path / "new")])
+    assert (result.exit_code, (tmp_path / "new").exists()) == (3, False)
 
 
 MEANINGS: list[dict[str, tuple[str, str, str]]] = TABLES["meanings"]
