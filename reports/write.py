@@ -21,6 +21,7 @@ from csv import Error, reader, writer
 from dataclasses import asdict
 from functools import cache
 from gzip import GzipFile
+from importlib.util import find_spec
 from io import StringIO, TextIOWrapper
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -50,7 +51,6 @@ from attncheck.reports.markdown import render_markdown
 from attncheck.reports.properties import command_for, sentence_of, worst_of
 from attncheck.reports.summary import make_summary, wrong_implementations
 from attncheck.results.format import PROPERTIES_TABLE, Row
-from attncheck.results.parquet import has_pyarrow
 from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
 # Spreadsheets run what begins like this; some take the full-width forms too, and some pass over leading blanks.
@@ -79,7 +79,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 
 def write_parquet(frame: pd.DataFrame, path: Path) -> bool:
     """Write a frame as Parquet if pyarrow is installed; else remove an earlier one. Return whether it is there."""
-    if not has_pyarrow():
+    if find_spec("pyarrow") is None:
         path.unlink(missing_ok=True)
         return False
     frame.to_parquet(path, index=False, engine="pyarrow", compression="zstd")

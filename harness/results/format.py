@@ -18,8 +18,6 @@ from attncheck.spec import OPERATIONS
 from attncheck.spec.verdicts import HARMLESS, MEETS_CLAIM
 
 FORMAT = 10
-PARQUET_FORMAT = 9
-"""The same columns in Parquet, which is read where pyarrow is installed."""
 REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 PROPERTY_PART = "rows/properties.npz"

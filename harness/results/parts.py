@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from attncheck.common.errors import ResultsError
 from attncheck.common.wording import ESCAPED, LONGEST_TEXT, one_line
 from attncheck.results.format import ARRAY_SCHEMA, PROPERTY_PART, ROW_SCHEMA, ComparisonKind, Row
-from attncheck.results.parquet import read_parquet_arrays, read_parquet_keys, read_parquet_rows
 from attncheck.results.tables import UNREADABLE, ColumnValues, DamagedError, RowTable, TableFile, concatenate
 from attncheck.results.writer import write_table
 from attncheck.spec import CLAIMS, DTYPES, PROPERTIES
@@ -47,7 +46,7 @@ _COUNTS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int"]
 _MAX_COUNTED = 2**53
 """Beyond it, a count is no whole number in the frames of a report."""
 _GROUPS_IN_MEMORY = 2
-"""Blocks, or row groups of Parquet, that stay read: a case's arrays lie together."""
+"""Blocks that stay read: a case's arrays lie together."""
 
 
 _MAX_ROWS = 1_000_000
@@ -83,7 +82,7 @@ def row_parts(directory: Path) -> list[Path]:
 
 
 def _parts(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("part-*") if path.suffix in (".npz", ".parquet"))
+    return sorted(folder.glob("part-*.npz"))
 
 
 def read_property_rows(directory: Path) -> list[Row]:
@@ -92,8 +91,6 @@ def read_property_rows(directory: Path) -> list[Row]:
     Not as a frame, in which NaN and no number at all would be one.
     """
     path = directory / PROPERTY_PART
-    if not path.exists():
-        path = path.with_suffix(".parquet")
     if not path.exists():
         return []
     try:
@@ -108,7 +105,7 @@ def read_property_rows(directory: Path) -> list[Row]:
 def remove_damaged(directory: Path) -> None:
     """Remove the parts that cannot be read, and what was not yet renamed into place."""
     for kind, read in (("rows", read_rows_part), ("arrays", lambda path: list(_keys_of(path)))):
-        for path in [*(directory / kind).glob("*.npz*"), *(directory / kind).glob("*.parquet*")]:
+        for path in list((directory / kind).glob("*.npz*")):
             try:
                 whole = path.name.startswith("part-") and read(path) is not None
             except UNREADABLE:
@@ -130,12 +127,8 @@ def remove_units(directory: Path, column: str, value: str) -> None:
 
 def read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> RowTable:
     """Read a part of rows, whose columns of words have only ``known`` ones. Raises ``UNREADABLE``."""
-    if path.suffix == ".parquet":
-        table = read_parquet_rows(path, ROW_SCHEMA, _MAX_BYTES["rows"], _MAX_ROWS)
-    else:
-        with TableFile(path, _MAX_BYTES["rows"], _MAX_ROWS) as file:
-            table = file.table(ROW_SCHEMA)
-    table = _on_one_line(table)
+    with TableFile(path, _MAX_BYTES["rows"], _MAX_ROWS) as file:
+        table = _on_one_line(file.table(ROW_SCHEMA))
     for name, words in known.items():
         if odd := sorted(set(table[name].array.tolist()) - set(map(str, words))):
             raise DamagedError(f"it has the {name} {odd[0]!r}, which this version does not know")
@@ -243,10 +236,6 @@ _Records = Sequence[Mapping[str, Any]]
 
 def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
     """Read the cases and dtypes of a part's arrays, and nothing else."""
-    if path.suffix == ".parquet":
-        for group, keys in read_parquet_keys(path, _MAX_BYTES["arrays"], _MAX_ROWS):
-            yield from _runs_of(path, group, keys)
-        return
     with TableFile(path, _MAX_KEY_BYTES, _MAX_ROWS) as file:
         table = _on_one_line(file.table({name: ARRAY_SCHEMA[name] for name in ("case", "dtype", "block")}))
     blocks = table["block"].array.tolist()
@@ -264,9 +253,7 @@ def _runs_of(
 
 
 def _array_records(path: Path, group: int) -> _Records:
-    """Return the arrays of a block, or of a row group of Parquet, as records with their bytes."""
-    if path.suffix == ".parquet":
-        return read_parquet_arrays(path, group, _MAX_BYTES["arrays"], _MAX_ROWS)
+    """Return the arrays of a block as records with their bytes."""
     with TableFile(path, _MAX_BYTES["arrays"], _MAX_ROWS) as file:
         table = _on_one_line(file.table(ARRAY_SCHEMA, _MAX_KEY_BYTES))
         data = file.block(group)

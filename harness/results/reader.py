@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
 from attncheck.results.coverage import Stop
-from attncheck.results.format import FORMAT, PARQUET_FORMAT, Row
-from attncheck.results.parquet import require_pyarrow
+from attncheck.results.format import FORMAT, Row
 from attncheck.results.parts import ArrayKey, ArrayParts, read_property_rows, read_rows
 from attncheck.results.records import (
     CaseRecords,
@@ -98,8 +97,6 @@ def read_environment(directory: Path) -> dict[str, Any]:
         raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
     check_format(environment.get("format"), directory)
     check_record(environment, EnvironmentRecord, directory / "environment.json")
-    if environment["format"] == PARQUET_FORMAT:
-        require_pyarrow(directory)
     return environment
 
 
@@ -113,10 +110,10 @@ def _or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, 
 
 def check_format(found: object, path: Path) -> None:
     """Raise ``ResultsError`` for results of another version of the format, and say what to do."""
-    if found in (PARQUET_FORMAT, FORMAT) and not isinstance(found, bool):
+    if found == FORMAT and not isinstance(found, bool):
         return
     named = ascii(found)[:60]  # whatever stands there, on one line
-    message = f"{path} has results format {named}; this version of attncheck reads {PARQUET_FORMAT} and {FORMAT}"
+    message = f"{path} has results format {named}; this version of attncheck reads {FORMAT}"
     if isinstance(found, int) and found > FORMAT:
         raise ResultsError(f"{message}: a newer attncheck wrote it; update this one")
     raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")

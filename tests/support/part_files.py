@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.results.format import ARRAY_SCHEMA, PARQUET_FORMAT, ROW_SCHEMA
+from attncheck.results.format import ARRAY_SCHEMA
 from attncheck.results.parts import read_rows_part
-from attncheck.results.reader import read_arrays
 from attncheck.results.tables import RowTable, TableFile
 from attncheck.results.writer import write_table
 
@@ -55,31 +54,3 @@ def split_arrays(path: Path, count: int) -> None:
         columns = {**of_part.columns, "block": of_part["block"]._replace(array=of_part["block"].array - first)}
         path_of_part = path.with_name(f"part-{part:05d}.npz")
         write_table(path_of_part, RowTable(columns), ARRAY_SCHEMA, blocks[first : first + count])
-
-
-def as_earlier_versions_wrote(directory: Path) -> None:
-    """Write the parts of a results directory in Parquet, and say so in its documents."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    types = {"text": pa.string(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema([pa.field(name, types[kind.type], kind.nullable) for name, kind in ROW_SCHEMA.items()])
-    arrays = read_arrays(directory)
-    for path in (directory / "rows").glob("*.npz"):
-        with TableFile(path, 2**30, 10**6) as file:
-            table = file.table(ROW_SCHEMA)
-        columns = {name: values.tolist() for name, values in table.columns.items()}
-        pq.write_table(pa.Table.from_pydict(columns, schema), path.with_suffix(".parquet"), compression="zstd")
-        path.unlink()
-    for path in (directory / "arrays").glob("*.npz"):
-        path.unlink()
-    records = [
-        dict(zip(("case", "dtype", "implementation", "stage"), key, strict=True))
-        | {"array_dtype": str(array.dtype), "shape": list(array.shape), "data": array.tobytes()}
-        for key, array in arrays.items()
-    ]
-    if records:
-        pq.write_table(pa.Table.from_pylist(records), directory / "arrays" / "part-00000.parquet")
-    for name in ("environment.json", "cases.json", "summary.json"):
-        text = (directory / name).read_text(encoding="utf-8")
-        (directory / name).write_text(text.replace('"format": 10', f'"format": {PARQUET_FORMAT}'), encoding="utf-8")

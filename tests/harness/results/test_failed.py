@@ -13,7 +13,7 @@ from attncheck.common.errors import ResultsError, UsageError
 from attncheck.reading.case import Case
 from attncheck.reading.selection import select_cases
 from attncheck.results.coverage import Minimum, RequestedRun, Stop, is_judged, shortfalls
-from attncheck.results.format import FORMAT, PARQUET_FORMAT, Row
+from attncheck.results.format import FORMAT, Row
 from attncheck.results.last_failed import (
     FAILED_FILE,
     Failed,
@@ -79,7 +79,7 @@ def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) ->
         '[["a", "b", "\ud800',
     ]
     damaged = [f'{{"format": {FORMAT}, "failed": {rest}' for rest in wrong]
-    old = f'{{"format": {PARQUET_FORMAT - 1}, "failed": []}}'
+    old = f'{{"format": {FORMAT - 1}, "failed": []}}'
     for text in ("", "[]", "{}", old, f'{{"format": {FORMAT}}}', "[" * 100_000, *damaged):
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         with pytest.raises(ResultsError, match=r"failed\.json"):

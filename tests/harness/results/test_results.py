@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from part_files import as_earlier_versions_wrote, change_part, set_column, take_rows
+from part_files import change_part, set_column, take_rows
 from tables import tables_beside
 
 from attncheck.common.errors import AttncheckError, OutputError, ResultsError
@@ -32,7 +29,7 @@ from attncheck.reports.merge import merge_runs
 from attncheck.reports.summary import exit_code_of
 from attncheck.reports.write import write_report
 from attncheck.results import parts
-from attncheck.results.format import FORMAT, PARQUET_FORMAT, ROW_SCHEMA, Row, StoredArray
+from attncheck.results.format import FORMAT, ROW_SCHEMA, Row, StoredArray
 from attncheck.results.parts import ArrayParts, decode_array
 from attncheck.results.reader import find_runs, read_run, read_runs
 from attncheck.results.records import CaseRecords, cases_text, read_cases
@@ -114,13 +111,13 @@ REFUSED: tuple[tuple[Damage, str], ...] = (
     (with_fields("environment.json", processors=10**30), "processors"),
     (with_fields("environment.json", classes={"numpy.eager": "native"}), "classes.numpy.eager: "),
     (
-        with_fields("environment.json", format=PARQUET_FORMAT - 1),
-        f"has results format {PARQUET_FORMAT - 1}; this version of attncheck reads {PARQUET_FORMAT} and {FORMAT}: an "
+        with_fields("environment.json", format=FORMAT - 1),
+        f"has results format {FORMAT - 1}; this version of attncheck reads {FORMAT}: an "
         "older attncheck wrote it; run it again, or read it with that version",
     ),
     (
         with_fields("environment.json", format=FORMAT + 1),
-        f"has results format {FORMAT + 1}; this version of attncheck reads {PARQUET_FORMAT} and {FORMAT}: a newer "
+        f"has results format {FORMAT + 1}; this version of attncheck reads {FORMAT}: a newer "
         "attncheck wrote it; update this one",
     ),
     (replaced("environment.json", None), "it has no environment.json"),
@@ -458,45 +455,6 @@ def test_an_array_comes_back_bit_for_bit(write_run: WriteRun) -> None:
     for name, array in ARRAYS.items():
         own, back = (each.astype(each.dtype.newbyteorder("=")) for each in (array, read[name]))
         assert (back.shape, back.dtype, back.tobytes()) == (own.shape, own.dtype, own.tobytes()), name
-
-
-def test_what_earlier_versions_wrote_in_parquet_reads_the_same_and_says_what_it_needs(
-    two_parts: Path, write_run: WriteRun, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = make_row(value=float("nan"), judged_rows=64, query_rows=4096, message="a\nb")
-    stored = [StoredArray("file/one", "float64", name, "weights", array) for name, array in ARRAYS.items()]
-    for folder in (two_parts, write_run([row, make_row(index=None)], arrays=stored, name="arrays")):
-        now = read_run(folder)
-        arrays = now.arrays()
-        as_earlier_versions_wrote(folder)
-        assert not list(folder.rglob("*.npz"))
-        before = read_run(folder)
-        assert before.notes == ()
-        pd.testing.assert_frame_equal(before.rows, now.rows)
-        read = before.arrays()
-        assert list(read) == list(arrays)
-        assert [array.tobytes() for array in read.values()] == [array.tobytes() for array in arrays.values()]
-    path = two_parts / "rows" / "part-00001.parquet"
-    path.write_bytes(path.read_bytes()[:-20])
-    (note,) = read_run(two_parts).notes
-    assert note.startswith(f"{path} cannot be read, its rows are left out: ")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ResultsError, match=r"Parquet, which an earlier .* pip install 'attncheck\[parquet\]'"):
-        read_run(two_parts)
-
-
-def test_parquet_that_is_far_larger_than_what_a_run_wrote_is_not_read(run_folder: Path) -> None:
-    as_earlier_versions_wrote(run_folder)
-    path, rows = run_folder / "rows" / "part-00000.parquet", 3000
-    row = pq.read_table(path)
-    long = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * 2**20])
-    table = row.take(pa.array([0] * rows))
-    pq.write_table(table.set_column(table.schema.get_field_index("message"), "message", long), path)
-    before = pa.total_allocated_bytes()
-    assert "bytes of memory; expected at most" in read_run(run_folder).notes[0]
-    assert pa.total_allocated_bytes() - before < 2**27
-    pq.write_table(row.take(pa.array([0] * 101)), path, row_group_size=1)
-    assert "it has 101 row groups; expected at most 100" in read_run(run_folder).notes[0]
 
 
 def test_full_parts_are_written_whole(tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch) -> None:
