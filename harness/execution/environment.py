@@ -8,21 +8,18 @@ a distribution imports in turn is that distribution's affair.
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
-import importlib.metadata
 import inspect
 import os
 import platform
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from attncheck.backends import BACKENDS, BackendEntry
@@ -142,50 +139,15 @@ class Imports:
         return None if "numpy" in self.packages and not self.home else self.framework
 
 
-class InstalledPackages:
-    """The distributions that have a top-level package, as ``importlib.metadata.packages_distributions`` says of all.
-
-    That takes apart the lists of files of everything that is installed; here only lines are in which a name stands.
-    """
-
-    def __init__(self) -> None:
-        self._listed = [(each, each.read_text("top_level.txt") or each.read_text("RECORD")) for each in distributions()]
-
-    @cache  # noqa: B019 # lives as long as one look at a target
-    def of(self, package: str) -> tuple[str, ...]:
-        """Return the distributions that have a package."""
-        named = re.compile(rf'^"?{re.escape(package)}\b', re.MULTILINE)  # at the beginning of a line, as paths begin
-        possible = ((each, listed) for each, listed in self._listed if listed is None or named.search(listed))
-        return tuple(each.metadata["Name"] for each, listed in possible if _has(each, package, named, listed))
-
-    def __contains__(self, package: str) -> bool:
-        return bool(self.of(package))
-
-
-def _has(distribution: Distribution, package: str, named: re.Pattern[str], listed: str | None) -> bool:
-    """Return whether a distribution has a top-level package, as ``importlib.metadata.packages_distributions`` does.
-
-    That infers it from the files that are listed; here one of the package is enough.
-    """
-    # What it asks of each distribution, in every release of Python that is supported.
-    declared: Collection[str] = importlib.metadata._top_level_declared(distribution)  # type: ignore[attr-defined]
-    if declared:
-        return package in declared
-    if listed is None or distribution.read_text("RECORD") is None:
-        return package in _inferred(distribution)
-    lines = (line for line in listed.splitlines() if named.match(line))
-    paths = (PackagePath(path) for path, *_ in csv.reader(lines))
-    return any(package in _inferred(SimpleNamespace(files=[path])) for path in paths)
-
-
-def _inferred(distribution: Any) -> Collection[str]:
-    packages: Collection[str] = importlib.metadata._top_level_inferred(distribution)  # type: ignore[attr-defined]
-    return packages
+@lru_cache(maxsize=1)  # every function of a run is looked at; reading all distributions takes a tenth of a second
+def _distributions_on(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """Return the distributions that have each top-level package, as long as ``sys.path`` is this one."""
+    return packages_distributions()
 
 
 def imports_of(target: Any) -> Imports:
     """Look what the modules of an implementation import; it has been loaded."""
-    installed = InstalledPackages()
+    installed = _distributions_on(tuple(sys.path))
     name, found = _home(target)
     own, packages = {name.partition(".")[0]}, set(found)
     waiting = {*own, *found}
@@ -200,14 +162,14 @@ def imports_of(target: Any) -> Imports:
     versions = {
         each: number
         for package in {*own, *packages}
-        for each in installed.of(package)
+        for each in installed.get(package, ())
         if not _is_namespace(package) and (number := package_version(each)) is not None
     }
     versions |= {
         package: number for package in own if package not in installed and (number := _said_by(package)) is not None
     }
     top = name.partition(".")[0]
-    home = next((each for each in installed.of(top) if each in versions), "") if top else ""
+    home = next((each for each in installed.get(top, ()) if each in versions), "") if top else ""
     return Imports(dict(sorted(versions.items())), frozenset(packages), home, _libraries_of(packages, own))
 
 
