@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import call_of
-from attncheck.reading.lowering import Problem, query_positions
+from attncheck.reading.lowering import query_positions
+from attncheck.reading.problem import Problem
 from attncheck.spec import result_stages
 from attncheck.spec.dtypes import numpy_dtype
 
@@ -136,7 +137,7 @@ class Call:
         given = {name: value for name, value in changed.items() if value is not None}
         options = {name: value for name, value in given.items() if name in names}
         inputs = {name: value for name, value in given.items() if name not in names}
-        called = replace(own, options=options, inputs=inputs).called()
+        called = replace(own, options=options, inputs=inputs).as_call()
         function, keywords = call_of(called.operation, called.options)
         wide = {name: widened(array) for name, array in called.inputs.items()}
         with np.errstate(all="ignore"):

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,13 +27,13 @@ from combined_operations import FAULTS_OF_OPERATIONS, STATE
 from measuring import on_one_thread
 
 from attncheck.execution.neighbours import NeighbourCalls
-from attncheck.execution.operations import Task, apply_layout
-from attncheck.execution.runner import task_of
+from attncheck.execution.operations import apply_layout
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import QUERY_KEY_VALUE, result_stages
@@ -64,15 +64,15 @@ class Fresh:
         self._fault, self._memory = fault, dict[Any, Any]()
         self._neighbours = NeighbourCalls(self._evaluate, self._in_fresh_process)
 
-    def computed(self, task: Task, dtype: str) -> Computed:
+    def computed(self, problem: Problem, dtype: str) -> Computed:
         """Evaluate a call between its neighbours."""
         self._dtype = dtype
-        found = self._neighbours.beside(task, lambda: self._evaluate(task))
+        found = self._neighbours.beside(problem, lambda: self._evaluate(problem))
         assert isinstance(found, Computed)
         return found
 
-    def _evaluate(self, task: Task) -> Computed:
-        call = Call(task, self._dtype, self._memory)
+    def _evaluate(self, problem: Problem) -> Computed:
+        call = Call(problem, self._dtype, self._memory)
         return Computed(self._fault(call) or call.results(call.right))
 
     @contextmanager
@@ -88,7 +88,7 @@ def units(patterns: Sequence[str]) -> Iterator[tuple[Case, str, Inputs, Call]]:
         exact = make_exact_inputs(case)
         for dtype in case.dtypes:
             inputs = convert_inputs(case, exact, dtype)
-            problem = case.problem(apply_layout(inputs.arrays, case.memory_layout))
+            problem = problem_of(case, replace(inputs, arrays=apply_layout(inputs.arrays, case.memory_layout)))
             unknown = _OF_BLOCKS | ({"key_scale", "value_scale"} if case.operation == "paged_attention" else set())
             is_known = unknown.isdisjoint({*case.options, *case.inputs})
             if is_known and score_elements(case.operation, case.options, inputs.arrays) <= _MAX_SCORES:
@@ -109,8 +109,8 @@ def count(patterns: Sequence[str]) -> tuple[Counts, Counts]:
             if is_twice or fault.operation != case.operation or not fault.where.holds(call):
                 continue
             if name in fresh:
-                task = task_of(case, inputs)
-                judge.note(faults, name, fresh[name].computed(task, dtype), call, FUSED)
+                problem = problem_of(case, inputs).as_call()
+                judge.note(faults, name, fresh[name].computed(problem, dtype), call, FUSED)
             else:
                 judge.note(faults, name, Computed(fault.wrong(call)), call, FUSED)
         for name, kernel in KERNELS.items():

@@ -567,7 +567,7 @@ def sequences_in_reverse(call: Call) -> Stages | None:
 
 def latent_by_the_reference(call: Call) -> Stages | None:
     """Absorb the projections into queries and output."""
-    called = call.problem.called()
+    called = call.problem.as_call()
     inputs = {name: widened(array) for name, array in called.inputs.items()}
     stages: Stages = backend.ABSORBED.latent_attention(**inputs, **called.options)
     return stages

@@ -27,8 +27,8 @@ from attncheck.attention.bounds import accumulated_bounds, introduced_bounds
 from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import Computation, OutsideDomain
 from attncheck.backends import EAGER, numpy_backend
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import Problem
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.classes import rounding_model_named
 
@@ -155,7 +155,7 @@ def corpus_cost(repetitions: int, patterns: Sequence[str]) -> list[str]:
     for case in select_cases(patterns).cases:
         exact_inputs = make_exact_inputs(case)
         for dtype in case.dtypes:
-            plain = case.problem(convert_inputs(case, exact_inputs, dtype).arrays).lowered().canonical()
+            plain = problem_of(case, convert_inputs(case, exact_inputs, dtype)).without_layout().canonical()
             try:
                 times = _case_times(plain, dtype, repetitions)
             except OutsideDomain:

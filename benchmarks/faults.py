@@ -33,10 +33,9 @@ import psutil
 
 from attncheck.backends import BACKENDS
 from attncheck.common.errors import ResultsError
-from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import evaluate_on
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_run
 
@@ -88,10 +87,10 @@ def places(patterns: Sequence[str]) -> list[Place]:
                 return lambda *given, **options: calls.append(faulty_attention.fingerprint(name, given, options))
 
             target = SimpleNamespace(**{name: recorder(name) for name in faulty_attention.FUNCTIONS})
-            task = task_of(case, convert_inputs(case, exact, dtype))
-            evaluate_on(own_backend(target, "", BACKENDS["numpy"]), task)  # type: ignore[arg-type] # as OwnEntry has it
-            if len(calls) == 1 and task.inputs and all(array.size for array in task.inputs.values()):
-                found.append(Place(case.id, dtype, case.operation if not task.memory_layout else "", calls[0]))
+            problem = problem_of(case, convert_inputs(case, exact, dtype)).as_call()
+            evaluate_on(own_backend(target, "", BACKENDS["numpy"]), problem)  # type: ignore[arg-type] # as OwnEntry has it
+            if len(calls) == 1 and problem.inputs and all(array.size for array in problem.inputs.values()):
+                found.append(Place(case.id, dtype, case.operation if not problem.memory_layout else "", calls[0]))
     counts = Counter(place.fingerprint for place in found)
     return [place for place in found if counts[place.fingerprint] == 1]
 

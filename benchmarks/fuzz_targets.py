@@ -24,7 +24,7 @@ from attncheck.common.errors import AttncheckError, CaseError, Diagnostic, Usage
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.expected_failures import load_expected_failures
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TagEntry
 from attncheck.reading.selection import select_cases
@@ -109,9 +109,9 @@ def _use(case: Case, tags: dict[str, TagEntry]) -> None:
     shapes = {name: exact.array.shape for name, exact in made.items()}
     assert shapes == dict(case.input_shapes), f"made {shapes}, declared {case.input_shapes}"
     for dtype in case.dtypes:
-        arrays = convert_inputs(case, made, dtype).arrays
-        case.problem(arrays).called()
-        plain = case.problem(arrays).lowered().canonical()
+        problem = problem_of(case, convert_inputs(case, made, dtype))
+        problem.as_call()
+        plain = problem.without_layout().canonical()
         if "mask" in plain.inputs and (scores := case.stage_shapes.get("masked")):
             assert np.broadcast_shapes(plain.inputs["mask"].shape, scores) == scores
 

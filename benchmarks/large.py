@@ -32,7 +32,7 @@ from attncheck.execution.worker import Computed
 from attncheck.judging.judge import judge
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in
 from attncheck.reading.selection import select_cases
 
 _CASE = Path(__file__).parent / "large_cases" / "causal.yaml"
@@ -54,7 +54,7 @@ class Round:
 def the_case() -> tuple[Case, Inputs]:
     """Return the case and its inputs."""
     (case,) = select_cases([str(_CASE)]).cases
-    return case, convert_inputs(case, make_exact_inputs(case), _DTYPE)
+    return case, inputs_in(case, _DTYPE)
 
 
 def kernel_of(inputs: Inputs) -> Callable[[], NDArray[Any]]:

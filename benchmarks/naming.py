@@ -36,13 +36,12 @@ from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.run import diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters, conventions_lacking
-from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
 from attncheck.mutation.judgement import names_of
 from attncheck.planning.plan import Plan
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import Row
@@ -335,8 +334,8 @@ def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidenc
             inputs = convert_inputs(case, exact, dtype)
             if not 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES:
                 continue
-            task = task_of(case, inputs)
-            given = {**task.inputs, **task.options}
+            call = problem_of(case, inputs).as_call()
+            given = {**call.inputs, **call.options}
             if "empty_rows" in given or TAKEN.lacking(given):
                 continue
             truth = truth_of_case(case, dtype, inputs, ["output"])
@@ -381,9 +380,9 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
     returned: dict[Evaluation, Computed] = {}
     for unit in plan:
         case, inputs = plan.case(unit), plan.inputs(unit)
-        task = task_of(case, inputs)
-        unasked = conventions_lacking(TAKEN, task.options)
-        given = {name: value for name, value in {**task.inputs, **task.options}.items() if name not in unasked}
+        call = problem_of(case, inputs).as_call()
+        unasked = conventions_lacking(TAKEN, call.options)
+        given = {name: value for name, value in {**call.inputs, **call.options}.items() if name not in unasked}
         small = 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES
         if not small or unasked or TAKEN.lacking(given):
             continue

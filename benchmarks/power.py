@@ -37,12 +37,13 @@ from attncheck.mutation.catalogue import BY_HAND
 from attncheck.mutation.judgement import first_wrong
 from attncheck.mutation.mutant import Mutant
 from attncheck.mutation.unit import Unit, UnitScorer
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import show
-from attncheck.searching.concrete import ConcreteCase, asked_of, read_concrete
+from attncheck.searching.concrete import asked_of, read_concrete
 from attncheck.searching.findings import ProblemSubject, Symptom
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import reduce_problem
-from attncheck.searching.search import simplest_afresh
+from attncheck.searching.search import simplest_in_new_process
 from attncheck.spec import DTYPES
 
 _SHARED = "shared heads"
@@ -58,7 +59,7 @@ class Found:
     seed: int
     problems: int
     seconds: float
-    problem: ConcreteCase
+    problem: Problem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,7 +203,7 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
                 rows.append((each.mutant.name, "does not fail in a worker", "", "", ""))
                 continue
             reduced = reduce_problem(each.problem, partial(_fails, subject, symptom))
-            simplest, _ = simplest_afresh(reduced, subject, symptom)
+            simplest, _ = simplest_in_new_process(reduced, subject, symptom)
         finally:
             subject.close()
         sizes = ", ".join(f"{name} {show(array.shape)}" for name, array in simplest.inputs.items())
@@ -216,7 +217,7 @@ def _reduced_lines(found: Sequence[Found], count: int) -> Iterator[str]:
     yield f"{small} of {len(chosen)} have at most {MAX_ELEMENTS} elements in each input"
 
 
-def _fails(subject: ProblemSubject, symptom: Symptom, problem: ConcreteCase) -> bool:
+def _fails(subject: ProblemSubject, symptom: Symptom, problem: Problem) -> bool:
     return subject.symptom(problem) == symptom
 
 

@@ -18,11 +18,10 @@ from soundness_rows import Judge, Row, Unit
 from attncheck.common.processors import available_processors
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
 from attncheck.execution.worker import Outcome
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 
 _AHEAD = 24
 """Evaluations that a worker may be ahead of the judge: their arrays wait in memory."""
@@ -103,14 +102,14 @@ def _outcomes(
     rooms = [Semaphore(_AHEAD) for _ in runners]
 
     def drive(runner: GroupRunner[Unit], room: Semaphore) -> None:
-        def task(_: GroupRunner[Unit], unit: Unit) -> Task:
+        def problem(_: GroupRunner[Unit], unit: Unit) -> Problem:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
-            return Task.of(Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)).called())
+            return Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype), unit.dtype).as_call()
 
         own = [(runner, unit) for unit in units if unit.dtype in runner.group.dtypes]
         try:
-            run_in_turn(own, task, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
+            run_in_turn(own, problem, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
         finally:

@@ -13,8 +13,9 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 
 from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients, show, stage_shapes
-from attncheck.searching.concrete import ConcreteCase, asked_of
+from attncheck.searching.concrete import asked_of
 from attncheck.searching.drawing import DrawnInputs
 from attncheck.searching.problems import Draw, draw_kind, fits, is_wide, largest_step, outline, stored
 from attncheck.searching.shapes import HEADS, KERNEL_HEADS, WIDTHS, Dimensions, Random, max_entries
@@ -48,7 +49,7 @@ class PooledDraw(Draw):
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnProblem(ConcreteCase):
+class DrawnProblem(Problem):
     """A random problem of any dtype.
 
     ``supports_statistics`` says whether rounding errors of it add up as statistics have it.

@@ -20,7 +20,7 @@ from attncheck.judging.truth import Truth, find_truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import reason_for
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import kind_of
 from attncheck.spec.verdicts import Verdict
 

@@ -31,15 +31,15 @@ from attncheck.reading.selection import select_cases
 PEER = Path(__file__).parent / "peer" / "test_peer.py"
 
 
-def write_tasks(patterns: Sequence[str], path: Path) -> int:
+def write_problems(patterns: Sequence[str], path: Path) -> int:
     """Write every case in every dtype, inputs made, for the peer; return how many."""
     plan = Plan.of(select_cases(patterns).cases, ())
-    tasks = {(plan.case(unit).id, unit.dtype): plan.task(unit) for unit in plan}
-    path.write_bytes(pickle.dumps(tasks, pickle.HIGHEST_PROTOCOL))
-    return len(tasks)
+    problems = {(plan.case(unit).id, unit.dtype): plan.problem(unit) for unit in plan}
+    path.write_bytes(pickle.dumps(problems, pickle.HIGHEST_PROTOCOL))
+    return len(problems)
 
 
-def peer_environment(backends: Sequence[str], tasks: Path, cache: Path) -> dict[str, str]:
+def peer_environment(backends: Sequence[str], problems: Path, cache: Path) -> dict[str, str]:
     """Return the variables of the peer: what to run, and the same cache settings as attncheck's own workers have."""
     os.environ[VARIABLE] = str(cache)
     kept: dict[str, str] = {}
@@ -47,10 +47,10 @@ def peer_environment(backends: Sequence[str], tasks: Path, cache: Path) -> dict[
         entry = BACKENDS[name]
         kept |= {key: text for key, text in with_cache(entry, keep=True).environment.items() if key in entry.cache}
     del os.environ[VARIABLE]
-    return {"PEER_TASKS": str(tasks), "PEER_BACKENDS": ",".join(backends), **kept}
+    return {"PEER_PROBLEMS": str(problems), "PEER_BACKENDS": ",".join(backends), **kept}
 
 
-def one_round(patterns: Sequence[str], backends: Sequence[str], folder: Path, tasks: Path) -> dict[str, Timed]:
+def one_round(patterns: Sequence[str], backends: Sequence[str], folder: Path, problems: Path) -> dict[str, Timed]:
     """Run both, first and second, and the import; every command once."""
     caches = {name: folder / name for name in ("attncheck", "peer")}
     for cache in caches.values():
@@ -59,7 +59,7 @@ def one_round(patterns: Sequence[str], backends: Sequence[str], folder: Path, ta
     check += ["--output", str(folder / "results")]
     peer = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--no-header", "-r", "", "-p", "no:cacheprovider"]
     peer += ["-p", "no:attncheck", "-p", "no:hypothesispytest", "--noconftest", str(PEER)]
-    given = {VARIABLE: str(caches["attncheck"])}, peer_environment(backends, tasks, caches["peer"])
+    given = {VARIABLE: str(caches["attncheck"])}, peer_environment(backends, problems, caches["peer"])
     found = {}
     for when in ("first", "second"):
         found[f"attncheck, {when}"] = timed(check, given[0])
@@ -93,10 +93,10 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        count = write_tasks(options.patterns, folder / "tasks.pickle")
+        count = write_problems(options.patterns, folder / "problems.pickle")
         rounds = []
         for number in range(options.rounds):
-            rounds.append(one_round(options.patterns, backends, folder, folder / "tasks.pickle"))
+            rounds.append(one_round(options.patterns, backends, folder, folder / "problems.pickle"))
             times = ", ".join(f"{name} {each.wall:.1f} s" for name, each in rounds[-1].items())
             print(f"round {number + 1}: {times}", flush=True)
     title = f"{count} cases and dtypes on {', '.join(backends)}; {options.rounds} rounds"

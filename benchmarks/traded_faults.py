@@ -23,7 +23,7 @@ from traded_kernels import attention, codes_of, scales_of
 
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import Grid, Quantization
 

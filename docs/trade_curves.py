@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attncheck.judging.truth import find_truth
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.showing.heatmaps import Picture, drawing, picture_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -261,7 +261,7 @@ def ask(
         else:
             asked = case if isinstance(case, Case) else select_one(os.fspath(case))[0]
             question = Question(asked, dtype_of(asked, dtype))
-        return engine.ask_one(chosen.implementations[0], question)
+        return engine.ask(chosen.implementations[0], question)
 
 
 def explain(answer: Answer) -> str:

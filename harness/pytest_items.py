@@ -144,7 +144,7 @@ class ImplementationJudge:
         if not self.implementation.rounding_model(dtype):
             raise NotJudged(f"unsupported: declares no {dtype}", (dtype,))
         question = Question(case, dtype)
-        answer = _engine(self.store).ask_one(self.implementation, question)
+        answer = _engine(self.store).ask(self.implementation, question)
         before = _remember(self.implementation, question, answer)
         if answer.is_unsupported:
             raise NotJudged(answer.failure, answer.lacks)

@@ -24,7 +24,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.operations import run_operation
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in, problem_of
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.reader import Run, read_run
@@ -79,9 +79,9 @@ def compute() -> Callable[[Case, str], tuple[Inputs, Stages]]:
     backend = BACKENDS["numpy"].load()
 
     def run(case: Case, dtype: str) -> tuple[Inputs, Stages]:
-        inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+        inputs = inputs_in(case, dtype)
         with np.errstate(all="ignore"):
-            called = case.problem(inputs.arrays).called()
+            called = problem_of(case, inputs).as_call()
             stages = run_operation(backend, case.operation, called.inputs, called.options)
         return inputs, dict(stages)
 

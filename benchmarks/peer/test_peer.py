@@ -21,9 +21,10 @@ from numpy.testing import assert_allclose
 
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
-from attncheck.execution.operations import Task, apply_layout, run_operation
+from attncheck.execution.operations import apply_layout, run_operation
+from attncheck.reading.problem import Problem
 
-TASKS: dict[tuple[str, str], Task] = pickle.loads(Path(os.environ["PEER_TASKS"]).read_bytes())
+PROBLEMS: dict[tuple[str, str], Problem] = pickle.loads(Path(os.environ["PEER_PROBLEMS"]).read_bytes())
 FRAMEWORKS = os.environ["PEER_BACKENDS"].split(",")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-3}
 NARROW = ("bfloat16", "float16")
@@ -41,32 +42,34 @@ def framework(name: str) -> Backend:
     return backend
 
 
-def computed(name: str, task: Task) -> dict[str, Any]:
+def computed(name: str, problem: Problem) -> dict[str, Any]:
     """Return every stage as NumPy arrays."""
     backend = framework(name)
     with np.errstate(all="ignore"):
-        stages = run_operation(backend, task.operation, apply_layout(task.inputs, task.memory_layout), task.options)
+        stages = run_operation(
+            backend, problem.operation, apply_layout(problem.inputs, problem.memory_layout), problem.options
+        )
     return {stage: np.asarray(backend.to_numpy(tensor)) for stage, tensor in stages.items()}
 
 
 @lru_cache(maxsize=4)
 def reference(case: str, dtype: str) -> dict[str, Any]:
     """Return NumPy's stages."""
-    task = TASKS[case, dtype]
+    problem = PROBLEMS[case, dtype]
     if dtype in NARROW:
-        wide = {name: a if a.dtype == bool else a.astype(np.float32) for name, a in task.inputs.items()}
-        task = replace(task, inputs=wide)
-    return computed("numpy", task)
+        wide = {name: a if a.dtype == bool else a.astype(np.float32) for name, a in problem.inputs.items()}
+        problem = replace(problem, inputs=wide)
+    return computed("numpy", problem)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize(("case", "dtype"), TASKS)
+@pytest.mark.parametrize(("case", "dtype"), PROBLEMS)
 def test_agrees_with_numpy(case: str, dtype: str, name: str) -> None:
     """Hold every stage of one framework against NumPy's."""
     if name == "numpy" and dtype in NARROW:
         pytest.skip("NumPy has no such arithmetic")
     try:
-        expected, found = reference(case, dtype), computed(name, TASKS[case, dtype])
+        expected, found = reference(case, dtype), computed(name, PROBLEMS[case, dtype])
     except NotImplementedError as error:
         pytest.skip(str(error))
     for stage in expected.keys() & found.keys():

@@ -25,7 +25,6 @@ from attncheck.common.wording import counted
 from attncheck.diagnosis.declared import truth_for
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Task
 from attncheck.execution.padding import padded_call
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.user_code import declaration
@@ -33,6 +32,7 @@ from attncheck.execution.worker import Computed, Failure
 from attncheck.judging.judge_implementation import judge_implementation, with_faults
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case
+from attncheck.reading.problem import Problem
 from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.classes import PRESETS
 from attncheck.spec.verdicts import Verdict
@@ -289,7 +289,7 @@ class _Trial:
         self, implementation: Implementation, entry: UserImplementation, dtype: str, runner: GroupRunner[Any]
     ) -> None:
         self._implementation, self._entry, self._dtype, self._runner = implementation, entry, dtype, runner
-        self._tasks: dict[str, Task] = {}
+        self._problems: dict[str, Problem] = {}
         self._computed: dict[tuple[str, str], bool] = {}
         self._until = monotonic() + _MOST_SECONDS
 
@@ -300,16 +300,16 @@ class _Trial:
         """
         if monotonic() > self._until:
             raise _TooSlowError
-        if case.id not in self._tasks:
-            self._tasks[case.id] = Question(case, self._dtype).task
-        task, description = self._tasks[case.id], ""
+        if case.id not in self._problems:
+            self._problems[case.id] = Question(case, self._dtype).problem
+        problem, description = self._problems[case.id], ""
         if requires:
             own = replace(self._entry, requirements={each: dict(requires) for each in self._entry.parameters})
-            padding = padded_call(replace(self._implementation, entry=own), task)
+            padding = padded_call(replace(self._implementation, entry=own), problem)
             if isinstance(padding, Failure):
                 return False
-            task, description = (padding.task, padding.description) if padding else (task, description)
+            problem, description = (padding.problem, padding.description) if padding else (problem, description)
         key = case.id, description  # which says by how much every length grows
         if key not in self._computed:
-            self._computed[key] = isinstance(self._runner.evaluate(task), Computed)
+            self._computed[key] = isinstance(self._runner.evaluate(problem), Computed)
         return self._computed[key]

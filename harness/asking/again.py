@@ -65,7 +65,7 @@ def ask_again(
         earlier: The failure that a check met.
         say: Hears what is done while it takes long.
     """
-    fresh = engine.ask_afresh(implementation, question)
+    fresh = engine.ask_in_new_process(implementation, question)
     if earlier is None or fresh.fails:
         return fresh
     before = earlier.before()
@@ -157,7 +157,7 @@ class _Tries:
         if self.failing and (self.left <= 0 or time.monotonic() > self.until):
             return None
         self.left -= 1
-        answer = self.engine.ask_afresh(self.implementation, self.question, calls)
+        answer = self.engine.ask_in_new_process(self.implementation, self.question, calls)
         if answer.fails:
             self.failing.append((calls, answer))
         return answer.fails

@@ -28,13 +28,13 @@ from attncheck.diagnosis.declared import declaration_of, readings_declared_by, r
 from attncheck.diagnosis.readings import ASKED, problems_read_as
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Task
 from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading.lowering import Array, Problem
+from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.dtypes import rounded_once
 
@@ -409,10 +409,10 @@ def _asked(
         return MeasuredConvention(
             question, "unsupported", f"it declares {', '.join(others)}, by which no call means this"
         )
-    task = task_of_question(replace(question, call=call), dtype)
+    problem = problem_of_question(replace(question, call=call), dtype)
     rounding_model = implementation.rounding_model(dtype)
     assert rounding_model is not None, "the dtype was chosen for that"
-    found = _measured(question, runner.evaluate(task), dtype, rounding_model)
+    found = _measured(question, runner.evaluate(problem), dtype, rounding_model)
     if not question.declaration:
         return found
     declared = implementation.declared.conventions
@@ -421,22 +421,22 @@ def _asked(
         words = [text for text, option in question.declaration.items() if option == own]
         found = replace(found, declared=found.means if found.means in words else next(iter(words), ""))
     is_own = isinstance(implementation.entry, UserImplementation)
-    is_open = found.departs and own is None and not ("empty_rows" in known and _has_keyword(task, runner))
+    is_open = found.departs and own is None and not ("empty_rows" in known and _has_keyword(problem, runner))
     if is_own and (found.contradicts or is_open) and found.means in question.declaration:
         name, value = question.declaration[found.means]
         return replace(found, declares=name, declaration=value)
     return found
 
 
-def _has_keyword(task: Task, runner: GroupRunner[Any]) -> bool:
+def _has_keyword(problem: Problem, runner: GroupRunner[Any]) -> bool:
     """Return whether the function has a keyword ``empty_rows``, by which cases ask for what they mean."""
-    outcome = runner.evaluate(replace(task, options={**task.options, "empty_rows": DEFAULT_EMPTY_ROWS}))
+    outcome = runner.evaluate(problem.with_options(empty_rows=DEFAULT_EMPTY_ROWS))
     return isinstance(outcome, Computed) and not outcome.not_asked
 
 
-def task_of_question(question: ConventionQuestion, dtype: str) -> Task:
+def problem_of_question(question: ConventionQuestion, dtype: str) -> Problem:
     """Return the call of a question in a dtype."""
-    return Task("attention", dict(question.call.options), _stored(question.call.inputs, dtype))
+    return replace(question.call, inputs=_stored(question.call.inputs, dtype), dtype=dtype)
 
 
 def _measured(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> MeasuredConvention:

@@ -14,7 +14,7 @@ A check asks thousands of questions side by side, which ``executors`` do with th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -119,25 +119,23 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, implementations: Iterable[Implementation], questions: Sequence[Question]) -> Iterator[Answer]:
-        """Ask every implementation every question, one after the other."""
-        return (self.ask_one(each, question) for each in implementations for question in questions)
-
-    def ask_one(self, implementation: Implementation, question: Question) -> Answer:
+    def ask(self, implementation: Implementation, question: Question) -> Answer:
         """Ask one question of a worker that stays for the next."""
         return self.judge(implementation, question, self.compute(implementation, question))
 
-    def ask_afresh(self, implementation: Implementation, question: Question, before: Sequence[Question] = ()) -> Answer:
-        """Ask one question of a fresh process, after some other calls.
+    def ask_in_new_process(
+        self, implementation: Implementation, question: Question, preceding: Sequence[Question] = ()
+    ) -> Answer:
+        """Ask one question in a new process, after the preceding calls.
 
-        However often these end the process, they are made.
+        A preceding call that ends the process is no reason to stop: the next call gets another process.
         """
         if lack := _no_dtype(implementation, question.dtype):
             return self.judge(implementation, question, lack)
-        with self.workers.fresh(implementation, question.dtype, keep_going=bool(before)) as runner:
-            for call in before:
-                runner.evaluate(Question(call.case, call.dtype).task)  # whose inputs are not kept
-            return self.judge(implementation, question, runner.evaluate(question.task))
+        with self.workers.fresh(implementation, question.dtype, keep_going=bool(preceding)) as runner:
+            for call in preceding:
+                runner.evaluate(Question(call.case, call.dtype).problem)  # whose inputs are not kept
+            return self.judge(implementation, question, runner.evaluate(question.problem))
 
     def ask_in_background(self, implementation: Implementation, question: Question) -> Future[Answer]:
         """Ask one question, and have what comes back judged in another process, beside what comes next."""
@@ -153,7 +151,7 @@ class Engine:
         """Have a question computed by a worker that stays, without judging what comes back."""
         if lack := _no_dtype(implementation, question.dtype):
             return lack
-        return self.workers.worker_for(implementation, question.dtype).evaluate(question.task)
+        return self.workers.worker_for(implementation, question.dtype).evaluate(question.problem)
 
     def judge(self, implementation: Implementation, question: Question, outcome: Outcome) -> Answer:
         """Judge what came back to a question."""

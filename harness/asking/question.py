@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from attncheck.execution.operations import Task
-from attncheck.execution.runner import task_of
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +25,9 @@ class Question:
     @cached_property
     def inputs(self) -> Inputs:
         """The arrays that are handed over, drawn once."""
-        return convert_inputs(self.case, make_exact_inputs(self.case), self.dtype)
+        return inputs_in(self.case, self.dtype)
 
     @property
-    def task(self) -> Task:
+    def problem(self) -> Problem:
         """The call as a worker gets it."""
-        return task_of(self.case, self.inputs)
+        return problem_of(self.case, self.inputs).as_call()

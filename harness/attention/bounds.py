@@ -34,7 +34,7 @@ from attncheck.attention.sampling import rows_of_stage
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
 from attncheck.attention.walk import error_walk, radius_walk, value_walk
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, computed_stages, query_axis
 from attncheck.spec.rounding import RoundingModel
 

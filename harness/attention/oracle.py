@@ -31,7 +31,7 @@ from attncheck.attention.problem import LOGITS, Computation, check_domain
 from attncheck.attention.problem import OutsideDomain as OutsideDomain
 from attncheck.attention.sampling import ADDS_QUERIES_UP
 from attncheck.attention.walk import exact_walk, magnitude, magnitude_walk
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPERATIONS, STAGES, Shape, computed_stages, query_axis, stages_of
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.exact_array import ExactArray
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import (
     FOLDED_INPUTS,
     OPERATIONS,
@@ -66,7 +66,7 @@ class Computation(Problem):
     problem that ``is_wide`` is for bounds, in float64.
     """
 
-    rows: NDArray[np.intp]
+    rows: NDArray[np.intp] = field(kw_only=True)
     returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     absolute: bool = False
     first_key: int = 0

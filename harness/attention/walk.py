@@ -27,7 +27,7 @@ from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.step import Around, At, Node
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import computed_stages
 from attncheck.spec.rounding import RoundingModel
 

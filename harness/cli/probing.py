@@ -155,7 +155,7 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
         try:
             case, _ = select_one(str(path))
             with Engine(limits) as engine:
-                answer = engine.ask_afresh(implementation, Question(case, finding.dtype))
+                answer = engine.ask_in_new_process(implementation, Question(case, finding.dtype))
             command = joined(["python", str(script)])
             failing = (case, implementation, finding.dtype, answer.judgements, finding.element)
             text = repro_script(*failing, command=command, element=finding.element)

@@ -22,7 +22,7 @@ from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.wrong_result import WrongResult, try_reading
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.judge_stages import agrees
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import stage_position
 from attncheck.spec.verdicts import Verdict
 

@@ -17,7 +17,8 @@ import numpy as np
 from attncheck.common.wording import BUT, counted
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.residuals import approximate
-from attncheck.reading.lowering import Problem, queries_and_keys
+from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.problem import Problem
 from attncheck.spec import OPTIONS, result_stages
 from attncheck.spec.rounding import FORMATS
 
@@ -83,7 +84,7 @@ def _separating(failing: Sequence[Facts], right: Sequence[Facts]) -> list[str]:
 
 def facts_of(problem: Problem) -> Facts:
     """Return what may be said of the call that a problem is handed over as, in words, each true or false."""
-    return dict(_facts(problem.called()))
+    return dict(_facts(problem.as_call()))
 
 
 def _facts(problem: Problem) -> Iterator[tuple[str, bool]]:
@@ -115,7 +116,7 @@ def is_refuted_by(name: str, problem: Problem) -> bool | None:
 
     None where the case has nothing of what the reading is about.
     """
-    lowered = problem.lowered()
+    lowered = problem.without_layout()
     forms = list(readings_named(name, lowered))
     if not forms:
         return None

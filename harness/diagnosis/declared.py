@@ -16,7 +16,7 @@ from attncheck.judging.alternatives import Alternative, delivered, is_same
 from attncheck.judging.truth import Truth, truth_of_case, truth_of_reading
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import DECLARABLE, EMPTY_ROWS
 
 
@@ -80,7 +80,7 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
             forms = (form for row in rows for form in replace(row, before_lowering=False).of_problem(called))
             if found := next((form for form in forms if _is_said_by(form, option)), None):
                 called, applied = found.problem, [*applied, option[0]]
-        called = called.lowered()
+        called = called.without_layout()
     if not applied:
         return None
     words = "; ".join(DECLARABLE[name][conventions[name]] for name in DECLARABLE if name in applied)
@@ -96,7 +96,7 @@ def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) ->
     if found is None:
         return problem
     again = read_as_declared(found.problem, conventions)
-    return found.problem if again is not None and is_same(again.problem, delivered(problem).lowered()) else None
+    return found.problem if again is not None and is_same(again.problem, delivered(problem).without_layout()) else None
 
 
 def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:

@@ -51,7 +51,8 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS, own_empty_rows_of
 from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
-from attncheck.reading.lowering import Problem, queries_and_keys, query_offset
+from attncheck.reading.lowering import queries_and_keys, query_offset
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
     IGNORABLE,

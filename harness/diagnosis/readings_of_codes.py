@@ -15,7 +15,8 @@ import numpy as np
 
 from attncheck.backends.contract import CODE_FORMATS
 from attncheck.judging.alternatives import FIRST, NEXT, Change, Changed, Form, Order, Reading, only, taken, with_input
-from attncheck.reading.lowering import Problem, block_scales_in_memory
+from attncheck.reading.lowering import block_scales_in_memory
+from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_FORMAT, LOGITS, MEANS, STEMS
 
 

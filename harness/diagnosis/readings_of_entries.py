@@ -28,7 +28,8 @@ from attncheck.judging.alternatives import (
     with_mask,
 )
 from attncheck.reading import lowering
-from attncheck.reading.lowering import Array, Problem, queries_and_keys, query_offset
+from attncheck.reading.lowering import Array, queries_and_keys, query_offset
+from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIONS, PER_HEAD
 
 

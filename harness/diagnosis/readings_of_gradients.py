@@ -31,7 +31,7 @@ from attncheck.diagnosis.replaced_steps import (
 )
 from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
 from attncheck.judging.truth import Truth
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
 from attncheck.spec.rounding import RoundingModel
 
@@ -140,7 +140,7 @@ class Backward:
 
     def kept(self, change: Changed | None = None) -> Any:
         """Return who may attend to whom, or may where another problem is asked."""
-        asked = self.truth.problem.called() if self.truth.problem is not None else None
+        asked = self.truth.problem.as_call() if self.truth.problem is not None else None
         other = asked if asked is None or change is None else change(asked)
         shape = self.walk.node("masked").value.shape
         kept = None if other is None else Computation.as_given(other.canonical()).kept(shape)

@@ -33,7 +33,8 @@ from attncheck.judging.alternatives import (
     with_input,
     without,
 )
-from attncheck.reading.lowering import Problem, queries_and_keys
+from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.problem import Problem
 from attncheck.spec import (
     ASKED_BY,
     OPERATIONS,

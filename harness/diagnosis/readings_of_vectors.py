@@ -35,7 +35,8 @@ from attncheck.judging.alternatives import (
     with_input,
     without,
 )
-from attncheck.reading.lowering import Problem, query_offset, rows_of_tables
+from attncheck.reading.lowering import query_offset, rows_of_tables
+from attncheck.reading.problem import Problem
 from attncheck.spec import (
     LOGITS,
     MEANS,
@@ -215,7 +216,7 @@ _LATENTS = (
     Reading("rotated-part-alone", "the part that is not rotated is left out of the scores",
             with_input("key_projection", np.zeros_like), "key_rotary", LOGITS[0]),
     Reading("rotated-part-scaled-twice", "the part that is rotated is scaled twice",
-            lambda called: called.with_inputs(key_rotary=called.inputs["key_rotary"] * scale_of(called.lowered())),
+            lambda call: call.with_inputs(key_rotary=call.inputs["key_rotary"] * scale_of(call.without_layout())),
             "key_rotary", LOGITS[0]),
     Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
             with_input("key_rotary", lambda each: np.roll(each, 1, axis=-2)), "key_rotary", LOGITS[0]),

@@ -36,7 +36,8 @@ from attncheck.judging.alternatives import (
     widths_of,
 )
 from attncheck.judging.truth import Stages, Truth
-from attncheck.reading.lowering import Problem, queries_and_keys
+from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import RoundingModel
@@ -220,7 +221,7 @@ def not_renormalised(at: Followed) -> Estimates:
 
 def mask_not_renormalised(at: Followed) -> Estimates:
     """Do the same with the mask alone: causality, windows and lengths are there before the softmax."""
-    asked = at.truth.problem.called() if at.truth.problem is not None else None
+    asked = at.truth.problem.as_call() if at.truth.problem is not None else None
     if asked is None or "mask" not in asked.inputs:
         return {}
     plain = asked.without_input("mask").canonical()

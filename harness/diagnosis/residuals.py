@@ -22,7 +22,7 @@ from attncheck.diagnosis.readings import readings_of
 from attncheck.judging.alternatives import Alternative, delivered
 from attncheck.judging.truth import Array, Stages, Truth, truth_of_reading
 from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
 
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12

@@ -41,7 +41,8 @@ from attncheck.judging.remembered import key_of
 from attncheck.judging.units import Evaluation, Judge, is_undiagnosed
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
-from attncheck.reading.lowering import Problem
+from attncheck.reading.inputs import problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
@@ -341,7 +342,7 @@ class _Searches:
         if self._is_large(each):
             return False
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
-        problem = each.case.problem(inputs.arrays)
+        problem = problem_of(each.case, inputs)
         reading = read_as_declared(problem, self.judge.declared_conventions(each.key[0]))
         case = FailingCase(
             *(problem if reading is None else reading.problem, dtype),
@@ -491,7 +492,7 @@ class _Conditions:
         """Return a case as an implementation reads it that declares its conventions."""
         from attncheck.diagnosis.declared import read_as_declared
 
-        problem = self.plan.case(unit).problem(self.plan.inputs(unit).arrays)
+        problem = problem_of(self.plan.case(unit), self.plan.inputs(unit))
         reading = read_as_declared(problem, self.judge.declared_conventions(name))
         return problem if reading is None else reading.problem
 

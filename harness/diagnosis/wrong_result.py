@@ -50,7 +50,8 @@ from attncheck.judging.alternatives import (
 )
 from attncheck.judging.judge_stages import agrees, failing_elements
 from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_reading, unsolved_truth, with_undefined_rows
-from attncheck.reading.lowering import Problem, queries_and_keys
+from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.dtypes import rounded_once

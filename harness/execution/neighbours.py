@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import SECOND_CALL, Task, call_of, run_operation
+from attncheck.execution.operations import SECOND_CALL, call_of, run_operation
 from attncheck.execution.worker import Computed, Outcome
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPTIONS, result_stages
 
@@ -43,7 +44,7 @@ class Neighbour:
     """The call that differs from a case's in a ``thing``; ``gap`` is how far apart their answers are."""
 
     thing: str
-    task: Task
+    problem: Problem
     comes_first: bool
     gap: float
 
@@ -52,45 +53,48 @@ class NeighbourCalls:
     """The neighbours of the cases that one worker is asked for."""
 
     def __init__(
-        self, evaluate: Callable[[Task], Outcome], in_fresh_process: Callable[[], AbstractContextManager[None]]
+        self, evaluate: Callable[[Problem], Outcome], in_fresh_process: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """``evaluate`` makes a call; within ``in_fresh_process`` it does so in a process that has done nothing yet."""
         self._evaluate, self._in_fresh_process = evaluate, in_fresh_process
         self._asked: Counter[tuple[str, str, bool]] = Counter()
         self._fresh = 0
 
-    def beside(self, task: Task, evaluate: Callable[[], Outcome]) -> Outcome:
+    def beside(self, problem: Problem, evaluate: Callable[[], Outcome]) -> Outcome:
         """Evaluate a case between its neighbours; a result tells of the stage in which a call shows another's state."""
-        neighbours = list(self._chosen(task))
-        before = {each.thing: self._evaluate(each.task) for each in neighbours if each.comes_first}
+        neighbours = list(self._chosen(problem))
+        before = {each.thing: self._evaluate(each.problem) for each in neighbours if each.comes_first}
         outcome = evaluate()
         for each in neighbours:
             if isinstance(outcome, Computed):
-                other = before[each.thing] if each.comes_first else self._evaluate(each.task)
-                if self._shows_state(task, outcome, each, other):
+                other = before[each.thing] if each.comes_first else self._evaluate(each.problem)
+                if self._shows_state(problem, outcome, each, other):
                     fault = f"{SECOND_CALL} that differ only in {each.thing} gives the first call's numbers"
-                    return replace(outcome, faults={**outcome.faults, _stage_of(task): fault})
+                    return replace(outcome, faults={**outcome.faults, _stage_of(problem): fault})
         return outcome
 
-    def _chosen(self, task: Task) -> Iterator[Neighbour]:
+    def _chosen(self, problem: Problem) -> Iterator[Neighbour]:
         """Yield what is called beside a case: each thing a few times in each order, where the answers differ."""
-        if "query" not in task.inputs or score_elements(task.operation, task.options, task.inputs) > _MAX_SCORES:
+        if (
+            "query" not in problem.inputs
+            or score_elements(problem.operation, problem.options, problem.inputs) > _MAX_SCORES
+        ):
             return
         own: Array | None = None
-        function, _ = call_of(task.operation, task.options)
-        for thing, changed in changed_tasks(task):
-            shapes = [array.shape for array in task.inputs.values()]
+        function, _ = call_of(problem.operation, problem.options)
+        for thing, changed in changed_problems(problem):
+            shapes = [array.shape for array in problem.inputs.values()]
             comes_first = bool(zlib.crc32(f"{thing} {shapes}".encode()) & 1)  # the same whenever the case is asked
             if self._asked[function, thing, comes_first] >= _ATTEMPTS:
                 continue
-            own = _reference(task) if own is None else own
+            own = _reference(problem) if own is None else own
             gap = _distance(own, _reference(changed))
             if gap > _VISIBLE * np.nanmax(np.abs(own), initial=0):
                 self._asked[function, thing, comes_first] += 1
                 yield Neighbour(thing, changed, comes_first, gap)
 
-    def _shows_state(self, task: Task, outcome: Computed, neighbour: Neighbour, other: Outcome) -> bool:
-        stage = _stage_of(task)
+    def _shows_state(self, problem: Problem, outcome: Computed, neighbour: Neighbour, other: Outcome) -> bool:
+        stage = _stage_of(problem)
         if not isinstance(other, Computed) or self._fresh >= _MAX_FRESH:
             return False
         given = outcome.stages.get(stage)
@@ -98,53 +102,56 @@ class NeighbourCalls:
             return False
         self._fresh += 1
         with self._in_fresh_process():
-            alone = self._evaluate(task if neighbour.comes_first else neighbour.task)
+            alone = self._evaluate(problem if neighbour.comes_first else neighbour.problem)
         return isinstance(alone, Computed) and _distance(given, alone.stages.get(stage)) > neighbour.gap / 8
 
 
-def changed_tasks(task: Task) -> Iterator[tuple[str, Task]]:
+def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Yield calls that differ in one option, in the numbers of one input, or in its axis of the batch."""
-    for name, value in task.options.items():
+    for name, value in problem.options.items():
         if value is True:
-            yield name, replace(task, options={each: given for each, given in task.options.items() if each != name})
+            yield (
+                name,
+                replace(problem, options={each: given for each, given in problem.options.items() if each != name}),
+            )
         elif isinstance(value, list | tuple):  # edges, of which some may be open
             wider = [None if bound is None else bound + 1 for bound in value]
-            yield name, replace(task, options={**task.options, name: type(value)(wider)})
+            yield name, replace(problem, options={**problem.options, name: type(value)(wider)})
         elif name in OPTIONS and OPTIONS[name].type is float:
-            yield name, replace(task, options={**task.options, name: 1.5 * value})
-    for name, spec in task.specs.items():
-        if name not in task.inputs or not (spec.broadcast or spec.of_head or name in _OF_ENTRIES):
+            yield name, replace(problem, options={**problem.options, name: 1.5 * value})
+    for name, spec in problem.specs.items():
+        if name not in problem.inputs or not (spec.broadcast or spec.of_head or name in _OF_ENTRIES):
             continue
-        array, called = task.inputs[name], spec.called or name
+        array, called = problem.inputs[name], spec.called or name
         if spec.whole:
-            yield called, _with(task, name, np.where(array > 1, array - 1, array))
+            yield called, _with(problem, name, np.where(array > 1, array - 1, array))
             continue
-        yield called, _with(task, name, np.roll(array, 1, axis=-1))
+        yield called, _with(problem, name, np.roll(array, 1, axis=-1))
         if spec.broadcast and array.ndim == len(spec.axes) and array.shape[0] > 1:
-            yield f"{called}'s batch axis", _with(task, name, array[:1])
+            yield f"{called}'s batch axis", _with(problem, name, array[:1])
 
 
-def _with(task: Task, name: str, array: Array) -> Task:
-    return replace(task, inputs={**task.inputs, name: np.ascontiguousarray(array)})
+def _with(problem: Problem, name: str, array: Array) -> Problem:
+    return replace(problem, inputs={**problem.inputs, name: np.ascontiguousarray(array)})
 
 
-def _stage_of(task: Task) -> str:
+def _stage_of(problem: Problem) -> str:
     """Return the stage that is compared: the first of the operation's result."""
-    return next(iter(result_stages(task.operation, task.options, task.inputs)), "")
+    return next(iter(result_stages(problem.operation, problem.options, problem.inputs)), "")
 
 
-def _reference(task: Task) -> Array:
+def _reference(problem: Problem) -> Array:
     """Return what NumPy's own code gives in float64; nothing where it has not what the call needs."""
     from attncheck.backends import numpy_backend
 
-    specs = task.specs
+    specs = problem.specs
     inputs = {
         name: array.astype(np.float64) if specs[name].is_number and not specs[name].is_narrow else array
-        for name, array in task.inputs.items()
+        for name, array in problem.inputs.items()
     }
     with suppress(Exception), np.errstate(all="ignore"):
-        stages = run_operation(numpy_backend, task.operation, inputs, task.options)
-        return np.asarray(stages[_stage_of(task)])
+        stages = run_operation(numpy_backend, problem.operation, inputs, problem.options)
+        return np.asarray(stages[_stage_of(problem)])
     return np.zeros(0)
 
 

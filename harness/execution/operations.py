@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,28 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend, Stages, UnsupportedError
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import repeated_axes
 from attncheck.spec import CONVENTIONS, OPERATIONS, OPTIONS, score_of
-
-
-@dataclass(frozen=True)
-class Task(Problem):
-    """A problem to evaluate, whose inputs are already in the working dtype.
-
-    ``memory_layout`` says which of them lie otherwise than row by row (``apply_layout``). Of ``stages`` alone something
-    is asked; None is all that come back.
-    """
-
-    memory_layout: Mapping[str, str] = field(default_factory=dict)
-    stages: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, called: Problem, memory_layout: Mapping[str, str] | None = None, stages: tuple[str, ...] | None = None
-    ) -> Task:
-        """Return the evaluation of a problem as implementations are called."""
-        return cls(called.operation, called.options, called.inputs, memory_layout or {}, stages)
 
 
 def run_operation(
@@ -272,28 +253,28 @@ def unwritten(stages: Mapping[str, Array]) -> dict[str, str]:
     return faults
 
 
-def is_called_again(backend: Backend, task: Task) -> bool:
+def is_called_again(backend: Backend, problem: Problem) -> bool:
     """Return whether a call is of somebody's own function, and small enough to be made once more."""
-    own = getattr(getattr(backend, call_of(task.operation, task.options)[0], None), "user_function", None)
+    own = getattr(getattr(backend, call_of(problem.operation, problem.options)[0], None), "user_function", None)
     if own is None or getattr(own, "returns_new_arrays", False):
         return False
-    return sum(map(np.size, task.inputs.values())) <= MAX_CALLED_AGAIN
+    return sum(map(np.size, problem.inputs.values())) <= MAX_CALLED_AGAIN
 
 
-def overwritten(backend: Backend, task: Task, returned: Stages, arrays: Mapping[str, Array]) -> dict[str, str]:
+def overwritten(backend: Backend, problem: Problem, returned: Stages, arrays: Mapping[str, Array]) -> dict[str, str]:
     """Call a function again with half of every number, and return the faults of stages that this has changed.
 
     ``arrays`` are copies of what was ``returned``. The second call is made for each case, right behind the first: what
     is found does not depend on the other cases that a process is asked for. A function that returns its input, or a
     view of it, returns memory that is the caller's.
     """
-    specs = task.specs
+    specs = problem.specs
     halves = {
         name: (array / 2).astype(array.dtype) if specs[name].is_number and not specs[name].is_narrow else array.copy()
-        for name, array in task.inputs.items()
+        for name, array in problem.inputs.items()
     }
     with suppress(Exception):  # the first call's result is judged; what the second one raises, cases of its kind show
-        run_operation(backend, task.operation, apply_layout(halves, task.memory_layout), task.options)
+        run_operation(backend, problem.operation, apply_layout(halves, problem.memory_layout), problem.options)
     return {
         name: f"{OVERWRITTEN}: return a new array"
         for name, array in arrays.items()

@@ -22,20 +22,14 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import UnsupportedError
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import (
-    KeptElements,
-    Task,
-    call_of,
-    check_parameters,
-    conventions_lacking,
-    cut,
-)
+from attncheck.execution.operations import KeptElements, call_of, check_parameters, conventions_lacking, cut
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Exact, convert_inputs
-from attncheck.reading.lowering import Problem, unpacked_shapes
+from attncheck.reading.inputs import Exact, convert_inputs, problem_of
+from attncheck.reading.lowering import unpacked_shapes
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
 from attncheck.spec import (
     DEFAULT_SCORE,
@@ -66,9 +60,9 @@ _ZERO_WHERE_ADDED: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """A padded call: the task that is asked instead, what of each stage is ``kept``, and a ``description``."""
+    """A padded call: the problem that is asked instead, what of each stage is ``kept``, and a ``description``."""
 
-    task: Task
+    problem: Problem
     kept: Mapping[str, KeptElements]
     description: str
 
@@ -82,26 +76,28 @@ class Padding:
         return replace(outcome, stages=stages, padded=self.description, faults={**outcome.faults, **faults})
 
 
-def padded_call(implementation: Implementation, task: Task) -> Padding | Failure | None:
-    """Pad a task to what the function that it calls requires.
+def padded_call(implementation: Implementation, problem: Problem) -> Padding | Failure | None:
+    """Pad a problem to what the function that it calls requires.
 
     None where it meets the requirements as it is, ``Failure`` where no padding makes it meet them exactly. Packed
     sequences become one mask first, where it has no function for them.
     """
-    if OPERATIONS[task.operation].is_folded and not implementation.has(call_of(task.operation, task.options)[0]):
-        return _folded_call(implementation, task)
-    name, _ = call_of(task.operation, task.options)
+    if OPERATIONS[problem.operation].is_folded and not implementation.has(
+        call_of(problem.operation, problem.options)[0]
+    ):
+        return _folded_call(implementation, problem)
+    name, _ = call_of(problem.operation, problem.options)
     declared, accepted = implementation.requires(name)
-    if not declared or "query" not in task.inputs:  # scores that are given have neither a width nor a scale
+    if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
         return None
     requirements = Requirements.of(declared)
-    specs = task.specs
-    blocks = {each for each in task.inputs if specs[each].of_blocks}
-    given = {each: array.shape for each, array in task.inputs.items() if each not in blocks}
-    shapes = unpacked_shapes(task.options, given)
-    lengths = bind_axes(specs, shapes, task.options.get("heads"), task.options.get("kv_heads"))
+    specs = problem.specs
+    blocks = {each for each in problem.inputs if specs[each].of_blocks}
+    given = {each: array.shape for each, array in problem.inputs.items() if each not in blocks}
+    shapes = unpacked_shapes(problem.options, given)
+    lengths = bind_axes(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
     # The position of a sequence's first query, the largest of a batch.
-    start = int(task.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
+    start = int(problem.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
         longer = _required(requirements, lengths, start)
         if longer and (blocks or shapes != given):
@@ -109,17 +105,17 @@ def padded_call(implementation: Implementation, task: Task) -> Padding | Failure
             raise InexactError(f"cannot be padded: {kept}")
         _require_read_alike(implementation, longer)
         _require_affordable(lengths, longer)
-        return _padding(task, lengths, longer, accepted) if longer else None
+        return _padding(problem, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
 
 
-def _folded_call(implementation: Implementation, task: Task) -> Padding | Failure:
-    """Turn the sequences of a task into a mask, and pad what is then asked of another function."""
+def _folded_call(implementation: Implementation, problem: Problem) -> Padding | Failure:
+    """Turn the sequences of a problem into a mask, and pad what is then asked of another function."""
     if names := [name for name in _TOLD_TO_SEQUENCES if name in implementation.reads_calls_as]:
         return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
-    folded = task.lowered()
-    description = f"a block mask ({len(task.inputs['cu_seqlens_k']) - 1} sequences)"
+    folded = problem.without_layout()
+    description = f"a block mask ({len(problem.inputs['cu_seqlens_k']) - 1} sequences)"
     padding = padded_call(implementation, folded)
     if padding is None:
         return Padding(folded, {}, description)
@@ -128,12 +124,12 @@ def _folded_call(implementation: Implementation, task: Task) -> Padding | Failur
     return replace(padding, description=f"{description}, {padding.description}")
 
 
-def call_as_required(implementation: Implementation, task: Task) -> Padding:
-    """Return the call that is made for a task, padded or as it is. Raises ``UsageError`` where none is."""
-    padding = padded_call(implementation, task)
+def call_as_required(implementation: Implementation, problem: Problem) -> Padding:
+    """Return the call that is made for a problem, padded or as it is. Raises ``UsageError`` where none is."""
+    padding = padded_call(implementation, problem)
     if isinstance(padding, Failure):
         raise UsageError(f"{implementation.name} is not called: {padding.message}")
-    return padding or Padding(task, {}, "")
+    return padding or Padding(problem, {}, "")
 
 
 def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
@@ -184,47 +180,47 @@ def _require_affordable(lengths: Lengths, longer: Lengths) -> None:
         )
 
 
-def _padding(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Padding:
-    require_exact(task, longer)
-    specs = task.specs
+def _padding(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Padding:
+    require_exact(problem, longer)
+    specs = problem.specs
     inputs = {
         name: _grown(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
-        for name, array in task.inputs.items()
+        for name, array in problem.inputs.items()
     }
-    options = {**task.options, **_scale(task, lengths, longer, accepted)}
-    asked = _with_keys_masked(replace(task, options=options, inputs=inputs), lengths, longer, accepted)
-    require_exact(task, longer, asked)
+    options = {**problem.options, **_scale(problem, lengths, longer, accepted)}
+    asked = _with_keys_masked(replace(problem, options=options, inputs=inputs), lengths, longer, accepted)
+    require_exact(problem, longer, asked)
     padded = {**lengths, **longer}
-    axes, shapes = stage_axes(task.operation, lengths), stage_shapes(task.operation, padded)
-    for stage, name in optional_gradients(task.operation).items():
+    axes, shapes = stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
+    for stage, name in optional_gradients(problem.operation).items():
         if name in inputs:
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
     kept = {stage: _kept(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
     return Padding(asked, {stage: each for stage, each in kept.items() if each.positions}, _in_words(lengths, longer))
 
 
-def _scale(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
+def _scale(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
     """Return the scale that has to be given because the function would take it from the padded width."""
-    is_from_width = score_kind(task.operation, task.options) == DEFAULT_SCORE
-    if "D" not in longer or is_said("scale", task.options, task.inputs) or not is_from_width:
+    is_from_width = score_kind(problem.operation, problem.options) == DEFAULT_SCORE
+    if "D" not in longer or is_said("scale", problem.options, problem.inputs) or not is_from_width:
         return {}
     if "scale" not in accepted:
         raise InexactError("takes no scale, which has to be given where the width is padded", ("scale",))
     return {"scale": 1 / math.sqrt(lengths["D"])}
 
 
-def _with_keys_masked(task: Task, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Task:
+def _with_keys_masked(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Problem:
     """Mask the keys that were added, where any query of the case may attend to them."""
-    if "T" not in longer or OPERATIONS[task.operation].has_score_kinds or not sees_added_keys(task, lengths):
-        return task
+    if "T" not in longer or OPERATIONS[problem.operation].has_score_kinds or not sees_added_keys(problem, lengths):
+        return problem
     is_key = (np.arange(longer["T"]) < lengths["T"]).reshape(1, 1, 1, -1)
-    if "mask" in task.inputs:
-        return replace(task, inputs={**task.inputs, "mask": task.inputs["mask"] & is_key})
+    if "mask" in problem.inputs:
+        return replace(problem, inputs={**problem.inputs, "mask": problem.inputs["mask"] & is_key})
     if "key_lengths" in accepted:
         counts = np.full(lengths["B"], lengths["T"], dtype=np.int64)
-        return replace(task, inputs={**task.inputs, "key_lengths": counts})
+        return replace(problem, inputs={**problem.inputs, "key_lengths": counts})
     if "mask" in accepted:
-        return replace(task, inputs={**task.inputs, "mask": is_key})
+        return replace(problem, inputs={**problem.inputs, "mask": is_key})
     lacking = "takes neither mask nor key_lengths, one of which it needs where keys are padded"
     raise InexactError(lacking, ("mask or key_lengths",))
 
@@ -303,4 +299,4 @@ def _call_without_numbers(case: Case, dtype: str) -> Problem:
     """Return the call that a case is, all of whose numbers are 0."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
     inputs = convert_inputs(case, {name: Exact(array, array) for name, array in zeros.items()}, dtype)
-    return case.problem(inputs.arrays).called()
+    return problem_of(case, inputs).as_call()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import Task
+from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS
 
 
@@ -121,48 +121,50 @@ class InexactError(Exception):
         self.lacks = lacks
 
 
-def require_exact(task: Task, longer: Mapping[str, int], padded: Task | None = None) -> None:
+def require_exact(problem: Problem, longer: Mapping[str, int], padded: Problem | None = None) -> None:
     """Raise ``InexactError`` where a call is not the same with these axes padded.
 
     Without ``padded`` what the inputs hold is looked at, and with it whom the padded call lets attend to whom.
     """
-    if OPERATIONS[task.operation].has_score_kinds:  # scores of what was added are dropped, and no other depends on them
+    if OPERATIONS[
+        problem.operation
+    ].has_score_kinds:  # scores of what was added are dropped, and no other depends on them
         return
     if padded is None:
-        _require_finite(task, longer)
+        _require_finite(problem, longer)
         if "T" in longer:
-            _require_keys_in_every_row(task)
-    elif "Lq" in longer and OPERATIONS[task.operation].has_gradients:
-        _require_keys_in_added_rows(padded, task.inputs["query"].shape[-2])
+            _require_keys_in_every_row(problem)
+    elif "Lq" in longer and OPERATIONS[problem.operation].has_gradients:
+        _require_keys_in_added_rows(padded, problem.inputs["query"].shape[-2])
 
 
-def sees_added_keys(padded: Task, lengths: Mapping[str, int]) -> bool:
+def sees_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
     """Return whether any query of the case may attend to a key that was added."""
     return any(
         bool(allowed[..., rows < lengths["Lq"], lengths["T"] :].any()) for rows, allowed, _ in _attendance(padded)
     )
 
 
-def _require_finite(task: Task, longer: Mapping[str, int]) -> None:
+def _require_finite(problem: Problem, longer: Mapping[str, int]) -> None:
     """Refuse 0 * inf: where what was added is multiplied by numbers of the case, and not by zeros that were added."""
-    operation = OPERATIONS[task.operation]
+    operation = OPERATIONS[problem.operation]
     grows_queries = "Lq" in longer and operation.has_gradients
     names = {*PROJECTIONS} if operation.has_projections else set()  # a column of zeros of a projection meets its inputs
     names |= ({"query", "grad_output"} if "T" in longer else set()) | ({"key", "value"} if grows_queries else set())
-    for name in sorted(names & task.inputs.keys()):
-        if not np.isfinite(task.inputs[name].astype(np.float64)).all():
+    for name in sorted(names & problem.inputs.keys()):
+        if not np.isfinite(problem.inputs[name].astype(np.float64)).all():
             raise InexactError(f"cannot be padded: {name} holds NaN or infinity, which zeros that are added would meet")
-    bias = task.inputs.get("bias")
+    bias = problem.inputs.get("bias")
     if bias is not None and grows_queries:
         numbers = bias.astype(np.float64)
         if bool((np.isnan(numbers) | np.isposinf(numbers)).any()):
             raise InexactError("cannot be padded: bias holds NaN or infinity, which queries that are added would meet")
 
 
-def _require_keys_in_every_row(task: Task) -> None:
+def _require_keys_in_every_row(problem: Problem) -> None:
     """Refuse queries whose keys are all masked, or as good as: some kernels give the mean over all keys there."""
-    least = -_largest_score(task)
-    for _, allowed, bias in _attendance(task):
+    least = -_largest_score(problem)
+    for _, allowed, bias in _attendance(problem):
         best = np.where(allowed, 0.0 if bias is None else bias, -np.inf).max(axis=-1, initial=-np.inf)
         if bool(np.isneginf(best).any()):
             raise InexactError("cannot be padded with masked keys: a query may attend to no key")
@@ -170,44 +172,44 @@ def _require_keys_in_every_row(task: Task) -> None:
             raise InexactError("cannot be padded with masked keys: scores of a query may be as low as a mask's")
 
 
-def _require_keys_in_added_rows(padded: Task, queries: int) -> None:
+def _require_keys_in_added_rows(padded: Problem, queries: int) -> None:
     """Refuse added queries without a key: where a kernel makes them NaN, that would reach every gradient."""
     for rows, allowed, _ in _attendance(padded):
         if not bool(allowed[..., rows >= queries, :].any(axis=-1).all()):
             raise InexactError("cannot be padded with queries: one that is added would have no key to attend to")
 
 
-def _attendance(task: Task) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:
+def _attendance(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:
     """Yield some query rows at a time, who of them may attend to whom, (B, H, rows, T), and the bias."""
-    queries = task.inputs["query"].shape[-2]
-    keys = sum(task.inputs[name].shape[-2] for name in ("key", "past_key") if name in task.inputs)
-    heads = max((task.inputs[name].shape[1] for name in ("mask", "bias") if name in task.inputs), default=1)
-    batch = task.inputs["query"].shape[0]  # key_lengths differ between its entries
+    queries = problem.inputs["query"].shape[-2]
+    keys = sum(problem.inputs[name].shape[-2] for name in ("key", "past_key") if name in problem.inputs)
+    heads = max((problem.inputs[name].shape[1] for name in ("mask", "bias") if name in problem.inputs), default=1)
+    batch = problem.inputs["query"].shape[0]  # key_lengths differ between its entries
     size = max(1, _MAX_AT_A_TIME // max(keys * heads * batch, 1))
     for start in range(0, queries, size):
         rows = np.arange(start, min(start + size, queries))
-        plain = task.canonical(rows)
+        plain = problem.canonical(rows)
         mask = plain.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_))
         bias = plain.inputs["bias"].astype(np.float64) if "bias" in plain.inputs else None
         yield rows, np.broadcast_to(mask, (*mask.shape[:2], len(rows), keys)), bias
 
 
-def _largest_score(task: Task) -> float:
+def _largest_score(problem: Problem) -> float:
     """Return a bound on the size of every scaled score, by the lengths of queries and keys."""
-    query, key = _projected(task, "query"), _projected(task, "key")
-    past = task.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
+    query, key = _projected(problem, "query"), _projected(problem, "key")
+    past = problem.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
     longest = max(_longest(key), _longest(past))
-    width = query.shape[-1] // int(task.options["heads"]) if "heads" in task.options else query.shape[-1]
-    largest = float(np.max(np.abs(task.scale(lambda: width)), initial=0.0)) * _longest(query) * longest
-    softcap = task.options.get("softcap")
+    width = query.shape[-1] // int(problem.options["heads"]) if "heads" in problem.options else query.shape[-1]
+    largest = float(np.max(np.abs(problem.scale(lambda: width)), initial=0.0)) * _longest(query) * longest
+    softcap = problem.options.get("softcap")
     return largest if softcap is None else min(largest, abs(float(softcap)))
 
 
-def _projected(task: Task, name: str) -> Array:
-    found = task.inputs[name].astype(np.float64)
-    if OPERATIONS[task.operation].has_projections:
-        found = found @ task.inputs[f"{name}_weight"].astype(np.float64)
-        found = found + task.inputs.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
+def _projected(problem: Problem, name: str) -> Array:
+    found = problem.inputs[name].astype(np.float64)
+    if OPERATIONS[problem.operation].has_projections:
+        found = found @ problem.inputs[f"{name}_weight"].astype(np.float64)
+        found = found + problem.inputs.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
     return found
 
 

@@ -41,12 +41,11 @@ from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.neighbours import NeighbourCalls
-from attncheck.execution.operations import Task
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
 from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, clean, evaluate_and_measure, start
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
 from attncheck.spec.verdicts import ALL_CASES
@@ -162,11 +161,6 @@ class Log:
             self.path.write_bytes(b"[what was printed before is left out]\n" + end)
 
 
-def task_of(case: Case, inputs: Inputs) -> Task:
-    """Return the call that a case is, on inputs in the working dtype."""
-    return Task.of(case.problem(inputs.arrays).called(), case.memory_layout, case.judged_stages)
-
-
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
@@ -231,18 +225,18 @@ _MIN_HELD = 2
 """Scores, and the weights that are made of them."""
 
 
-def scores_too_large(mode: Mode, task: Task, most: int) -> Failure | None:
-    """Return why a mode is not asked for a task: score matrices that it holds take more than ``most`` bytes.
+def scores_too_large(mode: Mode, problem: Problem, most: int) -> Failure | None:
+    """Return why a mode is not asked for a problem: score matrices that it holds take more than ``most`` bytes.
 
     Counted are the stages of their shape that the operation computes, each of which modular code returns. Scores that
     are given as inputs are there already.
     """
-    if not mode.holds_scores or "query" not in task.inputs:
+    if not mode.holds_scores or "query" not in problem.inputs:
         return None
-    elements = score_elements(task.operation, task.options, task.inputs)
-    computed = set(ON_SCORES).intersection(computed_stages(task.operation, task.options, task.inputs))
+    elements = score_elements(problem.operation, problem.options, problem.inputs)
+    computed = set(ON_SCORES).intersection(computed_stages(problem.operation, problem.options, problem.inputs))
     stages = max(len(computed), _MIN_HELD)
-    size = elements * task.inputs["query"].dtype.itemsize * stages
+    size = elements * problem.inputs["query"].dtype.itemsize * stages
     if size <= most:
         return None
     needed = f"would hold {elements:,} scores in {stages} stages, {size / 2**30:.1f} GiB"
@@ -267,7 +261,7 @@ class WorkerSlot:
 
 
 class GroupRunner(Generic[Key]):
-    """Runs the tasks of one group in its worker, one after the other; a failure is an outcome, not an end."""
+    """Runs the problems of one group in its worker, one after the other; a failure is an outcome, not an end."""
 
     def __init__(
         self,
@@ -309,36 +303,36 @@ class GroupRunner(Generic[Key]):
         if process is not None:
             process.end()
 
-    def left_out(self, case: Case, dtype: str, task: Callable[[], Task]) -> Failure:
+    def left_out(self, case: Case, dtype: str, problem: Callable[[], Problem]) -> Failure:
         """Return the outcome of a case that the implementation is not asked for, or could not do if it were."""
         implementation = self.group.implementation
         if lack := self.lack_known_beforehand(case, dtype):
             return lack
         if not implementation.is_padded:
             return _LEFT_OUT
-        padding = padded_call(implementation, task())
+        padding = padded_call(implementation, problem())
         return padding if isinstance(padding, Failure) else _LEFT_OUT
 
     def lack_known_beforehand(self, case: Case, dtype: str) -> Failure | None:
-        """Return the outcome of a case that the implementation cannot be asked for, before its task is made."""
+        """Return the outcome of a case that the implementation cannot be asked for, before its problem is made."""
         if not isinstance(self.group.implementation.entry, UserImplementation):
             return None
         begun = perf_counter()
         failure = lack_known_beforehand(self.group.implementation, case, dtype)
         return None if failure is None else replace(failure, seconds=perf_counter() - begun)
 
-    def evaluate(self, task: Task, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-        """Evaluate one task in the worker, which is started if there is none; ``close`` ends it.
+    def evaluate(self, problem: Problem, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
+        """Evaluate one problem in the worker, which is started if there is none; ``close`` ends it.
 
         ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
         """
         if self._neighbours is not None:
-            return self._neighbours.beside(task, partial(self._timed, task, meanwhile))
-        return self._timed(task, meanwhile)
+            return self._neighbours.beside(problem, partial(self._timed, problem, meanwhile))
+        return self._timed(problem, meanwhile)
 
-    def _timed(self, task: Task, meanwhile: Callable[[], None]) -> Outcome:
+    def _timed(self, problem: Problem, meanwhile: Callable[[], None]) -> Outcome:
         begun, self._meanwhile = perf_counter(), meanwhile
-        outcome = self._evaluate(task)
+        outcome = self._evaluate(problem)
         self._meanwhile = lambda: None
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
@@ -362,11 +356,11 @@ class GroupRunner(Generic[Key]):
         Every call of it may take as long as an evaluation, all of them together at most ``_MAX_SESSION`` times that.
         """
         implementation = self.group.implementation
-        paddings = [padded_call(implementation, step.task) for step in session.steps]
+        paddings = [padded_call(implementation, step.problem) for step in session.steps]
         if failure := next((padding for padding in paddings if isinstance(padding, Failure)), None):
             return failure
         steps = tuple(
-            replace(step, task=padding.task) if isinstance(padding, Padding) else step
+            replace(step, problem=padding.problem) if isinstance(padding, Padding) else step
             for step, padding in zip(session.steps, paddings, strict=True)
         )
         failed = self._given_up or (None if implementation.name in self._slot.started else self._start())
@@ -386,38 +380,38 @@ class GroupRunner(Generic[Key]):
         if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
             self.close()
 
-    def _evaluate(self, task: Task) -> Outcome:
-        padding = padded_call(self.group.implementation, task)
+    def _evaluate(self, problem: Problem) -> Outcome:
+        padding = padded_call(self.group.implementation, problem)
         if isinstance(padding, Padding):
-            return padding.cut(self._evaluate_as_it_is(padding.task))
-        return padding or self._evaluate_as_it_is(task)
+            return padding.cut(self._evaluate_as_it_is(padding.problem))
+        return padding or self._evaluate_as_it_is(problem)
 
-    def _evaluate_as_it_is(self, task: Task) -> Outcome:
-        if too_large := scores_too_large(self.group.implementation.declared, task, self._limits.memory_of_each):
+    def _evaluate_as_it_is(self, problem: Problem) -> Outcome:
+        if too_large := scores_too_large(self.group.implementation.declared, problem, self._limits.memory_of_each):
             return too_large
         if untried := self._given_up or self._crash_limit.instead():
             return untried
         self._end_reason = ""
-        outcome = self._evaluated(task)
+        outcome = self._evaluated(problem)
         self._crash_limit.note(outcome, self._end_reason)
         return outcome
 
-    def _evaluated(self, task: Task) -> Outcome:
-        outcome = self._evaluated_in_slot(task)
+    def _evaluated(self, problem: Problem) -> Outcome:
+        outcome = self._evaluated_in_slot(problem)
         ended = isinstance(outcome, Failure) and self._slot.process is None
         if not (ended and self._slot.shared) or self.is_stopped:
             return outcome
         self._slot, self._starts_left, self._given_up, self._end_reason = WorkerSlot(), 1, None, ""
-        return self._evaluated_in_slot(task)
+        return self._evaluated_in_slot(problem)
 
-    def _evaluated_in_slot(self, task: Task) -> Outcome:
+    def _evaluated_in_slot(self, problem: Problem) -> Outcome:
         name = self.group.implementation.name
         if name not in self._slot.started and (failure := self._start()) is not None:
             return failure
         seconds = self._limits.case_seconds
         if self.group.implementation.declared.standard_only:
             seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
-        answer = self._call(seconds, evaluate_and_measure, name, task, str(self._log.path))
+        answer = self._call(seconds, evaluate_and_measure, name, problem, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
         self.times.add("compiling", answer.compiled)
@@ -514,21 +508,21 @@ def group_runners(
 
 def run_in_turn(
     calls: Sequence[tuple[GroupRunner[Key], Key]],
-    make_task: Callable[[GroupRunner[Key], Key], Task | Failure],
+    make_problem: Callable[[GroupRunner[Key], Key], Problem | Failure],
     report: Callable[[GroupRunner[Key], Key, Outcome], None],
 ) -> None:
-    """Evaluate one task after the other, each by its runner, and report its outcome; end where a runner is stopped.
+    """Evaluate one problem after the other, each by its runner, and report its outcome; end where a runner is stopped.
 
-    What is known without a call is reported as it is. While a worker computes, the next task is made.
+    What is known without a call is reported as it is. While a worker computes, the next problem is made.
     """
-    made: dict[int, Task | Failure] = {}
+    made: dict[int, Problem | Failure] = {}
 
     def make_next(number: int) -> None:
-        """Make the next task from this number on; what that raises is raised when it is its turn."""
+        """Make the next problem from this number on; what that raises is raised when it is its turn."""
         with suppress(Exception):
             while number < len(calls):
                 if number not in made:
-                    made[number] = make_task(*calls[number])
+                    made[number] = make_problem(*calls[number])
                 if not isinstance(made[number], Failure):
                     return
                 number += 1
@@ -536,7 +530,7 @@ def run_in_turn(
     for number, (runner, key) in enumerate(calls):
         if runner.is_stopped:
             return
-        task = made.pop(number) if number in made else make_task(runner, key)
-        outcome = task if isinstance(task, Failure) else runner.evaluate(task, partial(make_next, number + 1))
+        problem = made.pop(number) if number in made else make_problem(runner, key)
+        outcome = problem if isinstance(problem, Failure) else runner.evaluate(problem, partial(make_next, number + 1))
         if not runner.is_stopped:
             report(runner, key, outcome)

@@ -17,10 +17,10 @@ import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
-from attncheck.execution.operations import Task
 from attncheck.execution.process_state import ProcessState, memory_left_alone
 from attncheck.execution.signatures import FUNCTIONS
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started
+from attncheck.reading.problem import Problem
 
 Array = NDArray[Any]
 _BLOCKS = 40
@@ -41,7 +41,7 @@ class SessionStep:
     each call there is ``other_work``, or ``nan_memory``: memory as large as each stage, full of NaN, is freed.
     """
 
-    task: Task
+    problem: Problem
     times: int = 1
     returns: bool = True
     stays: bool = False
@@ -160,24 +160,24 @@ def _do(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[str, A
     fences: list[Array] = []
 
     def free_nan() -> None:
-        fences.extend(_free_nan(backend, step.task))
+        fences.extend(_free_nan(backend, step.problem))
 
     for _ in range(step.times):
         if step.other_work:
             _work()
         watched = _Watched(backend, free_nan if step.nan_memory else None)
         # Inputs of its own: a call that writes into them spoils no other.
-        copies = {name: array.copy() for name, array in step.task.inputs.items()}
-        outcome = evaluate_on(watched, replace(step.task, inputs=copies))
+        copies = {name: array.copy() for name, array in step.problem.inputs.items()}
+        outcome = evaluate_on(watched, replace(step.problem, inputs=copies))
     fences.clear()
-    given = zip(step.task.inputs.items(), watched.given, strict=False)
+    given = zip(step.problem.inputs.items(), watched.given, strict=False)
     changed = tuple(
         filter(None, (difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in given))
     )
     if not isinstance(outcome, Computed):
         return StepResult(outcome, changed), {}, {}
     tensors = _by_name(backend, outcome.stages, watched.returned)
-    shared = tuple(_shared(backend, step.task, watched.given, tensors))
+    shared = tuple(_shared(backend, step.problem, watched.given, tensors))
     stages = {name: np.array(array) for name, array in outcome.stages.items()}
     result = StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared)
     return result, tensors if step.stays else {}, stages
@@ -191,15 +191,15 @@ def _work() -> None:
     del blocks
 
 
-def _free_nan(backend: Backend, task: Task) -> list[Array]:
+def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
     """Fill memory as large as what the call may make with NaN, by NumPy and by the framework, and free it.
 
     What lies between the freed blocks is returned.
     """
-    queries = [array for array in task.inputs.values() if array.dtype.kind not in "biu"]
+    queries = [array for array in problem.inputs.values() if array.dtype.kind not in "biu"]
     sizes = {array.size for array in queries}
-    if {"query", "key"} <= task.inputs.keys():
-        query, key = task.inputs["query"], task.inputs["key"]
+    if {"query", "key"} <= problem.inputs.keys():
+        query, key = problem.inputs["query"], problem.inputs["key"]
         sizes.add(query.size // max(query.shape[-1], 1) * key.shape[-2])  # the scores
     dtypes: set[np.dtype[Any]] = {array.dtype for array in queries} | {np.dtype(np.float32), np.dtype(np.float64)}
     fences: list[Array] = []
@@ -248,10 +248,10 @@ def _by_name(backend: Backend, stages: Mapping[str, Array], returned: Sequence[A
 
 
 def _shared(
-    backend: Backend, task: Task, given: Sequence[Any], tensors: Mapping[str, Any]
+    backend: Backend, problem: Problem, given: Sequence[Any], tensors: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     for stage, tensor in tensors.items():
         own = np.asarray(backend.to_numpy(tensor))
-        for name, other in zip(task.inputs, given, strict=False):
+        for name, other in zip(problem.inputs, given, strict=False):
             if own.size and np.shares_memory(own, np.asarray(backend.to_numpy(other))):
                 yield stage, name

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from attncheck.backends.contract import UnsupportedError
-    from attncheck.execution.operations import Task
+    from attncheck.reading.problem import Problem
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -130,7 +130,7 @@ class Evaluated:
     compiled: float = 0.0
 
 
-def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated:
+def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> Evaluated:
     """Run one operation of what was started; put back what it changed that the next one shares."""
     import psutil
 
@@ -138,7 +138,7 @@ def evaluate_and_measure(implementation: str, task: Task, log: str) -> Evaluated
 
     backend = started(implementation, log)
     surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
-    outcome = evaluate_on(backend, task, calls_again=True)
+    outcome = evaluate_on(backend, problem, calls_again=True)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
     held, must_count = int(psutil.Process().memory_info().rss), next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
@@ -150,7 +150,7 @@ def _seconds_compiled() -> float:
     return float(getattr(sys.modules.get("attncheck.backends.jax_jit"), "seconds_compiled", 0.0))
 
 
-def evaluate_on(backend: Backend, task: Task, *, calls_again: bool = False) -> Outcome:
+def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False) -> Outcome:
     """Run one operation of a backend; whatever it raises or returns is its result.
 
     Where it ``calls_again``, a user's function is called once more, which may not change what it returned.
@@ -170,18 +170,20 @@ def evaluate_on(backend: Backend, task: Task, *, calls_again: bool = False) -> O
 
     try:
         with np.errstate(all="ignore"):
-            inputs = apply_layout(task.inputs, task.memory_layout)
-            stages = run_operation(backend, task.operation, inputs, task.options)
+            inputs = apply_layout(problem.inputs, problem.memory_layout)
+            stages = run_operation(backend, problem.operation, inputs, problem.options)
             arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
-            expected = result_stages(task.operation, task.options, task.inputs)
-            wanted = arrays if task.stages is None else {name: arrays[name] for name in arrays if name in task.stages}
-            left_out = not_asked(backend, task.operation, task.options)
+            expected = result_stages(problem.operation, problem.options, problem.inputs)
+            wanted = (
+                arrays if problem.stages is None else {name: arrays[name] for name in arrays if name in problem.stages}
+            )
+            left_out = not_asked(backend, problem.operation, problem.options)
             if refused := _missing(arrays, expected) or _too_much(wanted):
                 return refused
             faults = unwritten(wanted)
-            if calls_again and is_called_again(backend, task):
+            if calls_again and is_called_again(backend, problem):
                 wanted = {name: np.array(array) for name, array in wanted.items()}
-                faults = {**overwritten(backend, task, stages, wanted), **faults}
+                faults = {**overwritten(backend, problem, stages, wanted), **faults}
             return Computed(wanted, left_out, faults=faults)
     except UnsupportedError as error:
         return unsupported(error)

@@ -41,7 +41,6 @@ from attncheck.attention.exact_array import SETTLED
 from attncheck.common.processors import available_processors
 from attncheck.common.progress import Times
 from attncheck.execution.call import WorkerProcesses
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner, run_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.executors.base import ResultRecorder
@@ -49,6 +48,7 @@ from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
+from attncheck.reading.problem import Problem
 
 MIN_UNITS = 32
 """As many units as are judged in the time that the processes take to start."""
@@ -169,7 +169,9 @@ class LocalExecutor:
 
         def judge(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
             left_out: dict[str, Outcome] = {
-                runner.group.implementation.name: runner.left_out(plan.case(unit), unit.dtype, partial(plan.task, unit))
+                runner.group.implementation.name: runner.left_out(
+                    plan.case(unit), unit.dtype, partial(plan.problem, unit)
+                )
                 for runner in every
                 if unit.dtype in runner.group.dtypes and not _is_asked(runner, unit)
             }
@@ -303,8 +305,8 @@ class _Computing:
             calls, self._question, lambda each, unit, outcome: self._hand_over(each, (unit, each.group, outcome))
         )
 
-    def _question(self, runner: GroupRunner[Unit], unit: Unit) -> Task | Failure:
-        return runner.lack_known_beforehand(self._plan.case(unit), unit.dtype) or self._plan.task(unit)
+    def _question(self, runner: GroupRunner[Unit], unit: Unit) -> Problem | Failure:
+        return runner.lack_known_beforehand(self._plan.case(unit), unit.dtype) or self._plan.problem(unit)
 
     def _hand_over(self, runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
         while not runner.is_stopped:

@@ -24,8 +24,9 @@ from attncheck.common.errors import UsageError
 from attncheck.common.wording import slug
 from attncheck.execution.operations import run_operation
 from attncheck.reading.loader import load_case_file
-from attncheck.reading.lowering import Array, Problem
+from attncheck.reading.lowering import Array
 from attncheck.reading.printed import MAX_NUMBERS
+from attncheck.reading.problem import Problem
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
 from attncheck.spec.dtypes import as_numpy
@@ -239,7 +240,7 @@ def _gives(output: Array, inputs: Mapping[str, Array], options: Mapping[str, Any
     """Return whether attention gives an output, to a hundredth of its numbers."""
     wide = {name: each.astype("float64") if each.dtype.kind in "fV" else each for name, each in inputs.items()}
     with suppress(Exception), np.errstate(all="ignore"):  # shapes that do not go together, what NumPy does not support
-        called = Problem("attention", options, wide).called()
+        called = Problem("attention", options, wide).as_call()
         found = run_operation(BACKENDS["numpy"].load(), "attention", called.inputs, called.options)["output"]
         largest = float(np.abs(found).max(initial=0))
         return found.shape == output.shape and bool(np.allclose(output.astype("float64"), found, 0.01, 0.01 * largest))

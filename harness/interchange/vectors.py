@@ -32,14 +32,15 @@ from attncheck.common.store import Store, digest_of, user_store
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import ImplementationSelection
-from attncheck.execution.operations import Task, call_of
-from attncheck.execution.runner import task_of
+from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_code import Target
 from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_case
 from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
+from attncheck.reading.inputs import problem_of
 from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import Selection
 from attncheck.reading.stored_arrays import SAFETENSORS
 from attncheck.run import RunSummary, Settings, run_cases
@@ -155,8 +156,8 @@ def export_vectors(
     with VectorsWriter.into(folder) as writer:
         for unit in plan:
             case, inputs = plan.case(unit), plan.inputs(unit)
-            task = task_of(case, inputs)
-            stages = result_stages(task.operation, task.options, task.inputs)
+            problem = problem_of(case, inputs).as_call()
+            stages = result_stages(problem.operation, problem.options, problem.inputs)
             truth = truth_of_case(case, unit.dtype, inputs, stages, store)
             if reason := lacks(truth, stages):
                 left_out[reason] = left_out.get(reason, 0) + 1
@@ -164,8 +165,8 @@ def export_vectors(
             root = f"{case.id}/{unit.dtype}"
             arrays: dict[str, Array] = {}
             allowed_by = [model for model in models if unit.dtype in ROUNDING_MODELS[model]]
-            record = _record(case.id, unit.dtype, task) | {
-                "inputs": [_entry(root, f"inputs/{name}", array, arrays) for name, array in task.inputs.items()],
+            record = _record(case.id, unit.dtype, problem) | {
+                "inputs": [_entry(root, f"inputs/{name}", array, arrays) for name, array in problem.inputs.items()],
                 "stages": [_stage(truth, stage, f"{root}/stages/{stage}", allowed_by, arrays) for stage in stages],
             }
             writer.add(record, arrays)
@@ -173,17 +174,17 @@ def export_vectors(
     return Exported(written, left_out)
 
 
-def _record(case: str, dtype: str, task: Task) -> dict[str, Any]:
+def _record(case: str, dtype: str, problem: Problem) -> dict[str, Any]:
     """Return what a line says besides inputs and stages."""
-    function, options = call_of(task.operation, task.options)
+    function, options = call_of(problem.operation, problem.options)
     return {
         "attncheck_vectors": VERSION,
         "id": case,
         "dtype": dtype,
-        "operation": task.operation,
+        "operation": problem.operation,
         "function": function,
         "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
-        "call": digest_of_call(function, options, task.inputs),
+        "call": digest_of_call(function, options, problem.inputs),
     }
 
 

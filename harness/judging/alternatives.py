@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from attncheck.attention.problem import Computation
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, HEADS, INSTEAD_OF, is_said, score_kind
 from attncheck.spec.verdicts import Verdict
 
@@ -117,7 +117,9 @@ class Reading:
         for form in (Form(each) if isinstance(each, Problem) else each for each in forms):
             if form.replacement is None and not form.stage_aliases and is_same(form.problem, problem):
                 continue
-            yield self.alternative(replace(form, problem=form.problem.lowered()) if self.before_lowering else form)
+            yield self.alternative(
+                replace(form, problem=form.problem.without_layout()) if self.before_lowering else form
+            )
 
     def alternative(self, form: Form, **more: Any) -> Alternative:
         """Return the reading of a case in one form."""
@@ -245,7 +247,7 @@ def folded(problem: Problem) -> Problem:
 def delivered(problem: Problem) -> Problem:
     """Return a problem as the call has it, with what it says of heads and of rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
-    return problem.called().with_options(**kept)
+    return problem.as_call().with_options(**kept)
 
 
 # What belongs to another entry.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from attncheck.judging.alternatives import Alternative, Change, Form, convention
 from attncheck.judging.undefined_rows import empty_rows
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 
 

@@ -23,9 +23,10 @@ from attncheck.common.wording import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
 from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_case
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, convert_inputs, inputs_in, make_exact_inputs
 from attncheck.reading.lowering import rows_of_tables
 from attncheck.reading.printed import PrintedArray
+from attncheck.reading.problem import Problem
 from attncheck.results.format import ComparisonKind, Row
 from attncheck.spec.dtypes import rounded_once
 from attncheck.spec.quantities import QUANTITIES
@@ -125,7 +126,10 @@ class Reference:
             # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
             given = {**inputs.radius, **counts}
-            radius = {**case.problem(given).lowered().canonical().inputs, **rows_of_tables(given, of_past=(0, 0))}
+            radius = {
+                **Problem(case.operation, case.options, given).without_layout().canonical().inputs,
+                **rows_of_tables(given, of_past=(0, 0)),
+            }
             found = propagate(self.truth.canonical, radius)
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]
@@ -144,13 +148,13 @@ class Reference:
         if computed_in not in self._documents:
             truth, inputs = self.truth, self.inputs
             if computed_in != truth.dtype:
-                inputs = convert_inputs(self.case, make_exact_inputs(self.case), computed_in)
+                inputs = inputs_in(self.case, computed_in)
                 truth = truth_of_case(self.case, computed_in, inputs, store=truth.store)
             self._documents[computed_in] = truth, inputs
         truth, inputs = self._documents[computed_in]
         value = np.full(expected.shape, np.nan)
         if expected.of in truth.exact:
-            value = derived(expected, truth.exact[expected.of].high, Inputs(_as_float64(inputs), {}))
+            value = derived(expected, truth.exact[expected.of].high, Inputs(_as_float64(inputs), {}, "float64"))
         rounded = rounded_once(value, computed_in)
         return largest_error(expected, truth, CLASS_OF_DOCUMENT[computed_in], inputs, rounded)
 

@@ -52,8 +52,8 @@ from attncheck.judging.undefined_rows import (
     without_overflown,
 )
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Problem
+from attncheck.reading.inputs import Inputs, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
     DEFAULT_EMPTY_ROWS,
@@ -361,7 +361,7 @@ def unsolved_truth(
     store: Store = NO_STORE,
 ) -> tuple[Truth, Problem]:
     """Return a truth without its exact stages, and the canonical form of its problem, NaN and all."""
-    problem = called.lowered()
+    problem = called.without_layout()
     rows = None if whole else sampled_rows(problem)
     plain = problem.canonical(rows)
     if problem.options.get("empty_rows") == "uniform":
@@ -443,7 +443,7 @@ def truth_of_case(
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
     return find_truth(
-        case.problem(inputs.arrays),
+        problem_of(case, inputs),
         dtype,
         supports_statistics=case.supports_statistics,
         whole=whole,

@@ -31,7 +31,7 @@ from attncheck.attention.flags import Flags, any_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
 from attncheck.attention.sampling import queries_of
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients, score_elements
 from attncheck.spec import (
     DEFAULT_EMPTY_ROWS,

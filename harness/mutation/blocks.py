@@ -20,7 +20,8 @@ from attncheck.backends.contract import Stages
 from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, Store, added, bfloat16, exactly, padded
 from attncheck.mutation.mutant import KERNELS, ROUNDED, Steps, mutant
-from attncheck.reading.lowering import Problem, queries_and_keys
+from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.problem import Problem
 
 _faulty_blocks = partial(mutant, "blocks", at="weights")
 _decoding = partial(mutant, "decoding", dtypes=KERNELS, at="masked")

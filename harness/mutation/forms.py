@@ -22,7 +22,8 @@ from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Alternative, Reading
 from attncheck.mutation.kernel import Array, Store, exactly
 from attncheck.mutation.mutant import Call, PerCall, Step, Steps, Variant, within
-from attncheck.reading.lowering import Options, Problem
+from attncheck.reading.lowering import Options
+from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
 READ_IN: Mapping[str, tuple[str, Options]] = {
@@ -55,7 +56,7 @@ class ReadAs:
         dtype = next(iter(asked.inputs.values())).dtype
         dtypes = {name: each.dtype for name, each in asked.inputs.items()}
         stages = computed_stages(asked.operation, asked.options, asked.inputs)
-        called = found.problem.called()
+        called = found.problem.as_call()
         inputs = {
             name: each.astype(dtypes.get(name, dtype)) if each.dtype.kind == "f" else each
             for name, each in called.inputs.items()
@@ -88,7 +89,7 @@ class ReadAs:
             if reading.before_lowering is not is_lowered:
                 continue
             for form in replace(reading, before_lowering=False).of_problem(problem):
-                called = form.problem.called()
+                called = form.problem.as_call()
                 taken = {"score", *_PARAMETERS[self.function].parameters}
                 if form.replacement is None and taken >= {*called.inputs, *called.options} and self.where(problem):
                     return form

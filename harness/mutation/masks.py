@@ -19,7 +19,8 @@ from attncheck.mutation import forms
 from attncheck.mutation.kernel import Array, call_read_as
 from attncheck.mutation.mutant import KERNELS, WIDE, Call, Steps, control, equivalent, mutant, within
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import Problem, queries_and_keys
+from attncheck.reading.lowering import queries_and_keys
+from attncheck.reading.problem import Problem
 
 _faulty_masks = partial(mutant, "masks", at="masked")
 _faulty_empty_rows = partial(mutant, "empty rows", at="weights")

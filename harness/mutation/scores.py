@@ -20,7 +20,7 @@ from attncheck.diagnosis.readings_of_scores import is_masked
 from attncheck.mutation import forms, kernel
 from attncheck.mutation.kernel import Array
 from attncheck.mutation.mutant import EVERY, KERNELS, ROUNDED, WIDE, Steps, equivalent, mutant, numpy_with, within
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, LOGITS, STAGES
 
 _faulty_scale = partial(mutant, "scale", at="scores")

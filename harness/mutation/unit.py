@@ -22,8 +22,6 @@ import numpy as np
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.execution.operations import Task
-from attncheck.execution.runner import task_of
 from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage, sound_stages
 from attncheck.judging.truth import Stages, Truth, digest, find_truth
@@ -31,7 +29,8 @@ from attncheck.mutation.forms import ReadAs
 from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, stage_result
 from attncheck.mutation.mutant import REFERENCE, MadePerCall, Mutant, Step, Subject, Variant, recording
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES
 
@@ -88,19 +87,18 @@ class UnitScorer:
     @cached_property
     def inputs(self) -> Inputs:
         """The inputs in the dtype."""
-        return convert_inputs(self.unit.case, make_exact_inputs(self.unit.case), self.unit.dtype)
+        return inputs_in(self.unit.case, self.unit.dtype)
 
     @cached_property
-    def task(self) -> Task:
+    def call(self) -> Problem:
         """The call that every subject is asked."""
-        return task_of(self.unit.case, self.inputs)
+        return problem_of(self.unit.case, self.inputs).as_call()
 
     @cached_property
     def truth(self) -> Truth:
         """The exact answer."""
-        case, dtype = self.unit.case, self.unit.dtype
-        problem = case.problem(self.inputs.arrays)
-        return find_truth(problem, dtype, supports_statistics=case.supports_statistics, whole=True)
+        problem = problem_of(self.unit.case, self.inputs)
+        return find_truth(problem, problem.dtype, supports_statistics=problem.supports_statistics, whole=True)
 
     def findings(self, subject: Subject) -> Findings | None:
         """Return what is found of a subject.
@@ -137,14 +135,14 @@ class UnitScorer:
 
     @cached_property
     def _reference(self) -> tuple[ReferenceRun, Fingerprint]:
-        run = run_reference(self.task)
+        run = run_reference(self.call)
         return run, _fingerprint(run.outcome)
 
     def _evaluated(self, backend: Variant) -> tuple[Outcome, Fingerprint]:
         run, right = self._reference
         if run.has_the_bits_of(backend):
             return run.outcome, right
-        outcome = evaluate_on(backend, self.task)
+        outcome = evaluate_on(backend, self.call)
         return outcome, _fingerprint(outcome)
 
     def _is_as_without(self, subject: Subject, fingerprint: Fingerprint) -> bool:
@@ -220,7 +218,7 @@ class _Call:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRun:
-    """What the reference makes of a task, with the functions that it calls, in the order in which the calls begin."""
+    """What the reference makes of a call, with the functions that it calls, in the order in which the calls begin."""
 
     outcome: Outcome
     calls: tuple[_Call, ...]
@@ -281,10 +279,10 @@ def _kept(returned: Any) -> Any:
     return dict(returned) if isinstance(returned, dict) else returned
 
 
-def run_reference(task: Task) -> ReferenceRun:
-    """Evaluate a task, and take note of the reference's calls."""
+def run_reference(call: Problem) -> ReferenceRun:
+    """Evaluate a call, and take note of the reference's calls."""
     _CALLS.clear()
-    outcome = evaluate_on(_recorder(), task)
+    outcome = evaluate_on(_recorder(), call)
     return ReferenceRun(outcome, tuple(_CALLS))
 
 

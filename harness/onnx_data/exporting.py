@@ -37,6 +37,7 @@ from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Array, query_offset
+from attncheck.reading.problem import Problem
 from attncheck.spec import inputs_of
 from attncheck.spec.dtypes import numpy_dtype, rounded_once
 
@@ -266,7 +267,7 @@ def _rules(case: Case, arrays: Mapping[str, Array]) -> _Rules:
         if lengths is None and attributes and "past_key" not in arrays and _begin(case, arrays, _keys(arrays)):
             return _Rules(attributes, mask, np.full(len(arrays["query"]), _keys(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
-    folded = case.problem(arrays).canonical(rows).inputs.get("mask")
+    folded = Problem(case.operation, case.options, arrays).canonical(rows).inputs.get("mask")
     return _Rules({}, folded, are_folded=True)
 
 

@@ -21,11 +21,10 @@ from itertools import combinations
 from typing import get_args
 
 from attncheck.common.errors import UsageError
-from attncheck.execution.operations import Task
-from attncheck.execution.runner import task_of
 from attncheck.reading.case import Case
 from attncheck.reading.covering import covering
-from attncheck.reading.inputs import Exact, Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Exact, Inputs, convert_inputs, inputs_in, make_exact_inputs, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SCORE_INPUTS, InputSpec, Operation
 from attncheck.spec.options import SIXTEEN_BITS
@@ -83,9 +82,9 @@ class Plan:
         """Return the inputs of a unit in its dtype."""
         return self._converted(unit.case, unit.dtype)
 
-    def task(self, unit: Unit) -> Task:
+    def problem(self, unit: Unit) -> Problem:
         """Return what a worker has to evaluate for a unit."""
-        return task_of(self.case(unit), self.inputs(unit))
+        return problem_of(self.case(unit), self.inputs(unit)).as_call()
 
     def with_standard(self, positions: Collection[int]) -> Plan:
         """Ask modes that compile each case separately for the units at these places of the plan alone."""
@@ -199,8 +198,8 @@ def _has_empty_rows(case: Case) -> bool:
         return False
     from attncheck.judging.undefined_rows import empty_rows  # which loads what exact answers need
 
-    inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
-    return bool(empty_rows(case.problem(inputs).lowered()).any())
+    problem = problem_of(case, inputs_in(case, "float32"))
+    return bool(empty_rows(problem.without_layout()).any())
 
 
 def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:

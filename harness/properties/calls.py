@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.execution.sessions import Session, SessionStep
-from attncheck.properties.problem import (
+from attncheck.properties.variants import (
     AnyVariant,
     Change,
     Combine,
@@ -26,15 +26,23 @@ from attncheck.properties.problem import (
     PropertyVariant,
     SaysNothing,
     SessionVariant,
-    StoredProblem,
+    allowed_keys,
+    axes_of_stage,
+    axis_of_input,
+    axis_of_stage,
+    call_for,
+    change_along,
+    lengths_of,
     only_one,
     per_head,
     require,
     require_operation,
+    result_of,
     taken,
     times,
 )
-from attncheck.reading.lowering import Array, Problem, poisoned
+from attncheck.reading.lowering import Array, poisoned
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
 from attncheck.spec.dtypes import largest_number, rounded_once
@@ -43,71 +51,72 @@ _SEED = 20
 _BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
 
 
-def stages_along(problem: StoredProblem, letter: str) -> tuple[str, ...]:
+def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
     """Return the results that have an axis of a letter: of what was summed over it, nothing can be compared."""
     optional = optional_gradients(problem.operation)
     return tuple(
         stage
-        for stage in problem.results
-        if letter in problem.axes_of_stage(stage)
-        and (stage not in optional or problem.axis_of(optional[stage], letter) is not None)
+        for stage in result_of(problem)
+        if letter in axes_of_stage(problem, stage)
+        and (stage not in optional or axis_of_input(problem, optional[stage], letter) is not None)
     )
 
 
-def batch_invariant(problem: StoredProblem) -> Sequence[AnyVariant]:
+def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
     """Compute each batch entry alone, and all of them in another order."""
-    entries = problem.lengths.get("B", 1)
+    entries = lengths_of(problem).get("B", 1)
     if entries < 2:
         raise SaysNothing("the case has a batch of one")
     stages = stages_along(problem, "B")
     if not stages:
         raise SaysNothing("no result has an axis of the batch")
     alone = tuple(
-        FurtherCall(f"batch entry {entry} alone", problem.along({"B": taken([entry])})) for entry in range(entries)
+        FurtherCall(f"batch entry {entry} alone", change_along(problem, {"B": taken([entry])}))
+        for entry in range(entries)
     )
     order = np.roll(np.arange(entries), 1)
-    rolled = FurtherCall("the entries in another order", problem.along({"B": taken(order)}))
+    rolled = FurtherCall("the entries in another order", change_along(problem, {"B": taken(order)}))
     return (
         PropertyVariant("each batch entry alone", alone, joined_along(problem, "B"), stages=stages),
         PropertyVariant("another place in the batch", (rolled,), _back(problem, {"B": order}), stages=stages),
     )
 
 
-def joined_along(problem: StoredProblem, letter: str) -> Combine:
+def joined_along(problem: Problem, letter: str) -> Combine:
     """Return what lays results one after the other along an axis."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
-        axes = problem.axes_of_stage(stage)
+        axes = axes_of_stage(problem, stage)
         return np.concatenate(results, axis=axes.index(letter) - len(axes))
 
     return combine
 
 
-def _one_call(what: str, problem: StoredProblem, combine: Combine = only_one, **more: Any) -> PropertyVariant:
+def _one_call(what: str, problem: Problem, combine: Combine = only_one, **more: Any) -> PropertyVariant:
     return PropertyVariant(what, (FurtherCall(what, problem),), combine, **more)
 
 
-def _back(problem: StoredProblem, orders: dict[str, NDArray[np.intp]]) -> Combine:
+def _back(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
     """Return what brings a result back into the first call's order."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
         for letter, order in orders.items():
-            if (axis := problem.axis_of_stage(stage, letter, array.shape)) is not None:
+            if (axis := axis_of_stage(problem, stage, letter, array.shape)) is not None:
                 array = array.take(np.argsort(order), axis=axis)
         return array
 
     return combine
 
 
-def heads_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
+def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the heads in another order; heads of queries stay with those of the keys that they share."""
     if not per_head(problem):
         raise SaysNothing(f"{problem.operation} has no axis of heads")
     if problem.options.get("norm_over") == "full":
         raise SaysNothing("the case takes a norm over all heads")
-    heads = problem.lengths["H"]
-    groups = problem.lengths.get("Hkv", heads)
+    heads = lengths_of(problem)["H"]
+    groups = lengths_of(problem).get("Hkv", heads)
     if heads < 2:
         raise SaysNothing("the case has one head")
     several = heads // groups
@@ -115,13 +124,13 @@ def heads_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     of_queries = np.array([group * several + each for group in of_keys for each in reversed(range(several))])
     orders = {"H": of_queries, "Hkv": of_keys}
     changes: dict[str, Change] = {letter: taken(order) for letter, order in orders.items()}
-    return (_one_call("the heads in another order", problem.along(changes), _back(problem, orders)),)
+    return (_one_call("the heads in another order", change_along(problem, changes), _back(problem, orders)),)
 
 
-def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
+def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute with keys in another order, and with them all that is theirs."""
     require(problem, lacks=(*_BY_POSITION, "past_key", "cu_seqlens_k"))
-    keys = problem.lengths.get("Lk", 0)
+    keys = lengths_of(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
         raise SaysNothing("the case has no keys to put in another order")
     orders = {
@@ -130,7 +139,8 @@ def keys_permuted(problem: StoredProblem) -> Sequence[AnyVariant]:
     }
     changes = {what: (taken(order), _back(problem, {"Lk": order, "T": order})) for what, order in orders.items()}
     return tuple(
-        _one_call(what, problem.along({"Lk": order, "T": order}), back) for what, (order, back) in changes.items()
+        _one_call(what, change_along(problem, {"Lk": order, "T": order}), back)
+        for what, (order, back) in changes.items()
     )
 
 
@@ -140,12 +150,12 @@ _PARTS_OF_PREFIX = (1, 2, 7)
 _PARTS_OF_KEYS = (2, 3)
 
 
-def padding(problem: StoredProblem) -> Sequence[AnyVariant]:
+def padding(problem: Problem) -> Sequence[AnyVariant]:
     """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
     require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
         raise SaysNothing("positions count from the last key, which would be another one")
-    if len(problem.results) > 1:
+    if len(result_of(problem)) > 1:
         raise SaysNothing("gradients by what is added are no result")
     found = [*_padded_keys(problem), *_padded_queries(problem)]
     if not found:
@@ -153,10 +163,10 @@ def padding(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def _padded_keys(problem: StoredProblem) -> Iterator[PropertyVariant]:
+def _padded_keys(problem: Problem) -> Iterator[PropertyVariant]:
     """Add copies of the first key: what a kernel would not notice to be nonsense."""
-    keys = problem.lengths["T"]
-    longer = problem.along({"Lk": _with_copies, "T": _with_nothing})
+    keys = lengths_of(problem)["T"]
+    longer = change_along(problem, {"Lk": _with_copies, "T": _with_nothing})
     allowed = np.arange(keys + _ADDED) < keys
     if "mask" in problem.specs and "key_lengths" not in problem.inputs:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
@@ -165,7 +175,7 @@ def _padded_keys(problem: StoredProblem) -> Iterator[PropertyVariant]:
         masked = longer.but(mask=np.concatenate([given, added], axis=-1) & allowed)
         yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
-        lengths = problem.inputs.get("key_lengths", np.full(problem.lengths["B"], keys, np.int64))
+        lengths = problem.inputs.get("key_lengths", np.full(lengths_of(problem)["B"], keys, np.int64))
         cut = longer.but(key_lengths=lengths)
         yield PropertyVariant("keys added with lengths", (FurtherCall("with keys beyond the lengths", cut),))
 
@@ -181,27 +191,27 @@ def _with_nothing(array: Array, axis: int) -> Array:
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
 
 
-def _padded_queries(problem: StoredProblem) -> Iterator[PropertyVariant]:
-    queries = problem.lengths.get("Lq", 0)
+def _padded_queries(problem: Problem) -> Iterator[PropertyVariant]:
+    queries = lengths_of(problem).get("Lq", 0)
     if queries < 1 or "query" not in problem.inputs:
         return
-    call = FurtherCall("with queries added", problem.along({"Lq": _with_copies}))
-    axes = problem.axes_of_stage(*problem.results)
+    call = FurtherCall("with queries added", change_along(problem, {"Lq": _with_copies}))
+    axes = axes_of_stage(problem, *result_of(problem))
     axis = axes.index("Lq") - len(axes)
     what = "queries added behind the last"
     yield PropertyVariant(what, (call,), lambda _, results: results[0].take(np.arange(queries), axis=axis))
 
 
-def packed(problem: StoredProblem) -> Sequence[AnyVariant]:
+def packed(problem: Problem) -> Sequence[AnyVariant]:
     """Pack the entries of a batch into one sequence, or take packed sequences apart."""
     require_operation(problem, "attention", "packed_attention")
     return _taken_apart(problem) if "cu_seqlens_k" in problem.inputs else _packed_up(problem)
 
 
-def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
+def _packed_up(problem: Problem) -> Sequence[AnyVariant]:
     folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
     require(problem, lacks=folded)
-    batch, queries, keys = (problem.lengths[letter] for letter in ("B", "Lq", "Lk"))
+    batch, queries, keys = (lengths_of(problem)[letter] for letter in ("B", "Lq", "Lk"))
     if (problem.options.get("is_causal") or "window" in problem.options) and (
         queries != keys or "key_lengths" in problem.inputs
     ):
@@ -214,7 +224,7 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
     kept = OPERATIONS["packed_attention"].inputs.keys() - QUERY_KEY_VALUE
     others = {name: array for name, array in problem.inputs.items() if name in kept}
     options = {name: value for name, value in problem.options.items() if name != "alignment"}
-    one = StoredProblem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
+    one = Problem("packed_attention", options, {**inputs, **limits, **others}, problem.dtype)
 
     def apart(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
@@ -223,7 +233,7 @@ def _packed_up(problem: StoredProblem) -> Sequence[AnyVariant]:
     return (_one_call("packed into one sequence", one, apart),)
 
 
-def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
+def _taken_apart(problem: Problem) -> Sequence[AnyVariant]:
     limits = [problem.inputs[name].astype(np.intp) for name in ("cu_seqlens_q", "cu_seqlens_k")]
     lengths = problem.inputs.get("key_lengths", np.diff(limits[1]))
     calls = []
@@ -236,17 +246,16 @@ def _taken_apart(problem: StoredProblem) -> Sequence[AnyVariant]:
     return (PropertyVariant("each sequence alone", tuple(calls), joined_along(problem, "Lq")),)
 
 
-def _aligned(problem: StoredProblem, inputs: dict[str, Array]) -> StoredProblem:
+def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
     """Pose one sequence as attention, whose last query stands at its last key."""
     options = {name: value for name, value in problem.options.items() if name != "poison"}
     if options.get("is_causal") or "window" in options:
         options["alignment"] = "bottom_right"
     contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-    called = Problem("attention", options, contiguous).called()
-    return StoredProblem("attention", called.options, called.inputs, problem.dtype)
+    return Problem("attention", options, contiguous, problem.dtype).as_call()
 
 
-def cached_prefix(problem: StoredProblem) -> Sequence[AnyVariant]:
+def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
     """Compute a prefix in parts, each behind a cache of those before it, and then the rest."""
     tokens, found = _causal_tokens(problem), []
     for parts in (parts for parts in _PARTS_OF_PREFIX if parts < tokens):
@@ -256,13 +265,13 @@ def cached_prefix(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def decoding(problem: StoredProblem) -> Sequence[AnyVariant]:
+def decoding(problem: Problem) -> Sequence[AnyVariant]:
     """Compute one token after the other, each behind a cache of those before it."""
     tokens = _causal_tokens(problem)
     return (_in_chunks(problem, np.arange(tokens + 1), "token by token"),)
 
 
-def _causal_tokens(problem: StoredProblem) -> int:
+def _causal_tokens(problem: Problem) -> int:
     """Return how many tokens there are that see themselves and those before them. Raises ``SaysNothing``."""
     require_operation(problem, "attention")
     require(
@@ -270,14 +279,14 @@ def _causal_tokens(problem: StoredProblem) -> int:
         has=("is_causal",),
         lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
     )
-    if problem.lengths["Lq"] != problem.lengths["Lk"]:
+    if lengths_of(problem)["Lq"] != lengths_of(problem)["Lk"]:
         raise SaysNothing("the case has not a key for each query")
-    if problem.lengths["Lq"] < 2:
+    if lengths_of(problem)["Lq"] < 2:
         raise SaysNothing("the case has one token")
-    return problem.lengths["Lq"]
+    return lengths_of(problem)["Lq"]
 
 
-def _in_chunks(problem: StoredProblem, cuts: NDArray[np.intp], what: str) -> PropertyVariant:
+def _in_chunks(problem: Problem, cuts: NDArray[np.intp], what: str) -> PropertyVariant:
     calls = [
         FurtherCall(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
         for first, last in pairwise(cuts)
@@ -285,21 +294,21 @@ def _in_chunks(problem: StoredProblem, cuts: NDArray[np.intp], what: str) -> Pro
     return PropertyVariant(what, tuple(calls), joined_along(problem, "Lq"))
 
 
-def _chunk(problem: StoredProblem, first: int, last: int) -> StoredProblem:
+def _chunk(problem: Problem, first: int, last: int) -> Problem:
     """Return the queries from ``first`` to ``last``, whose keys before them are cached."""
     own, seen = np.arange(first, last), np.arange(last)
-    part = problem.along({"Lq": taken(own), "Lk": taken(own), "T": taken(seen)})
+    part = change_along(problem, {"Lq": taken(own), "Lk": taken(own), "T": taken(seen)})
     past: dict[str, Array | None] = {
         f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
     }
     return part.but({"alignment": None}, **(past if first else {}))
 
 
-def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
+def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
     require(problem, lacks=(*_BY_POSITION, "past_key", "sinks", "mask_fill", "empty_rows"))
-    keys, found = problem.lengths["Lk"], []
+    keys, found = lengths_of(problem)["Lk"], []
     for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
         calls = tuple(_keys_alone(problem, own) for own in np.array_split(np.arange(keys), parts))
         what = f"the keys in {parts} parts"
@@ -309,9 +318,9 @@ def merged_parts(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def _keys_alone(problem: StoredProblem, own: NDArray[np.intp]) -> FurtherCall:
+def _keys_alone(problem: Problem, own: NDArray[np.intp]) -> FurtherCall:
     change: Change = taken(own)
-    return FurtherCall(f"keys {own[0]} to {own[-1]}", problem.along({"Lk": change, "T": change}))
+    return FurtherCall(f"keys {own[0]} to {own[-1]}", change_along(problem, {"Lk": change, "T": change}))
 
 
 _EXPONENTS = (3, -3)
@@ -324,7 +333,7 @@ _SHIFTS = {"by up to 2": (0.25, 17), "by 64": (64.0, 1)}
 """A step between rows, and after how many rows it begins anew."""
 
 
-def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
+def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
     """Multiply all values by a power of two, which rounds nothing."""
     require_operation(problem, *_SCALED, *_BY_SCORE)
     names = [name for name in _VALUES if name in problem.inputs]
@@ -340,12 +349,12 @@ def values_scaled(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
+def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     """Add a number of its own to all scores of each row, through the bias."""
-    if "bias" not in problem.specs or problem.results != ("output",):
+    if "bias" not in problem.specs or result_of(problem) != ("output",):
         raise SaysNothing(f"{problem.operation} takes no bias, or gives more than an output")
     require(problem, lacks=("sinks", "mask_fill"))
-    queries, keys = problem.lengths["Lq"], problem.lengths["T"]
+    queries, keys = lengths_of(problem)["Lq"], lengths_of(problem)["T"]
     bias = problem.inputs.get("bias", np.zeros((1, 1, queries, keys), problem.inputs["query"].dtype))
     found = []
     for what, (step, period) in _SHIFTS.items():
@@ -358,17 +367,17 @@ def scores_shifted(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def poison_large(problem: StoredProblem) -> Sequence[AnyVariant]:
+def poison_large(problem: Problem) -> Sequence[AnyVariant]:
     """Set huge numbers where no query may read."""
     return _poison(problem, "large")
 
 
-def poison_nan(problem: StoredProblem) -> Sequence[AnyVariant]:
+def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
     """Set NaN where no query may read."""
     return _poison(problem, "nan")
 
 
-def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
+def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
         inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
         call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
@@ -381,9 +390,9 @@ def _poison(problem: StoredProblem, kind: str) -> Sequence[AnyVariant]:
     return found
 
 
-def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[PropertyVariant]:
+def _poisoned_keys(problem: Problem, value: float, word: str) -> Iterator[PropertyVariant]:
     """Poison keys that nobody may attend to, then one half of the keys, and look at rows that see none of that."""
-    allowed = problem.allowed()
+    allowed = allowed_keys(problem)
     dead: NDArray[np.bool_] = np.logical_not(allowed.any(axis=(1, 2)))  # (B, T)
     half, positions = allowed.shape[-1] // 2, np.arange(allowed.shape[-1])
     for where, places in (
@@ -400,14 +409,14 @@ def _poisoned_keys(problem: StoredProblem, value: float, word: str) -> Iterator[
 
 
 def _with_poison(
-    problem: StoredProblem,
+    problem: Problem,
     names: Sequence[str],
     places: NDArray[np.bool_],
     rows: NDArray[np.bool_],
     value: float,
     what: str,
 ) -> PropertyVariant:
-    past = problem.lengths.get("P", 0)
+    past = lengths_of(problem).get("P", 0)
     inputs: dict[str, Array | None] = {}
     for name in names:
         if name in problem.inputs:
@@ -427,7 +436,7 @@ _THREADS = (2, 3)
 _THOUSAND = 1000
 
 
-def layout(problem: StoredProblem) -> Sequence[AnyVariant]:
+def layout(problem: Problem) -> Sequence[AnyVariant]:
     """Lay query, key and value out otherwise, then the mask and the bias."""
     given = problem.inputs
     numbers = [name for name in given if name not in _OF_MASKS and problem.specs[name].is_number]
@@ -443,19 +452,19 @@ def layout(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def repeated(problem: StoredProblem) -> Sequence[AnyVariant]:
+def repeated(problem: Problem) -> Sequence[AnyVariant]:
     """Make the same call again and again, with other work in between."""
-    steps = tuple(SessionStep(problem.task(), other_work=number > 0) for number in range(_REPEATED))
+    steps = tuple(SessionStep(call_for(problem), other_work=number > 0) for number in range(_REPEATED))
     pairs = tuple(Pair(f"call {number + 1} of {_REPEATED}", 0, number, problem) for number in range(1, _REPEATED))
     return (SessionVariant(f"{_REPEATED} calls", Session(steps), pairs),)
 
 
-def fresh_process(problem: StoredProblem) -> Sequence[AnyVariant]:
+def fresh_process(problem: Problem) -> Sequence[AnyVariant]:
     """Make the call in a process that has done nothing else."""
     return (_one_call("in a fresh process", problem, where="fresh process"),)
 
 
-def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
+def threads(problem: Problem) -> Sequence[AnyVariant]:
     """Make the call in processes with more threads than one."""
     return tuple(
         PropertyVariant(
@@ -465,42 +474,42 @@ def threads(problem: StoredProblem) -> Sequence[AnyVariant]:
     )
 
 
-def output_buffer(problem: StoredProblem) -> Sequence[AnyVariant]:
+def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
     """Fill the memory that the call may be given with NaN: by hand, and by the same call on NaN."""
-    task = problem.task()
+    call = call_for(problem)
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
-    poisonous = problem.but(**nan).task()
-    freed = Session((SessionStep(task), SessionStep(task, nan_memory=True)))
-    called = Session((SessionStep(task), SessionStep(poisonous, returns=False), SessionStep(task)))
+    poisonous = call_for(problem.but(**nan))
+    freed = Session((SessionStep(call), SessionStep(call, nan_memory=True)))
+    called = Session((SessionStep(call), SessionStep(poisonous, returns=False), SessionStep(call)))
     return (
         SessionVariant("memory full of NaN was freed", freed, (Pair("after NaN in memory", 0, 1, problem),)),
         SessionVariant("a call on NaN came before", called, (Pair("after a call on NaN", 0, 2, problem),)),
     )
 
 
-def inputs_unchanged(problem: StoredProblem) -> Sequence[AnyVariant]:
+def inputs_unchanged(problem: Problem) -> Sequence[AnyVariant]:
     """Look at the inputs behind a call."""
-    return (SessionVariant("the inputs after the call", Session((SessionStep(problem.task()),)), problem=problem),)
+    return (SessionVariant("the inputs after the call", Session((SessionStep(call_for(problem)),)), problem=problem),)
 
 
-def outputs_independent(problem: StoredProblem) -> Sequence[AnyVariant]:
+def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
     """Look at what a call returned after the next calls, and whether it is memory of an input."""
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
-    other = problem.but(**{name: times(array, 0.5) for name, array in numbers.items()}).task()
-    steps = (SessionStep(problem.task(), stays=True), SessionStep(other, returns=False, times=2))
+    other = call_for(problem.but(**{name: times(array, 0.5) for name, array in numbers.items()}))
+    steps = (SessionStep(call_for(problem), stays=True), SessionStep(other, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
 
-def after_other_shapes(problem: StoredProblem) -> Sequence[AnyVariant]:
+def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
     """Call other shapes between two equal calls, and hold those against calls in a process of their own."""
     others = list(_other_shapes(problem))
     if not others:
         raise SaysNothing("no other shape can be made of the case")
     found = []
     for what, other in others:
-        task, its = problem.task(), other.task()
-        session = Session((SessionStep(task), SessionStep(its), SessionStep(task), SessionStep(its)))
+        call, its = call_for(problem), call_for(other)
+        session = Session((SessionStep(call), SessionStep(its), SessionStep(call), SessionStep(its)))
         pairs = (
             Pair(f"again after {what}", 0, 2, problem),
             Pair(f"{what}, after the case's own shape", None, 1, other),
@@ -510,34 +519,32 @@ def after_other_shapes(problem: StoredProblem) -> Sequence[AnyVariant]:
     return found
 
 
-def _other_shapes(problem: StoredProblem) -> Iterator[tuple[str, StoredProblem]]:
+def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Give the same operation with fewer queries, with half of the keys, and with the keys twice."""
-    lengths = problem.lengths
+    lengths = lengths_of(problem)
     if {"cu_seqlens_q", "block_table"}.isdisjoint(problem.inputs):
         if lengths.get("Lq", 0) > 1:
-            yield "half of the queries", problem.along({"Lq": taken(np.arange(lengths["Lq"] // 2))})
+            yield "half of the queries", change_along(problem, {"Lq": taken(np.arange(lengths["Lq"] // 2))})
         cannot = {"key_lengths", "past_key", "rotary_cos", "query_offsets"} & problem.inputs.keys()
         if lengths.get("Lk", 0) > 1 and not cannot:
             half, twice = np.arange(lengths["Lk"] // 2), np.tile(np.arange(lengths["Lk"]), 2)
             if not problem.inputs.keys() & {"mask", "bias"}:
-                yield "half of the keys", problem.along({"Lk": taken(half), "T": taken(half)})
-            yield "the keys twice", problem.along({"Lk": taken(twice), "T": taken(twice)})
+                yield "half of the keys", change_along(problem, {"Lk": taken(half), "T": taken(half)})
+            yield "the keys twice", change_along(problem, {"Lk": taken(twice), "T": taken(twice)})
     if lengths.get("B", 0) > 1:
-        yield "one batch entry", problem.along({"B": taken([0])})
+        yield "one batch entry", change_along(problem, {"B": taken([0])})
 
 
-def after_a_thousand_calls(problem: StoredProblem) -> Sequence[AnyVariant]:
+def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
     """Call something smaller, and the same, a thousand times between two equal calls."""
-    task = problem.task()
-    other = next((made.task() for _, made in _other_shapes(problem)), task)
+    call = call_for(problem)
+    other = next((call_for(made) for _, made in _other_shapes(problem)), call)
     half = _THOUSAND // 2
-    between = (SessionStep(other, returns=False, times=half), SessionStep(task, returns=False, times=_THOUSAND - half))
-    steps = (SessionStep(task), *between, SessionStep(task))
+    between = (SessionStep(other, returns=False, times=half), SessionStep(call, returns=False, times=_THOUSAND - half))
+    steps = (SessionStep(call), *between, SessionStep(call))
     pair = Pair("after a thousand calls", 0, 3, problem)
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 
 
-VARIANTS_OF: Mapping[str, Callable[[StoredProblem], Sequence[AnyVariant]]] = {
-    name: globals()[name] for name in PROPERTIES
-}
+VARIANTS_OF: Mapping[str, Callable[[Problem], Sequence[AnyVariant]]] = {name: globals()[name] for name in PROPERTIES}
 """The function of each property; it raises ``SaysNothing`` for a problem of which the property says nothing."""

@@ -20,8 +20,9 @@ from attncheck.execution.sessions import bits
 from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, find_truth, is_open
-from attncheck.properties.problem import PropertyVariant, StoredProblem, times
-from attncheck.reading.lowering import Array, Problem
+from attncheck.properties.variants import PropertyVariant, result_of, times
+from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import show
 from attncheck.spec.verdicts import PropertyOutcome
 
@@ -50,9 +51,9 @@ class Truths:
 
     def __init__(self, store: Store = NO_STORE) -> None:
         self._store = store
-        self._found: dict[int, tuple[StoredProblem, Truth]] = {}
+        self._found: dict[int, tuple[Problem, Truth]] = {}
 
-    def of(self, problem: StoredProblem) -> Truth:
+    def of(self, problem: Problem) -> Truth:
         """Return the truth of a problem: of the same object, always the same."""
         if id(problem) not in self._found:
             truth = find_truth(problem, problem.dtype, supports_statistics=False, whole=True, store=self._store)
@@ -98,7 +99,7 @@ def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: s
 
 def judge_variant(
     variant: PropertyVariant,
-    problem: StoredProblem,
+    problem: Problem,
     first: Results,
     others: Sequence[Results],
     rounding_model: str,
@@ -108,7 +109,7 @@ def judge_variant(
     if variant.is_merged:
         return judge_merged(variant, problem, first, others, rounding_model, truths)
     found = []
-    for stage in variant.stages or problem.results:
+    for stage in variant.stages or result_of(problem):
         arrays = [each[stage] for each in others]
         combined = times(variant.combine(stage, arrays), variant.factor)
 
@@ -234,7 +235,7 @@ _STATISTIC = "log_sum_exp"
 
 def judge_merged(
     variant: PropertyVariant,
-    problem: StoredProblem,
+    problem: Problem,
     first: Results,
     others: Sequence[Results],
     rounding_model: str,

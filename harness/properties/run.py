@@ -20,18 +20,20 @@ from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
-from attncheck.properties.problem import (
+from attncheck.properties.variants import (
     AnyVariant,
     FurtherCall,
     Pair,
     PropertyVariant,
     SaysNothing,
     SessionVariant,
-    StoredProblem,
+    call_for,
+    result_of,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import convert_inputs, make_exact_inputs, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import PROPERTIES_FILE, Selection, select_cases
 from attncheck.results.format import Row
 from attncheck.settings.config import expected_failures_of, read_config
@@ -48,7 +50,7 @@ class PropertyQuestion:
     name: str
     case: Case
     dtype: str
-    problem: StoredProblem
+    problem: Problem
     variants: Sequence[AnyVariant]
 
 
@@ -71,7 +73,7 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
         for dtype in case.dtypes:
             if asking.dtypes and dtype not in asking.dtypes:
                 continue
-            problem = StoredProblem.of_case(case, convert_inputs(case, exact, dtype), dtype)
+            problem = problem_of(case, convert_inputs(case, exact, dtype))
             for name in (name for name in case.properties if not asking.names or name in asking.names):
                 try:
                     found.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
@@ -126,7 +128,7 @@ class _VariantJudge:
         self._implementation, self._question, self._workers, self._truths = implementation, question, workers, truths
         self._model = implementation.rounding_model(question.dtype) or "none"
         self._conventions = implementation.reads_calls_as
-        self._read: dict[int, tuple[StoredProblem, StoredProblem]] = {}  # by problem, which stays alive
+        self._read: dict[int, tuple[Problem, Problem]] = {}  # by problem, which stays alive
         self._first: dict[tuple[str, ...], Outcome] = {}
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
 
@@ -154,35 +156,33 @@ class _VariantJudge:
         kinds = {kind for call in variant.calls for kind in call.problem.memory_layout.values()}
         if "reversed" in kinds and framework != _WITH_NEGATIVE_STRIDES:
             return VariantResult(PropertyOutcome.UNSUPPORTED, f"{framework} has no negative strides")
-        stages = variant.stages or question.problem.results
+        stages = variant.stages or result_of(question.problem)
         if stages not in self._first:
-            self._first[stages] = usual.evaluate(self._call_of(question.problem).task(stages))
+            self._first[stages] = usual.evaluate(call_for(self._call_of(question.problem), stages))
         first = _results(self._first[stages], stages, "the first call")
         own = self._worker(variant.threads) if variant.where == "threads" else usual
         with self._fresh() if variant.where == "fresh process" else nullcontext(own) as runner:
             others = [
-                _results(runner.evaluate(self._call_of(call.problem).task(stages)), stages, call.what)
+                _results(runner.evaluate(call_for(self._call_of(call.problem), stages)), stages, call.what)
                 for call in variant.calls
             ]
         return judge_variant(variant, question.problem, first, others, self._model, self._truths)
 
-    def _as_read(self, problem: StoredProblem) -> StoredProblem:
+    def _as_read(self, problem: Problem) -> Problem:
         """Return the problem that the function computes if it is called with ``problem``, by its declarations."""
         if id(problem) not in self._read:
             found = read_as_declared(problem, self._conventions) if self._conventions else None
             read = problem if found is None else found.problem
-            assert isinstance(read, StoredProblem), "readings keep the class of a problem"
             self._read[id(problem)] = problem, read
         return self._read[id(problem)][1]
 
-    def _call_of(self, problem: StoredProblem) -> StoredProblem:
+    def _call_of(self, problem: Problem) -> Problem:
         """Return the call by which the function computes ``problem``. Raises ``_NoResult`` if there is none."""
         call = rewrite_for_conventions(problem, self._conventions) if self._conventions else problem
         if call is None:
             declared = ", ".join(f"{name}={value}" for name, value in self._conventions.items())
             reason = f"declares {declared}, by which no call means what the property asks"
             raise _NoResult(Failure("unsupported", reason), "the first call")
-        assert isinstance(call, StoredProblem), "readings keep the class of a problem"
         return call
 
     def _of_session(self, variant: SessionVariant) -> VariantResult:
@@ -210,7 +210,7 @@ class _VariantJudge:
         yield VariantResult(PropertyOutcome.BITWISE, f"as before: {variant.what}")
 
     def _of_pair(self, pair: Pair, answer: Sequence[StepResult]) -> VariantResult:
-        stages = pair.problem.results
+        stages = result_of(pair.problem)
         second = _results(answer[pair.other].outcome, stages, pair.what)
         if pair.one is None:
             first = _results(self._in_own_process(pair.problem), stages, f"{pair.what}, in a process of its own")
@@ -219,11 +219,11 @@ class _VariantJudge:
         again = PropertyVariant(pair.what, (FurtherCall(pair.what, self._as_read(pair.problem)),))
         return judge_variant(again, self._as_read(pair.problem), first, [second], self._model, self._truths)
 
-    def _in_own_process(self, problem: StoredProblem) -> Outcome:
+    def _in_own_process(self, problem: Problem) -> Outcome:
         """Make a call in a process that has done nothing else; once, however many calls are compared with it."""
         if id(problem) not in self._alone:
             with self._fresh() as runner:
-                self._alone[id(problem)] = runner.evaluate(problem.task())
+                self._alone[id(problem)] = runner.evaluate(call_for(problem))
         return self._alone[id(problem)]
 
 

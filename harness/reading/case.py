@@ -17,13 +17,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from numpy.typing import NDArray
-
 from attncheck.common.store import Key, Store, UnreadableEntry, digest_of, digest_of_code
 from attncheck.common.wording import DocumentLayout, layout_of
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
-from attncheck.reading.lowering import Problem
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
 from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
@@ -121,10 +118,6 @@ class Case:
     def is_document(self) -> bool:
         """Return whether the case is transcribed from a published document."""
         return self.source.kind == "document"
-
-    def problem(self, inputs: Mapping[str, NDArray[Any]]) -> Problem:
-        """Return the problem that the case is, on inputs in the working dtype."""
-        return Problem(self.operation, self.options, inputs)
 
     @cached_property
     def digest(self) -> str:

@@ -19,6 +19,7 @@ from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArr
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import poisoned
 from attncheck.reading.printed import Rounding, parse_printed
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape, statistics_dtype, stored_dtype
 from attncheck.spec.dtypes import largest_number, rounded_once, rounding_error
@@ -54,6 +55,7 @@ class Inputs:
 
     arrays: Mapping[str, Array]
     radius: Mapping[str, NDArray[np.float64]]
+    dtype: str
 
 
 def rounding_of(fields: RoundingFields) -> Rounding:
@@ -103,7 +105,25 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
         name: partial(_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()
     }
-    return Inputs(poisoned(case.options, arrays, dtype), _Radii(radii))
+    return Inputs(poisoned(case.options, arrays, dtype), _Radii(radii), dtype)
+
+
+def inputs_in(case: Case, dtype: str) -> Inputs:
+    """Make the inputs of a case in a dtype."""
+    return convert_inputs(case, make_exact_inputs(case), dtype)
+
+
+def problem_of(case: Case, inputs: Inputs) -> Problem:
+    """Return the problem that a case is, on its inputs in a dtype."""
+    return Problem(
+        case.operation,
+        case.options,
+        inputs.arrays,
+        inputs.dtype,
+        case.memory_layout,
+        case.judged_stages,
+        case.supports_statistics,
+    )
 
 
 class _Radii(Mapping[str, NDArray[np.float64]]):

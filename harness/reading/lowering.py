@@ -1,7 +1,7 @@
-"""A problem, an operation with its options and inputs, and what its options mean, in two forms.
+"""The meaning of options and inputs: the call, the canonical form, and the form without a layout.
 
-``called`` is what an implementation is asked: the call as its signature says it, with what no signature has (a mask
-of queries, a position that no argument tells) folded into the mask. ``canonical`` is what is true: one mask says
+The call is what an implementation gets: the problem as its signature says it, with what no signature has (a mask
+of queries, a position that no argument tells) folded into the mask. The canonical form is what is true: one mask says
 who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
 else is left. Behind projections the past stays apart, as what is cached of earlier ones. Parts that are merged are
 scores, one for each part, and values of each query's own.
@@ -19,11 +19,10 @@ from which a step makes those of every head (``attention/caches.py``).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +41,6 @@ from attncheck.spec import (
     TOLD_BY_DTYPE,
     InputSpec,
     Shape,
-    inputs_of,
-    score_kind,
 )
 from attncheck.spec.dtypes import holds_nan, largest_number, numpy_dtype, rounded_once
 
@@ -72,105 +69,50 @@ _PASTS = tuple((name, str(spec.folds_into)) for name, spec in _SPECS.items() if 
 """Inputs that come before another one, and the name of that."""
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """An operation with its options and inputs."""
+def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) -> _LaidOut:
+    """Return the options and inputs of the call that an implementation gets."""
+    spec = OPERATIONS[operation]
+    if spec.is_lowered and "query_mask" not in spec.inputs:  # its signature says all that a case can
+        return handed_over(_without_reading_only(options), dict(inputs))
+    if spec.has_parts:
+        return _without_base_e(options), dict(inputs)
+    offset, past = query_offset(options, inputs), _past_length(inputs)
+    is_told = "query_offsets" in inputs  # so that the function knows where queries stand
+    folded = {
+        name
+        for name, differs in (("is_causal", offset != 0 or past != 0), ("window", offset != past))
+        if differs and not is_told
+    } | {"query_mask"}
+    return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
-    operation: str
-    options: Options
-    inputs: Inputs
 
-    @property
-    def specs(self) -> Mapping[str, InputSpec]:
-        """The specification of each input of the operation."""
-        return inputs_of(self.operation, self.options.get("score"))
+def canonical_options_and_inputs(operation: str, options: Options, inputs: Inputs, rows: Rows | None) -> _LaidOut:
+    """Return the options and inputs of the canonical form, of some query rows or of all."""
+    spec = OPERATIONS[operation]
+    if spec.has_parts:
+        is_canonical = "log_sum_exps" not in inputs
+        meant = {name: value for name, value in _without_base_e(options).items() if name not in CONVENTIONS}
+        return meant, dict(inputs) if is_canonical else _as_scores(inputs, rows)
+    folded = {"window", *_MASKS}
+    if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
+        folded.add("is_causal")
+    kept_options, kept = _folded(operation, options, inputs, folded, rows)
+    for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
+        kept_options.pop(name, None)
+    for past, name in _PASTS:
+        if past in kept and spec.has_projections:
+            kept[f"cached_{name}"] = kept.pop(past)  # the new ones are not projected yet
+        elif past in kept:
+            kept[name] = np.concatenate([kept.pop(past), kept[name]], axis=-2)
+    kept = {name: array for name, array in kept.items() if name not in _ROTARY}
+    return kept_options, kept | rows_of_tables(inputs, rows)
 
-    def with_options(self, **options: Any) -> Self:
-        """Return the problem with other options."""
-        return replace(self, options={**self.options, **options})
 
-    def with_inputs(self, **inputs: Array) -> Self:
-        """Return the problem with other inputs."""
-        return replace(self, inputs={**self.inputs, **inputs})
-
-    def without_input(self, name: str) -> Self:
-        """Return the problem without an input, if it has it."""
-        return replace(self, inputs={other: array for other, array in self.inputs.items() if other != name})
-
-    def but(self, options: Options | None = None, /, **inputs: Array | None) -> Self:
-        """Return the problem with other options and inputs; None leaves one out."""
-        chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
-        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
-        return replace(self, options=chosen, inputs=given)
-
-    def scale(self, head_width: Callable[[], int]) -> Factor:
-        """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""
-        if "head_scale" in self.inputs:
-            return self.inputs["head_scale"].astype(np.float64)[:, np.newaxis, np.newaxis]
-        if self.options.get("scale") is not None:
-            return float(self.options["scale"])
-        is_scaled = score_kind(self.operation, self.options) == "scaled_dot"
-        return 1 / math.sqrt(head_width()) if is_scaled else 1.0
-
-    def called(self) -> Self:
-        """Return the call that implementations are asked for: is_causal and window count from positions they know."""
-        operation = OPERATIONS[self.operation]
-        if operation.is_lowered and "query_mask" not in operation.inputs:  # its signature says all that a case can
-            options, inputs = handed_over(_without_reading_only(self.options), dict(self.inputs))
-            return replace(self, options=options, inputs=inputs)
-        if operation.has_parts:
-            return replace(self, options=_without_base_e(self.options), inputs=dict(self.inputs))
-        own, past = query_offset(self.options, self.inputs), _past_length(self.inputs)
-        is_told = "query_offsets" in self.inputs  # so that the function knows where queries stand
-        folded = {
-            name
-            for name, differs in (("is_causal", own != 0 or past != 0), ("window", own != past))
-            if differs and not is_told
-        } | {"query_mask"}
-        options, inputs = _folded(self, folded)  # a convention, empty_rows, is part of the call
-        return replace(self, options=options, inputs=inputs)
-
-    def canonical(self, rows: Rows | None = None) -> Self:
-        """Return the same computation with one mask and one set of keys and values.
-
-        Where ``rows`` are given, with these query rows alone: nothing of the shape (Lq, Lk) is made. Causality is then
-        part of the mask, for a row that has moved up would otherwise be taken for an earlier one.
-        """
-        own = OPERATIONS[self.operation]
-        if own.has_parts:
-            is_canonical = "log_sum_exps" not in self.inputs
-            meant = {name: value for name, value in _without_base_e(self.options).items() if name not in CONVENTIONS}
-            return replace(
-                self, options=meant, inputs=dict(self.inputs) if is_canonical else _as_scores(self.inputs, rows)
-            )
-        folded = {"window", *_MASKS}
-        asks = {*self.options, *self.inputs}
-        if rows is not None or query_offset(self.options, self.inputs) or not folded.isdisjoint(asks):
-            folded.add("is_causal")
-        options, inputs = _folded(self, folded, rows)
-        for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
-            options.pop(name, None)
-        for past, name in _PASTS:
-            if past in inputs and own.has_projections:
-                inputs[f"cached_{name}"] = inputs.pop(past)  # the new ones are not projected yet
-            elif past in inputs:
-                inputs[name] = np.concatenate([inputs.pop(past), inputs[name]], axis=-2)
-        kept = {name: array for name, array in inputs.items() if name not in _ROTARY}
-        return replace(self, options=options, inputs=kept | rows_of_tables(self.inputs, rows))
-
-    def lowered(self) -> Self:
-        """Return the operation that this one is once its keys and values are laid out, with its options and inputs.
-
-        A problem whose operation lowers to none comes back itself. With the option ``alignment``, which no case has,
-        positions count as it says: top_left from the first key of a sequence.
-        """
-        lowers_to = OPERATIONS[self.operation].lowers_to
-        if lowers_to is None:
-            return self
-        options, inputs = dict(self.options), dict(self.inputs)
-        if lay_out := _LAID_OUT_BY.get(self.operation.removesuffix("_gradients")):
-            options, inputs = lay_out(options, inputs)
-        return replace(self, operation=lowers_to, options=options, inputs=inputs)
+def options_and_inputs_without_layout(operation: str, options: Options, inputs: Inputs) -> _LaidOut:
+    """Return the options and inputs of the operation that another one lowers to."""
+    laid_out = dict(options), dict(inputs)
+    lay_out = _LAID_OUT_BY.get(operation.removesuffix("_gradients"))
+    return lay_out(*laid_out) if lay_out else laid_out
 
 
 def _without_reading_only(options: Options) -> dict[str, Any]:
@@ -232,11 +174,12 @@ def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
     return np.asarray(rows[:, np.newaxis] + offsets.astype(np.intp).reshape(-1, 1, 1, 1))
 
 
-def _folded(problem: Problem, names: set[str], rows: Rows | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+def _folded(
+    operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
     """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
-    options, inputs = problem.options, problem.inputs
     kept_options = _without_reading_only(options)
-    if not OPERATIONS[problem.operation].has_projections:
+    if not OPERATIONS[operation].has_projections:
         kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
     if kept_options.get("mask_fill") is not None:
         kept_options |= _rounded_fill(float(kept_options.pop("mask_fill")), inputs)

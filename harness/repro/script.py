@@ -26,12 +26,13 @@ from attncheck.common.processors import emulation_variables
 from attncheck.common.wording import listed
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Task, call_of
+from attncheck.execution.operations import call_of
 from attncheck.execution.padding import Padding
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.repro.code import Expected, copied, folded, inlined, quoted, short, written
 from attncheck.spec import CONVENTIONS, result_stages
 
@@ -78,7 +79,7 @@ class Script:
     padding: Padding
     dtype: str
     expected: Mapping[str, Expected]
-    before: Sequence[Task] = ()
+    before: Sequence[Problem] = ()
     dtypes: frozenset[str] = frozenset()
 
     @property
@@ -148,29 +149,32 @@ class Script:
 
     def _arrays(self) -> Iterator[str]:
         """Yield the arrays of every call, laid out in memory as its case asks."""
-        if any(map(_layout_of, self._tasks.values())):
+        if any(map(_layout_of, self._problems.values())):
             yield inlined(_OPERATIONS, {"apply_layout"})
-        for prefix, task in self._tasks.items():
-            for name, array in self.call_of(task).arrays.items():
+        for prefix, problem in self._problems.items():
+            for name, array in self.call_of(problem).arrays.items():
                 yield from folded(f"{prefix}{name} = {written(array)}")
-            if layout := _layout_of(task):
-                names = [f"{prefix}{name}" for name in task.inputs]
-                given = ", ".join(f"{name!r}: {prefix}{name}" for name in task.inputs)
+            if layout := _layout_of(problem):
+                names = [f"{prefix}{name}" for name in problem.inputs]
+                given = ", ".join(f"{name!r}: {prefix}{name}" for name in problem.inputs)
                 laid_out = f"{short(_OPERATIONS)}.apply_layout({{{given}}}, {layout!r})"
                 yield from folded(f"{', '.join(names)} = {laid_out}.values()")
         yield ""
 
     @property
-    def _tasks(self) -> Mapping[str, Task]:
+    def _problems(self) -> Mapping[str, Problem]:
         """The calls in their order, by what the names of their arrays begin with."""
-        return {**{f"before_{number}_": task for number, task in enumerate(self.before, 1)}, "": self.padding.task}
+        return {
+            **{f"before_{number}_": problem for number, problem in enumerate(self.before, 1)},
+            "": self.padding.problem,
+        }
 
     def _function(self) -> Iterator[str]:
         """Yield what leaves ``backend``, which has the conversions and the functions; a user's are in ``kernel``."""
         if isinstance(self.entry, UserImplementation):
             yield from _own(self.entry)
         else:
-            yield from _framework(self.implementation, {_name(task) for task in self._tasks.values()})
+            yield from _framework(self.implementation, {_name(problem) for problem in self._problems.values()})
 
     def _calls(self) -> Iterator[str]:
         """Yield the calls, and the comparison of every stage with its exact value."""
@@ -180,16 +184,16 @@ class Script:
         yield f'backend.prepare("{self.dtype}", 1)'
         yield f"for package in {quoted(self.packages)}:"
         yield "    print(package, package_version(package))"
-        for prefix, task in [*self._tasks.items()][:-1]:
+        for prefix, problem in [*self._problems.items()][:-1]:
             yield "try:"
-            yield from (f"    {line}" for line in folded(self._call(task, prefix)))
+            yield from (f"    {line}" for line in folded(self._call(problem, prefix)))
             yield "except Exception as error:"
-            yield f'    print("before it, {_name(task)} raised", type(error).__name__)'
-        task = self.padding.task
-        results = result_stages(task.operation, task.options, task.inputs) or ("masked",)
-        yield from folded(f"given = {{{', '.join(f'{name!r}: {name}' for name in task.inputs)}}}")
+            yield f'    print("before it, {_name(problem)} raised", type(error).__name__)'
+        problem = self.padding.problem
+        results = result_stages(problem.operation, problem.options, problem.inputs) or ("masked",)
+        yield from folded(f"given = {{{', '.join(f'{name!r}: {name}' for name in problem.inputs)}}}")
         yield "bits = {name: array.tobytes() for name, array in given.items()}"
-        yield from folded(f"returned = {self._call(task)}")
+        yield from folded(f"returned = {self._call(problem)}")
         yield 'if not hasattr(returned, "keys"):'
         several = "returned if isinstance(returned, tuple) else " * (len(results) > 1)
         yield f"    returned = dict(zip({quoted(results)}, {several}(returned,)))"
@@ -222,9 +226,9 @@ class Script:
             yield f'    "{stage}": KeptElements({kept.shape}, {dict(kept.positions)}, {kept.zeros}),'
         yield "}"
 
-    def _call(self, task: Task, prefix: str = "") -> str:
+    def _call(self, problem: Problem, prefix: str = "") -> str:
         """Return a call as code."""
-        call, function = self.call_of(task), self._called(_name(task))
+        call, function = self.call_of(problem), self._called(_name(problem))
         conventions = {name: call.named[name] for name in sorted(CONVENTIONS & call.named.keys())}
         named = {name: value for name, value in call.named.items() if name not in conventions}
         given = [self._argument(f"{prefix}{name}", value) for name, value in call.positional.items()]
@@ -232,14 +236,14 @@ class Script:
         given += [f"**taken({function}, {conventions!r})"] if conventions else []
         return f"{function}({', '.join(given)})"
 
-    def call_of(self, task: Task) -> UserCall:
-        """Return the call of a task as the function is given it; some inputs have no name in a user's function."""
-        name, options = call_of(task.operation, task.options)
+    def call_of(self, problem: Problem) -> UserCall:
+        """Return the call of a problem as the function is given it; some inputs have no name in a user's function."""
+        name, options = call_of(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()
         if isinstance(self.entry, UserImplementation):
-            by_position, options = INPUTS[name], _keywords_of(self.entry, task, options)
-        positional = {each: task.inputs[each] for each in by_position if each in task.inputs}
-        named = {each: array for each, array in task.inputs.items() if each not in by_position}
+            by_position, options = INPUTS[name], _keywords_of(self.entry, problem, options)
+        positional = {each: problem.inputs[each] for each in by_position if each in problem.inputs}
+        named = {each: array for each, array in problem.inputs.items() if each not in by_position}
         return UserCall(positional, {**named, **options})
 
     def _called(self, name: str) -> str:
@@ -263,12 +267,12 @@ class Script:
         return f"backend.from_numpy({name})"
 
 
-def _layout_of(task: Task) -> dict[str, str]:
-    return {name: layout for name, layout in task.memory_layout.items() if name in task.inputs}
+def _layout_of(problem: Problem) -> dict[str, str]:
+    return {name: layout for name, layout in problem.memory_layout.items() if name in problem.inputs}
 
 
-def _name(task: Task) -> str:
-    return call_of(task.operation, task.options)[0]
+def _name(problem: Problem) -> str:
+    return call_of(problem.operation, problem.options)[0]
 
 
 def _is_standard(entry: UserImplementation) -> bool:
@@ -348,12 +352,12 @@ def imported(module: str, path: str) -> tuple[str, ...]:
     return (f"from {module} import {first.removesuffix('()')}", f"kernel = {path}")
 
 
-def _keywords_of(entry: UserImplementation, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords_of(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's options, and what the function has no default for."""
-    name, _ = call_of(task.operation, task.options)
+    name, _ = call_of(problem.operation, problem.options)
     required = entry.required.get(name, {})
-    keywords = {each: value for each, value in required.items() if each not in {**task.inputs, **options}}
+    keywords = {each: value for each, value in required.items() if each not in {**problem.inputs, **options}}
     keywords |= options
     if keywords.get("scale", 0) is None:
-        keywords["scale"] = task.inputs["query"].shape[-1] ** -0.5
+        keywords["scale"] = problem.inputs["query"].shape[-1] ** -0.5
     return keywords

@@ -28,15 +28,15 @@ from attncheck.common.errors import OutputError, UsageError
 from attncheck.diagnosis.declared import truth_for
 from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Task, call_of
+from attncheck.execution.operations import call_of
 from attncheck.execution.padding import call_as_required
-from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in, problem_of
 from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.repro.code import expected_stages, folded, quoted
 from attncheck.repro.script import Script, UserCall, imported, loaded
 from attncheck.results.format import SCRIPTS_FOLDER, Row
@@ -97,11 +97,11 @@ def repro_script(
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    inputs = inputs_in(case, dtype)
     truth = truth_for(implementation, case, dtype, inputs)
-    padding = call_as_required(implementation, task_of(case, inputs))
+    padding = call_as_required(implementation, problem_of(case, inputs).as_call())
     expected = expected_stages(case, truth, rounding_model, judgements)
-    earlier = [call_as_required(implementation, each).task for each in tasks_before(before)]
+    earlier = [call_as_required(implementation, each).problem for each in problems_before(before)]
     dtypes = frozenset({dtype, *(each for _, each in before)})
     script = Script(case, implementation, padding, dtype, expected, earlier, dtypes)
     whose = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
@@ -112,17 +112,17 @@ def repro_script(
     return script.text(f"{_READING.format(**whose, **script.words, rounding_model=rounding_model)}\n{story}\n")
 
 
-def tasks_before(before: Sequence[tuple[Case, str]]) -> list[Task]:
+def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
     """Return the calls that come first. Raises ``UsageError`` where they are too many, or too large, for a script."""
-    tasks = [task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)) for case, dtype in before]
-    held = sum(array.nbytes for task in tasks for array in task.inputs.values())
-    if len(tasks) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
+    problems = [problem_of(case, inputs_in(case, dtype)).as_call() for case, dtype in before]
+    held = sum(array.nbytes for problem in problems for array in problem.inputs.values())
+    if len(problems) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
         raise UsageError(
-            f"it goes wrong only after {len(tasks)} other calls, with {held / 2**20:.1f} MiB of inputs: too many for a "
-            f"script, which has {MAX_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
+            f"it goes wrong only after {len(problems)} other calls, with {held / 2**20:.1f} MiB of inputs: too many "
+            f"for a script, which has {MAX_BEFORE} at most, with {MAX_BYTES_BEFORE // 2**20} MiB; `attncheck explain` "
             "shows it"
         )
-    return tasks
+    return problems
 
 
 class _Written(NamedTuple):
@@ -256,15 +256,15 @@ class ShortScript(Script):
             yield from loaded(self.entry, by_name=True)
 
     def _calls(self) -> Iterator[str]:
-        call, task = self._own_call, self.padding.task
+        call, problem = self._own_call, self.padding.problem
         if self.mode.attribute in _COMPILED:
             static = [name for name, each in call.named.items() if not isinstance(each, np.ndarray)]
             yield f"kernel = jax.jit(kernel, static_argnames={quoted(static)})"
-        yield from folded(f"returned = {self._call(task)}")
+        yield from folded(f"returned = {self._call(problem)}")
         if self.element is None:
             return
         stage = self.element.stage
-        names = list(result_stages(task.operation, task.options, task.inputs) or ("masked",))
+        names = list(result_stages(problem.operation, problem.options, problem.inputs) or ("masked",))
         yield "if isinstance(returned, dict):"
         yield f"    returned = returned[{stage!r}]"
         if self.family is not None or len(names) > 1:
@@ -295,19 +295,19 @@ class ShortScript(Script):
         form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to
         return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
 
-    def call_of(self, task: Task) -> UserCall:
+    def call_of(self, problem: Problem) -> UserCall:
         """Return the call as the function is given it; of several, that of the element's batch entry."""
         return self._own_call
 
     @cached_property
     def _own_call(self) -> UserCall:
         if self.family is None:
-            return super().call_of(self.padding.task)
+            return super().call_of(self.padding.problem)
         index = (self.element and self.element.index) or (0,)
         number = index[0] if self.family.layout == "LHD" else 0
         with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
             worker, log = WorkerProcess(), str(Path(folder) / "log.txt")
-            whose = self.entry, self.mode, self.family, self.padding.task, number, log
+            whose = self.entry, self.mode, self.family, self.padding.problem, number, log
             try:
                 call = worker.call(take_note, *whose, seconds=START_SECONDS)
             except (CallTimeout, RemoteError, WorkerDied):
@@ -324,7 +324,7 @@ class ShortScript(Script):
             place[axis] = positions[index[axis]]
         if (family := self.family) is not None:
             if family.heads == "tiled":
-                key_heads = self.padding.task.inputs["key"].shape[1]
+                key_heads = self.padding.problem.inputs["key"].shape[1]
                 group, within = divmod(place[1], shape[1] // key_heads)
                 place[1] = within * key_heads + group
             if (family.output_layout or family.layout) != "BHLD":
@@ -338,15 +338,15 @@ class _TakenNote(Exception):
     """Ends a call that is not made, of which note has been taken."""
 
 
-def take_note(entry: Any, mode: Mode, family: Family, task: Task, number: int, log: str) -> UserCall:
-    """Run in a process: return what a family's function would be given for a task, in which of the calls for it."""
+def take_note(entry: Any, mode: Mode, family: Family, problem: Problem, number: int, log: str) -> UserCall:
+    """Run in a process: return what a family's function would be given for a problem, in which of the calls for it."""
     redirect_output(log)
     from attncheck.backends.family_calls import FamilyFunction, owner_of
     from attncheck.execution.user_call import load
 
     function = getattr(*owner_of(mode.call)) if isinstance(mode, Library) else load(entry.target)
     notes: list[UserCall] = []
-    name, options = call_of(task.operation, task.options)
+    name, options = call_of(problem.operation, problem.options)
 
     @wraps(function)
     def stand_in(*given: Any, **named: Any) -> Any:
@@ -358,7 +358,7 @@ def take_note(entry: Any, mode: Mode, family: Family, task: Task, number: int, l
 
     own = FamilyFunction.of(stand_in, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray))
     try:
-        own.as_contract(name, getattr(own, name))(**task.inputs, **options)
+        own.as_contract(name, getattr(own, name))(**problem.inputs, **options)
     except _TakenNote:
         return notes[-1]
     raise UsageError(f"{entry.name} is not called")

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ import numpy as np
 
 from attncheck.common.wording import slug
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in
 from attncheck.reading.loader import case_of_data
-from attncheck.reading.lowering import Problem
-from attncheck.reading.shapes import bind_axes
+from attncheck.reading.problem import Problem
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 
@@ -35,45 +33,23 @@ _FOR_FILES = ("projections", "poison")
 """Options that say how a file writes its arrays: here they are as they come to be."""
 
 
-@dataclass(frozen=True, eq=False)
-class ConcreteCase(Problem):
-    """One computation in one dtype.
+def optional_inputs(problem: Problem) -> tuple[str, ...]:
+    """Return the inputs that may be left out."""
+    return tuple(name for name in problem.inputs if not problem.specs[name].required)
 
-    ``inputs`` have the operation's own ranks: numbers in float64, masks boolean, counts whole. ``regime`` and
-    ``special`` say how they were drawn. ``stages`` alone are judged; None is all of them.
-    """
 
-    dtype: str
-    memory_layout: Mapping[str, str] = field(default_factory=dict)
-    supports_statistics: bool = False
-    stages: tuple[str, ...] | None = None
-    regime: str = ""
-    special: str = ""
+def count_elements(problem: Problem) -> int:
+    """Return the number of elements of all inputs."""
+    return sum(array.size for array in problem.inputs.values())
 
-    @property
-    def optional_inputs(self) -> tuple[str, ...]:
-        """The inputs that may be left out."""
-        return tuple(name for name in self.inputs if not self.specs[name].required)
 
-    @property
-    def elements(self) -> int:
-        """The number of elements of all inputs."""
-        return sum(array.size for array in self.inputs.values())
-
-    @property
-    def has_nonfinite(self) -> bool:
-        """True where NaN or infinity is in the inputs, except for minus infinity in those that forbid by it."""
-        for name, array in self.inputs.items():
-            allowed = self.specs[name].may_be_infinite
-            if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():
-                return True
-        return False
-
-    @cached_property
-    def lengths(self) -> dict[str, int]:
-        """The length of every axis, by its letter. Raises ``ShapeFault`` where two inputs disagree."""
-        shapes = {name: array.shape for name, array in self.inputs.items()}
-        return bind_axes(self.specs, shapes, *(self.options.get(name) for name in HEADS))
+def has_nonfinite(problem: Problem) -> bool:
+    """Return whether NaN or infinity is in the inputs, except for minus infinity in those that forbid by it."""
+    for name, array in problem.inputs.items():
+        allowed = problem.specs[name].may_be_infinite
+        if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():
+            return True
+    return False
 
 
 _OF_NORMS = {"Nq": "H", "Nk": "Hkv"}
@@ -88,25 +64,25 @@ def axes_of(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{_OF_NORMS[last]}*D" if options.get("norm_over") == "full" else "D",)
 
 
-def concrete_case(case: Case, dtype: str) -> ConcreteCase:
+def concrete_case(case: Case, dtype: str) -> Problem:
     """Return any case as it is in a dtype; the numbers that it expects of a result are left out."""
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype).arrays
+    inputs = inputs_in(case, dtype).arrays
     specs = case.input_specs
     options = {name: value for name, value in case.options.items() if name not in _FOR_FILES and value is not False}
     if not OPERATIONS[case.operation].has_projections:  # of a merged layout: here are axes of heads
         options = {name: value for name, value in options.items() if name not in HEADS}
-    return ConcreteCase(
+    return Problem(
         case.operation,
         options,
         {name: array.astype(np.float64) if specs[name].is_number else array for name, array in inputs.items()},
         dtype,
         {name: layout for name, layout in case.memory_layout.items() if name in inputs},
-        case.supports_statistics,
         case.judged_stages,
+        case.supports_statistics,
     )
 
 
-def case_data(problem: ConcreteCase, inputs: Mapping[str, Any], name: str, found_by: str) -> dict[str, Any]:
+def case_data(problem: Problem, inputs: Mapping[str, Any], name: str, found_by: str) -> dict[str, Any]:
     """Return what stands in a case file, with its ``inputs`` as they are to be written."""
     options = {key: list(value) if isinstance(value, tuple) else value for key, value in problem.options.items()}
     numbers = (array for array in problem.inputs.values() if array.dtype.kind == "f")
@@ -126,7 +102,7 @@ def case_data(problem: ConcreteCase, inputs: Mapping[str, Any], name: str, found
 
 
 def read_concrete(
-    problem: ConcreteCase,
+    problem: Problem,
     folder: Path,
     identity: str,
     max_spelled: int = MAX_SPELLED,
@@ -159,29 +135,29 @@ and where it did not.
 """
 
 
-def features_of(problem: ConcreteCase) -> frozenset[str]:
+def features_of(problem: Problem) -> frozenset[str]:
     """Return what a problem has, in words; all but its dtype and operation are of that operation."""
     return frozenset(_features(problem))
 
 
-def asked_of(problem: ConcreteCase) -> frozenset[str]:
+def asked_of(problem: Problem) -> frozenset[str]:
     """Return what a problem asks of an implementation besides the operation: options, optional inputs, shared heads."""
-    return frozenset({*_options(problem), *problem.optional_inputs, *_heads(problem)})
+    return frozenset({*_options(problem), *optional_inputs(problem), *_heads(problem)})
 
 
-def identity_of(problem: ConcreteCase, name: str) -> str:
+def identity_of(problem: Problem, name: str) -> str:
     """Return what lists of expected failures call a drawn problem: search/<operation>/<what it asks>/<name>."""
-    words = [*sorted(asked_of(problem)), *(["nonfinite"] if problem.has_nonfinite else [])]
+    words = [*sorted(asked_of(problem)), *(["nonfinite"] if has_nonfinite(problem) else [])]
     return f"search/{problem.operation}/{slug(' '.join(words)) or 'plain'}/{name}"
 
 
-def _features(problem: ConcreteCase) -> Iterator[str]:
+def _features(problem: Problem) -> Iterator[str]:
     yield f"dtype {problem.dtype}"
     yield f"regime {problem.regime}"
     yield f"special {problem.special}"
     yield from _options(problem)
     yield from _heads(problem)
-    for name in problem.optional_inputs:
+    for name in optional_inputs(problem):
         spread = problem.specs[name].broadcast
         along = [
             axis
@@ -204,7 +180,7 @@ def _features(problem: ConcreteCase) -> Iterator[str]:
         yield "as many queries as keys"
 
 
-def _options(problem: ConcreteCase) -> Iterator[str]:
+def _options(problem: Problem) -> Iterator[str]:
     for name, value in problem.options.items():
         match value:
             case str():
@@ -220,13 +196,13 @@ def _options(problem: ConcreteCase) -> Iterator[str]:
                 yield name
 
 
-def _heads(problem: ConcreteCase) -> Iterator[str]:
+def _heads(problem: Problem) -> Iterator[str]:
     lengths = problem.lengths
     if "Hkv" in lengths and lengths["Hkv"] < lengths.get("H", 0):
         yield "one head shared" if lengths["Hkv"] == 1 else "heads shared"
 
 
-def kind_of(problem: ConcreteCase) -> str:
+def kind_of(problem: Problem) -> str:
     """Return the operation, with the kind of score where that is an option."""
     own = f" {score_kind(problem.operation, problem.options)}" if OPERATIONS[problem.operation].has_score_kinds else ""
     return f"{problem.operation}{own}"
@@ -244,16 +220,16 @@ class Seen:
     refused: Counter[str] = field(default_factory=Counter)
     answered: set[str] = field(default_factory=set)
 
-    def novelty(self, problem: ConcreteCase) -> float:
+    def novelty(self, problem: Problem) -> float:
         """Return how much of a problem is new: what was never asked counts 1, and less each time that it was."""
         of_kind = _KIND_WEIGHT / (1 + self.counts[kind_of(problem)]) ** 2
         return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _keys(problem))
 
-    def add(self, problem: ConcreteCase) -> None:
+    def add(self, problem: Problem) -> None:
         """Count a problem that is asked."""
         self.counts.update(_keys(problem))
 
-    def note(self, problem: ConcreteCase, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
+    def note(self, problem: Problem, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
         """Remember whether an implementation took a problem; ``lacks`` is what it said that it has not.
 
         A function that it has not is the operation's; what names nothing that was asked may be of anything.
@@ -267,7 +243,7 @@ class Seen:
             named.add(kind_of(problem))
         self.refused.update(named or {f"{kind_of(problem)}: {each}" for each in asked})
 
-    def is_likely_refused(self, problem: ConcreteCase) -> bool:
+    def is_likely_refused(self, problem: Problem) -> bool:
         """Return whether something of a problem was refused whenever it was asked."""
         kind, asked = kind_of(problem), _refusable(problem)
         return any(self.refused[each] >= _SURE and each not in self.answered for each in asked) or any(
@@ -284,12 +260,12 @@ class Seen:
         return {"counts": dict(self.counts), "refused": dict(self.refused), "answered": sorted(self.answered)}
 
 
-def _refusable(problem: ConcreteCase) -> set[str]:
+def _refusable(problem: Problem) -> set[str]:
     """Return what an implementation may not have: the operation, the dtype, an option, an input, shared heads."""
     return {kind_of(problem), f"dtype {problem.dtype}", *asked_of(problem)}
 
 
-def _keys(problem: ConcreteCase) -> Iterator[str]:
+def _keys(problem: Problem) -> Iterator[str]:
     kind, features = kind_of(problem), sorted(features_of(problem))
     yield kind
     for feature in features:

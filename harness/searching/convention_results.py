@@ -18,11 +18,11 @@ from attncheck.execution.implementations import ImplementationSelection
 from attncheck.executors.base import ResultRecorder
 from attncheck.judging.xfail import ExpectedFailureRecord, blank_row
 from attncheck.reading.case import Case, case_record
+from attncheck.reading.problem import Problem
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import Settings, environment_record, summarise
-from attncheck.searching.concrete import ConcreteCase
 from attncheck.searching.findings import write_case
 from attncheck.spec.verdicts import Verdict
 
@@ -65,7 +65,7 @@ def write_conventions(
 def _case_of(question: ConventionQuestion, folder: Path, dtype: str) -> Case:
     """Write the call of a question as a case file, and return the case."""
     call = question.call
-    problem = ConcreteCase(call.operation, call.options, call.inputs, dtype, stages=(question.stage,))
+    problem = Problem(call.operation, call.options, call.inputs, dtype, stages=(question.stage,))
     return write_case(
         problem, folder / f"{slug(question.name)}.yaml", f"{question.name}: {question.asks}", "conventions"
     )

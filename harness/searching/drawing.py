@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from attncheck.backends import numpy_backend
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
 from attncheck.reading.lowering import Array, blocks_spread, poisoned
-from attncheck.searching.concrete import ConcreteCase, axes_of
+from attncheck.reading.problem import Problem
+from attncheck.searching.concrete import axes_of
 from attncheck.searching.shapes import Random, Real
 from attncheck.spec import (
     OPERATIONS,
@@ -139,7 +140,7 @@ class DrawnInputs:
     ``is_generic`` is whether rounding errors behave like noise, as far as inputs say. ``problem`` has the shapes.
     """
 
-    problem: ConcreteCase
+    problem: Problem
     random: Random
     is_generic: bool = True
     forms: list[str] = field(default_factory=list)

@@ -28,18 +28,20 @@ from attncheck.common.wording import slug
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import lack_of
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import show
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.results.format import SEARCH_STATE
 from attncheck.searching.concrete import (
-    ConcreteCase,
     Seen,
     asked_of,
     case_data,
     concrete_case,
+    count_elements,
+    has_nonfinite,
     identity_of,
     kind_of,
     read_concrete,
@@ -93,26 +95,26 @@ class ProblemSubject:
     _folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     _numbers: count[int] = field(default_factory=count)
 
-    def question(self, problem: ConcreteCase, name: str) -> Question:
+    def question(self, problem: Problem, name: str) -> Question:
         """Return a problem as a question. Raises ``CaseError`` where it is none."""
         identity = identity_of(problem, name)
         return Question(read_concrete(problem, Path(self._folder.name), identity), problem.dtype)
 
-    def lacks_of(self, problem: ConcreteCase) -> tuple[str, ...]:
+    def lacks_of(self, problem: Problem) -> tuple[str, ...]:
         """Return what the implementation lacks for a problem, as far as its parameters say."""
-        lack = lack_of(self.implementation, problem, problem.called)
+        lack = lack_of(self.implementation, problem, problem.as_call)
         return lack.lacks if lack else ()
 
-    def ask(self, problem: ConcreteCase, name: str) -> Answer:
+    def ask(self, problem: Problem, name: str) -> Answer:
         """Have a problem computed and judged. Raises ``CaseError`` where it is none."""
         question = self.question(problem, name)
         self.asked += 1
         try:
-            return self.engine.ask_one(self.implementation, question)
+            return self.engine.ask(self.implementation, question)
         finally:
             self._tidy(question.case)
 
-    def begin(self, problem: ConcreteCase, name: str) -> Future[Answer]:
+    def begin(self, problem: Problem, name: str) -> Future[Answer]:
         """Have a problem computed, and judged beside what comes next. Raises ``CaseError`` where it is none."""
         question = self.question(problem, name)
         answered = self.engine.ask_in_background(self.implementation, question)
@@ -120,18 +122,18 @@ class ProblemSubject:
         answered.add_done_callback(lambda _: self._tidy(question.case))
         return answered
 
-    def symptom(self, problem: ConcreteCase) -> Symptom | None:
+    def symptom(self, problem: Problem) -> Symptom | None:
         """Return how a problem fails; None where it does not, or is none."""
         try:
             return symptom_of(self.ask(problem, f"try-{next(self._numbers)}"))
         except CaseError:
             return None
 
-    def ask_afresh(self, problem: ConcreteCase) -> Answer:
+    def ask_in_new_process(self, problem: Problem) -> Answer:
         """Judge a problem in a process of its own. Raises ``CaseError`` where it is none."""
         question = self.question(problem, f"try-{next(self._numbers)}")
         try:
-            return self.engine.ask_afresh(self.implementation, question)
+            return self.engine.ask_in_new_process(self.implementation, question)
         finally:
             self._tidy(question.case)
 
@@ -180,13 +182,13 @@ class Finding:
     times: int = 1
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
-    def explains(self, problem: ConcreteCase) -> bool:
+    def explains(self, problem: Problem) -> bool:
         """Return whether a problem has all that this failure takes: what is asked, and axes as long, or longer."""
         if self.needs_calls:  # what matters is not the problem
             return kind_of(problem) == self.operation
         if kind_of(problem) != self.operation or not set(self.asked) <= asked_of(problem):
             return False
-        if self.has_nonfinite and not problem.has_nonfinite:
+        if self.has_nonfinite and not has_nonfinite(problem):
             return False
         lengths = problem.lengths
         return all(lengths.get(letter, 0) >= length for letter, length in self.lengths.items())
@@ -199,7 +201,7 @@ class Finding:
         return f"{self.symptom.verdict} {self.symptom.stage or self.symptom.error}: {self.operation}{asked}, {shapes}"
 
 
-def name_of(symptom: Symptom, problem: ConcreteCase, implementation: str) -> str:
+def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
     """Return the sentence that a case is called by."""
     asked = ", ".join(sorted(asked_of(problem)))
     what = f"{kind_of(problem)}{f' with {asked}' if asked else ''}"
@@ -207,7 +209,7 @@ def name_of(symptom: Symptom, problem: ConcreteCase, implementation: str) -> str
     return f"{implementation} was {symptom.verdict}{where}: {what} in {problem.dtype}"[:200]
 
 
-def file_name(symptom: Symptom, problem: ConcreteCase, identity: str) -> str:
+def file_name(symptom: Symptom, problem: Problem, identity: str) -> str:
     """Return what a file is called: what is asked, how it fails, and a mark of its numbers."""
     asked = sorted(each for each in asked_of(problem))[:4]
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -271,14 +273,14 @@ MAX_IN_FILE = 2048
 """Numbers of all inputs that are written into the case file; more go into an .npz file beside it."""
 
 
-def write_case(problem: ConcreteCase, path: Path, name: str, found_by: str) -> Case:
+def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
     """Write a problem as a file with one case, and return the case as it is read back.
 
     Raises ``OutputError`` where it cannot be written.
     """
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if problem.elements <= MAX_IN_FILE:
+        if count_elements(problem) <= MAX_IN_FILE:
             inputs = {each: _in_file(problem, each) for each in problem.inputs}
         else:
             inputs = _beside(problem, path.with_suffix(".npz"))
@@ -295,16 +297,16 @@ def written_case(path: Path) -> Case:
     return replace(case, path=str(path))
 
 
-def read_written(path: Path) -> ConcreteCase:
+def read_written(path: Path) -> Problem:
     """Read the problem back that was written as a case; raises what ``written_case`` does."""
     case = written_case(path)
     return concrete_case(case, case.dtypes[0])
 
 
-def holds(case: Case, problem: ConcreteCase, folder: Path) -> bool:
+def holds(case: Case, problem: Problem, folder: Path) -> bool:
     """Return whether a case that was written gives an implementation the very numbers of a problem."""
     drawn = read_concrete(problem, folder, "search/again")
-    one, other = (convert_inputs(each, make_exact_inputs(each), problem.dtype).arrays for each in (case, drawn))
+    one, other = (inputs_in(each, problem.dtype).arrays for each in (case, drawn))
     return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
 
 
@@ -316,7 +318,7 @@ def _is_same(one: Array, other: Array) -> bool:
     return alike and bool((is_equal | (np.isnan(wide) & np.isnan(other_wide))).all())
 
 
-def _in_file(problem: ConcreteCase, name: str) -> dict[str, Any]:
+def _in_file(problem: Problem, name: str) -> dict[str, Any]:
     array, spec = problem.inputs[name], problem.specs[name]
     first = array.ravel()[:1]
     if not array.size or (
@@ -327,13 +329,13 @@ def _in_file(problem: ConcreteCase, name: str) -> dict[str, Any]:
     return {"values": _nested(problem, name, array)}
 
 
-def _nested(problem: ConcreteCase, name: str, array: Array) -> Any:
+def _nested(problem: Problem, name: str, array: Array) -> Any:
     if array.ndim:
         return [_nested(problem, name, part) for part in array]
     return array.item() if array.dtype.kind in "biu" else _number(problem, name, float(array))
 
 
-def _number(problem: ConcreteCase, name: str, value: float) -> float | int:
+def _number(problem: Problem, name: str, value: float) -> float | int:
     """Return the number of fewest digits that is stored as this one."""
     spec = problem.specs[name]
     if not math.isfinite(value) or spec.boolean or spec.whole or spec.is_narrow:
@@ -353,7 +355,7 @@ def _whole(value: float) -> float | int:
     return int(value) if is_whole and (value or math.copysign(1, value) > 0) else value
 
 
-def _beside(problem: ConcreteCase, path: Path) -> dict[str, Any]:
+def _beside(problem: Problem, path: Path) -> dict[str, Any]:
     content, checksum = stored_arrays(problem.inputs)
     path.write_bytes(content)
     return {name: {"file": path.name, "name": name, "sha256": checksum} for name in problem.inputs}

@@ -22,12 +22,13 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
+from attncheck.reading.problem import Problem
 from attncheck.reports.failure_patterns import FailurePattern, candidates, parts_that_hold
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.reader import read_runs
 from attncheck.results.writer import note_confirmed
-from attncheck.searching.concrete import ConcreteCase, concrete_case
+from attncheck.searching.concrete import concrete_case, count_elements
 from attncheck.searching.findings import ProblemSubject, symptom_of
 from attncheck.searching.problems import filled
 from attncheck.searching.reduction import cut, letters_of, optional_groups, with_counts_that_fit, without_options
@@ -82,7 +83,7 @@ class _Confirmation:
     def is_borne_out(self) -> bool:
         """Return whether the case passes without each part of the feature, and fails with nothing but the feature."""
         problem = concrete_case(self.case, self.dtype)
-        if problem.elements > _MAX_ELEMENTS:
+        if count_elements(problem) > _MAX_ELEMENTS:
             return False
         changed = [*_changed(problem, self.case)]
         held = self._parts(changed)
@@ -93,14 +94,14 @@ class _Confirmation:
                 return False
         return bool(held) and self._fails_alone(problem)
 
-    def _passes(self, problems: Sequence[ConcreteCase]) -> bool:
+    def _passes(self, problems: Sequence[Problem]) -> bool:
         """Return whether the first of some problems that is judged passes."""
         for problem in problems[:_MOST_TRIES]:
             if (answer := self._answer(problem)) is not None:
                 return symptom_of(answer) is None
         return False
 
-    def _fails_alone(self, problem: ConcreteCase) -> bool:
+    def _fails_alone(self, problem: Problem) -> bool:
         """Return whether a problem fails with no option that the feature does not need, and other numbers."""
         for group in optional_groups(problem):
             try:
@@ -114,7 +115,7 @@ class _Confirmation:
         answer = self._answer(drawn)
         return answer is not None and symptom_of(answer) is not None
 
-    def _answer(self, problem: ConcreteCase) -> Answer | None:
+    def _answer(self, problem: Problem) -> Answer | None:
         """Have a problem judged; None where it is none, or the implementation does not take it."""
         try:
             answer = self.subject.ask(problem, "hint")
@@ -122,24 +123,24 @@ class _Confirmation:
             return None
         return None if answer.is_unsupported else answer
 
-    def _parts(self, problems: Sequence[ConcreteCase]) -> list[list[bool]]:
+    def _parts(self, problems: Sequence[Problem]) -> list[list[bool]]:
         """Return which parts of the feature hold of problems."""
         records = [{**case_record(self.case, {}), **_record_of(each)} for each in problems]
         return parts_that_hold(self.pattern.where, [*self.frames.cases.values()], records, [p.dtype for p in problems])
 
 
-def _index(problems: Sequence[ConcreteCase], problem: ConcreteCase) -> int:
+def _index(problems: Sequence[Problem], problem: Problem) -> int:
     return next(number for number, each in enumerate(problems) if each is problem)
 
 
-def _record_of(problem: ConcreteCase) -> dict[str, object]:
+def _record_of(problem: Problem) -> dict[str, object]:
     """Return what the record of a case says of a problem."""
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in problem.options.items()}
     shapes = {name: list(array.shape) for name, array in problem.inputs.items()}
     return {"options": options, "inputs": shapes, "memory_layout": dict(problem.memory_layout), "merged": []}
 
 
-def _changed(problem: ConcreteCase, case: Case) -> Iterator[ConcreteCase]:
+def _changed(problem: Problem, case: Case) -> Iterator[Problem]:
     """Yield a case changed in one thing: an option less, an axis of another length, a mask more, another dtype."""
     for group in optional_groups(problem):
         yield without_options(problem, group)
@@ -159,7 +160,7 @@ def _changed(problem: ConcreteCase, case: Case) -> Iterator[ConcreteCase]:
             yield concrete_case(case, dtype)
 
 
-def _extent(problem: ConcreteCase, letter: str) -> int:
+def _extent(problem: Problem, letter: str) -> int:
     lengths = problem.lengths
     return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
 

@@ -12,7 +12,8 @@ from attncheck.asking.question import Question
 from attncheck.common.errors import UsageError
 from attncheck.common.wording import expected, listed
 from attncheck.reading.lowering import Array
-from attncheck.searching.concrete import ConcreteCase, read_concrete
+from attncheck.reading.problem import Problem
+from attncheck.searching.concrete import read_concrete
 from attncheck.spec import DTYPES, OPERATIONS, InputSpec, inputs_of
 from attncheck.spec.dtypes import as_numpy
 
@@ -49,7 +50,7 @@ def question_of_arrays(
     if chosen not in DTYPES:
         raise UsageError(f"dtype: unknown {chosen!r}; expected one of {', '.join(DTYPES)}")
     numbers = {name: array.astype(np.float64) if specs[name].is_number else array for name, array in arrays.items()}
-    problem = ConcreteCase(operation, options, numbers, chosen)
+    problem = Problem(operation, options, numbers, chosen)
     question = Question(read_concrete(problem, folder, "asked/call", title="A call with arrays of your own"), chosen)
     question.inputs  # noqa: B018 # read now, while the folder is there
     return question

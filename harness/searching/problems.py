@@ -17,13 +17,14 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Array, Problem, blocks_spread, check_codes
+from attncheck.reading.lowering import Array, blocks_spread, check_codes
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import (
     ShapeFault,
     layout_fault,
     several,
 )
-from attncheck.searching.concrete import ConcreteCase, Seen, axes_of
+from attncheck.searching.concrete import Seen, axes_of, count_elements
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
 from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, some_as_modules
 from attncheck.spec import (
@@ -107,7 +108,7 @@ def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
 
 def outline(
     kind: Kind, dtype: str, random: Random, avoided: Collection[str] = (), shape: DrawShape = draw_at_edges
-) -> ConcreteCase | None:
+) -> Problem | None:
     """Draw a problem of a kind without its numbers, none of whose names is ``avoided``; None where none comes of it.
 
     Its inputs have their shapes and, all of them one number, no memory. Without a ``dtype`` it may be of any.
@@ -131,7 +132,7 @@ def outline(
         dims = some_as_modules(random, dims)
         options |= dict(zip(HEADS, (dims.H, dims.Hkv), strict=True)) if dims.Hkv < dims.H else {HEADS[0]: dims.H}
     lengths = axis_lengths(dims, letters, random)
-    found = ConcreteCase(
+    found = Problem(
         kind[0],
         options,
         {name: _stand_in(specs[name], options, lengths, random) for name in names},
@@ -249,7 +250,7 @@ def _steps(problem: Problem) -> Iterator[Array]:
     own = OPERATIONS[problem.operation]
     yield from problem.inputs.values()
     yield from _stages(problem)
-    lowered = problem.lowered()
+    lowered = problem.without_layout()
     for name in QUERY_KEY_VALUE:
         if f"{name}_factor" in lowered.inputs:
             codes = np.abs(lowered.inputs[name]) + np.abs(lowered.inputs.get(f"{name}_shift", 0))
@@ -270,7 +271,7 @@ def _steps(problem: Problem) -> Iterator[Array]:
 
 
 def _stages(problem: Problem) -> Iterator[Array]:
-    called = problem.called()
+    called = problem.as_call()
     yield from run_operation(numpy_backend, called.operation, called.inputs, called.options).values()
 
 
@@ -315,10 +316,10 @@ class ProblemSource:
     draw: Draw
     dtypes: Sequence[str]
     seen: Seen = field(default_factory=Seen)
-    is_known: Callable[[ConcreteCase], bool] = lambda problem: False
-    lacks_of: Callable[[ConcreteCase], Collection[str]] = lambda problem: ()
+    is_known: Callable[[Problem], bool] = lambda problem: False
+    lacks_of: Callable[[Problem], Collection[str]] = lambda problem: ()
 
-    def problem(self, number: int) -> ConcreteCase:
+    def problem(self, number: int) -> Problem:
         """Return the problem of a number, and count it as asked."""
         random = np.random.RandomState([self.draw.seed, number])
         while True:
@@ -328,17 +329,17 @@ class ProblemSource:
                     self.seen.add(found)
                     return found
 
-    def _outlines(self, random: Random) -> list[ConcreteCase]:
+    def _outlines(self, random: Random) -> list[Problem]:
         """Return several outlines that an implementation may take, or any where there is none."""
         takes_any = random.rand() < _REFUSED_SHARE
         refused = frozenset() if takes_any else self.seen.surely_refused
         kinds = [kind for kind in self.draw.kinds if " ".join(filter(None, kind)) not in refused] or self.draw.kinds
         dtypes = [dtype for dtype in self.dtypes if f"dtype {dtype}" not in refused] or self.dtypes
-        wanted: list[ConcreteCase] = []
-        others: list[ConcreteCase] = []
+        wanted: list[Problem] = []
+        others: list[Problem] = []
         for _ in range(_TRIES):
             found = outline(draw_kind(kinds, random), pick(random, dtypes), random, refused)
-            if found is None or found.elements > _MAX_ELEMENTS:
+            if found is None or count_elements(found) > _MAX_ELEMENTS:
                 continue
             found = _as_it_lies(_with_special(found, random), random)
             (wanted if takes_any or self._is_wanted(found) else others).append(found)
@@ -346,7 +347,7 @@ class ProblemSource:
                 break
         return wanted or others[:_CANDIDATES]
 
-    def _is_wanted(self, problem: ConcreteCase) -> bool:
+    def _is_wanted(self, problem: Problem) -> bool:
         if self.seen.is_likely_refused(problem):
             return False
         lacks = self.lacks_of(problem)
@@ -354,11 +355,11 @@ class ProblemSource:
             self.seen.note(problem, is_refused=True, lacks=lacks)
         return not lacks
 
-    def _worth(self, problem: ConcreteCase) -> float:
+    def _worth(self, problem: Problem) -> float:
         return self.seen.novelty(problem) * (_KNOWN_SHARE if self.is_known(problem) else 1)
 
 
-def filled(problem: ConcreteCase, random: Random) -> ConcreteCase:
+def filled(problem: Problem, random: Random) -> Problem:
     """Return an outlined problem with its numbers, rounded to its dtype."""
     drawing = DrawnInputs(problem, random)
     inputs, specs, layout = dict(drawing.inputs), problem.specs, dict(problem.memory_layout)
@@ -378,11 +379,11 @@ def filled(problem: ConcreteCase, random: Random) -> ConcreteCase:
     return replace(problem, inputs=exact, supports_statistics=is_generic)
 
 
-def _numbers_of(problem: ConcreteCase) -> list[str]:
+def _numbers_of(problem: Problem) -> list[str]:
     return [name for name in problem.inputs if problem.specs[name].is_number]
 
 
-def _with_special(problem: ConcreteCase, random: Random) -> ConcreteCase:
+def _with_special(problem: Problem, random: Random) -> Problem:
     """Ask, seldom, for odd values in one input: zeros, ties, the ends of the range, NaN and infinity."""
     if random.rand() >= _SPECIAL:
         return problem
@@ -395,7 +396,7 @@ def _with_special(problem: ConcreteCase, random: Random) -> ConcreteCase:
     return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
 
 
-def _as_it_lies(problem: ConcreteCase, random: Random) -> ConcreteCase:
+def _as_it_lies(problem: Problem, random: Random) -> Problem:
     """Lay inputs, seldom, out otherwise than row by row; where all slices are alike, along a stride of 0."""
     if random.rand() >= _LAYOUT:
         return problem

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from attncheck.common.store import digest_of
 from attncheck.reading.lowering import Array
-from attncheck.searching.concrete import ConcreteCase, axes_of
+from attncheck.reading.problem import Problem
+from attncheck.searching.concrete import axes_of, count_elements, optional_inputs
 from attncheck.searching.problems import stored
 from attncheck.spec import HEADS, OPTIONS, InputSpec, OptionSpec
 
@@ -39,15 +40,15 @@ class Reduced:
     ``steps`` are those before it that fail too, the first one first.
     """
 
-    problem: ConcreteCase
+    problem: Problem
     tries: int
     is_smallest: bool
-    steps: tuple[ConcreteCase, ...]
+    steps: tuple[Problem, ...]
 
 
 def reduce_problem(
-    problem: ConcreteCase,
-    fails: Callable[[ConcreteCase], bool],
+    problem: Problem,
+    fails: Callable[[Problem], bool],
     tries: int = MAX_TRIES,
     seconds: float = MAX_SECONDS,
 ) -> Reduced:
@@ -84,19 +85,19 @@ def _drop(attempts: Attempts) -> None:
         attempts.take(partial(_as_it_comes, name=name))
 
 
-def optional_groups(problem: ConcreteCase) -> Iterator[set[str]]:
+def optional_groups(problem: Problem) -> Iterator[set[str]]:
     """Yield options and inputs that may be left out, each with what needs it."""
     for name in problem.options:
         if name not in ("heads", "score"):
             yield {name}
     specs = problem.specs
-    for name in problem.optional_inputs:
-        yield {name, *(other for other in problem.optional_inputs if specs[other].needs == name)}
+    for name in optional_inputs(problem):
+        yield {name, *(other for other in optional_inputs(problem) if specs[other].needs == name)}
     if "rotary_cos" in problem.inputs:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
 
-def without_options(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
+def without_options(problem: Problem, names: set[str]) -> Problem:
     """Leave options and inputs out."""
     kept = {name: array for name, array in problem.inputs.items() if name not in names}
     if "past_key" in problem.inputs and "past_key" not in kept:  # what goes along all keys loses those of the past
@@ -113,7 +114,7 @@ def without_options(problem: ConcreteCase, names: set[str]) -> ConcreteCase:
     )
 
 
-def _as_it_comes(problem: ConcreteCase, name: str) -> ConcreteCase:
+def _as_it_comes(problem: Problem, name: str) -> Problem:
     return replace(problem, memory_layout={each: kind for each, kind in problem.memory_layout.items() if each != name})
 
 
@@ -142,7 +143,7 @@ def _cut_axes(attempts: Attempts) -> None:
             _cut_axis(attempts, letter)
 
 
-def _letters(problem: ConcreteCase) -> list[str]:
+def _letters(problem: Problem) -> list[str]:
     found = letters_of(problem)
     return [*(each for each in _FIRST if each in found), *(each for each in found if each not in _FIRST)]
 
@@ -178,7 +179,7 @@ def _find_shortest(attempts: Attempts, letters: tuple[str, ...]) -> None:
             too_short = middle
 
 
-def _kept(kept: dict[str, np.ndarray], problem: ConcreteCase) -> ConcreteCase:
+def _kept(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
     return with_counts_that_fit(cut(problem, kept))
 
 
@@ -190,15 +191,15 @@ class ExhaustedError(Exception):
 class Attempts:
     """Tries simpler problems, none twice, until there are no tries or no seconds left; ``failing`` is the simplest."""
 
-    failing: ConcreteCase
-    fails: Callable[[ConcreteCase], bool]
+    failing: Problem
+    fails: Callable[[Problem], bool]
     left: int
     until: float
     made: int = 0
-    accepted: list[ConcreteCase] = field(default_factory=list)
+    accepted: list[Problem] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
 
-    def take(self, change: Callable[[ConcreteCase], ConcreteCase]) -> bool:
+    def take(self, change: Callable[[Problem], Problem]) -> bool:
         """Change what fails; whether the outcome is simpler and still fails. Raises ``ExhaustedError``."""
         try:
             simpler = change(self.failing)
@@ -220,7 +221,7 @@ class Attempts:
         return True
 
 
-def _digest(problem: ConcreteCase) -> str:
+def _digest(problem: Problem) -> str:
     inputs = [(name, array) for name, array in sorted(problem.inputs.items())]
     layout = sorted(problem.memory_layout.items())
     options = sorted((name, repr(value)) for name, value in problem.options.items())
@@ -231,7 +232,7 @@ Kept = Mapping[str, NDArray[np.intp]]
 """The positions that are kept of axes, by their letters."""
 
 
-def letters_of(problem: ConcreteCase) -> list[str]:
+def letters_of(problem: Problem) -> list[str]:
     """Return the axes that a problem can be cut along, by their letters: those that other axes follow from are none."""
     found = dict.fromkeys(
         letter
@@ -243,13 +244,13 @@ def letters_of(problem: ConcreteCase) -> list[str]:
     return [letter for letter in own if letter not in ("S", "S1")]
 
 
-def extent(problem: ConcreteCase, letter: str) -> int:
+def extent(problem: Problem, letter: str) -> int:
     """Return how many positions an axis has to be cut; of query heads, how many share a head of keys and values."""
     lengths = problem.lengths
     return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
 
 
-def cut(problem: ConcreteCase, kept: Kept) -> ConcreteCase:
+def cut(problem: Problem, kept: Kept) -> Problem:
     """Keep these positions along these axes; keys and values of a past stand before the others.
 
     Raises ``ShapeFault`` for axes that do not fit together.
@@ -268,7 +269,7 @@ def cut(problem: ConcreteCase, kept: Kept) -> ConcreteCase:
     return replace(problem, inputs=inputs, options=options)
 
 
-def _with_heads(problem: ConcreteCase, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
+def _with_heads(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
     """Let query heads go with the heads of keys and values that they share, and be as many for each of these."""
     lengths = problem.lengths
     if "Hkv" not in lengths or "H" not in lengths:
@@ -281,7 +282,7 @@ def _with_heads(problem: ConcreteCase, kept: dict[str, NDArray[np.intp]]) -> dic
     return kept
 
 
-def _cut_input(problem: ConcreteCase, name: str, array: Array, kept: Kept) -> Array:
+def _cut_input(problem: Problem, name: str, array: Array, kept: Kept) -> Array:
     spec, lengths = problem.specs[name], problem.lengths
     if array.dtype.kind in "iu" and spec.at_most in kept:
         array = np.searchsorted(kept[spec.at_most], array).astype(np.int64)
@@ -303,7 +304,7 @@ def _positions(letters: Sequence[str], kept: Kept, lengths: Mapping[str, int]) -
     return found
 
 
-def without_sequence(problem: ConcreteCase, number: int) -> ConcreteCase:
+def without_sequence(problem: Problem, number: int) -> Problem:
     """Leave one of several packed sequences out."""
     kept = {}
     for name, letter in (("cu_seqlens_q", "Lq"), ("cu_seqlens_k", "Lk")):
@@ -319,7 +320,7 @@ def without_sequence(problem: ConcreteCase, number: int) -> ConcreteCase:
     return replace(problem, inputs=inputs)
 
 
-def with_counts_that_fit(problem: ConcreteCase) -> ConcreteCase:
+def with_counts_that_fit(problem: Problem) -> Problem:
     """Lower counts to what there is of what they count."""
     lengths, inputs = problem.lengths, dict(problem.inputs)
     for name, array in inputs.items():
@@ -349,13 +350,13 @@ def _simpler_values(spec: OptionSpec) -> Sequence[Any]:
     return [number for number in _SIMPLE_NUMBERS if number > 0 or not spec.positive] if spec.type is float else ()
 
 
-def _with_option(problem: ConcreteCase, name: str, value: Any) -> ConcreteCase:
+def _with_option(problem: Problem, name: str, value: Any) -> Problem:
     return problem.with_options(**{name: value})
 
 
 def simplify_masks(attempts: Attempts) -> None:
     """Let a mask or bias say the same for all of an axis, and forbid less."""
-    for name in list(attempts.failing.optional_inputs):
+    for name in list(optional_inputs(attempts.failing)):
         if attempts.failing.specs[name].broadcast:
             for axis in range(attempts.failing.inputs[name].ndim):
                 attempts.take(partial(_spread, name=name, axis=axis))
@@ -363,7 +364,7 @@ def simplify_masks(attempts: Attempts) -> None:
             _replace_parts(attempts, name, lambda part: np.ones_like(part))
 
 
-def _spread(problem: ConcreteCase, name: str, axis: int) -> ConcreteCase:
+def _spread(problem: Problem, name: str, axis: int) -> Problem:
     return _with(problem, name, problem.inputs[name].take([0], axis))
 
 
@@ -418,17 +419,17 @@ _ROUNDINGS: Sequence[Callable[[Array], Array]] = (
 )
 
 
-def _all_rounded(problem: ConcreteCase, names: Sequence[str], simpler: Callable[[Array], Array]) -> ConcreteCase:
+def _all_rounded(problem: Problem, names: Sequence[str], simpler: Callable[[Array], Array]) -> Problem:
     for name in names:
         problem = _rounded(problem, name, simpler)
     return problem
 
 
-def _rounded(problem: ConcreteCase, name: str, simpler: Callable[[Array], Array]) -> ConcreteCase:
+def _rounded(problem: Problem, name: str, simpler: Callable[[Array], Array]) -> Problem:
     return _with(problem, name, simpler(problem.inputs[name]))
 
 
-def _with(problem: ConcreteCase, name: str, array: Array) -> ConcreteCase:
+def _with(problem: Problem, name: str, array: Array) -> Problem:
     """Put another array in the place of an input, in the format in which that is stored; no more statistics of it."""
     spec = problem.specs[name]
     if spec.is_number:
@@ -466,7 +467,7 @@ def _sizes(size: int, least: int) -> Iterator[int]:
         length = (length + 1) // 2
 
 
-def _with_part(problem: ConcreteCase, name: str, begin: int, part: Array) -> ConcreteCase:
+def _with_part(problem: Problem, name: str, begin: int, part: Array) -> Problem:
     array = problem.inputs[name].copy()
     array.ravel()[begin : begin + part.size] = part
     return _with(problem, name, array)
@@ -475,13 +476,13 @@ def _with_part(problem: ConcreteCase, name: str, begin: int, part: Array) -> Con
 Measure = tuple[int, int, float]
 
 
-def measure(problem: ConcreteCase) -> Measure:
+def measure(problem: Problem) -> Measure:
     """Return what is smaller for a simpler problem: of what it asks, of its elements, of its numbers, in this order."""
-    asked = len(problem.options.keys() - {*HEADS, "score"}) + len(problem.optional_inputs)
+    asked = len(problem.options.keys() - {*HEADS, "score"}) + len(optional_inputs(problem))
     forms = len(problem.memory_layout) + (problem.stages is not None) + problem.supports_statistics
     numbers = sum(complexity(array) for array in problem.inputs.values())
     options = sum(_of_option(value) for value in problem.options.values())
-    return asked + forms, problem.elements, numbers + options
+    return asked + forms, count_elements(problem), numbers + options
 
 
 def complexity(array: NDArray[Any]) -> float:

@@ -25,7 +25,8 @@ from attncheck.common.wording import written_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case
-from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, kind_of, read_concrete
+from attncheck.reading.problem import Problem
+from attncheck.searching.concrete import asked_of, concrete_case, count_elements, has_nonfinite, kind_of, read_concrete
 from attncheck.searching.findings import (
     Finding,
     ProblemSubject,
@@ -107,7 +108,7 @@ class SearchRequest:
 class _Begun:
     """A problem that was computed as its number of a search says, after so many other calls, and is being judged."""
 
-    problem: ConcreteCase
+    problem: Problem
     number: int
     calls: int
     answer: Future[Answer]
@@ -196,7 +197,7 @@ class Search:
         while begun and len(self.folder.findings) < MAX_FINDINGS:
             self._note(begun.popleft())
 
-    def _begun(self, problem: ConcreteCase, name: str) -> Future[Answer]:
+    def _begun(self, problem: Problem, name: str) -> Future[Answer]:
         """Have a problem computed, and judged in another process as soon as starting one pays."""
         if self.asked >= _WORTH_PROCESSES:
             return self.subject.begin(problem, name)
@@ -243,18 +244,18 @@ class Search:
     def _reduced(self, begun: _Begun, symptom: Symptom, answer: Answer) -> Finding | None:
         """Return a failure on the simplest problem that shows it; None where it turns out to be known."""
         problem, number = begun.problem, begun.number
-        if symptom_of(self.subject.ask_afresh(problem)) != symptom:
+        if symptom_of(self.subject.ask_in_new_process(problem)) != symptom:
             # It is of the calls before it, or of chance.
             finding = self._written(problem, symptom, answer, number, None)
             return replace(finding, needs_calls=max(1, begun.calls))
         seconds = min(MAX_SECONDS, self.seconds_left)
         reduced = reduce_problem(problem, lambda each: self.subject.symptom(each) == symptom, seconds=seconds)
-        simplest, found = simplest_afresh(reduced, self.subject, symptom)
+        simplest, found = simplest_in_new_process(reduced, self.subject, symptom)
         if self._is_counted(simplest, symptom):  # more than one way leads to it
             return None
         return self._written(simplest, symptom, found, number, reduced)
 
-    def _is_counted(self, problem: ConcreteCase, symptom: Symptom) -> bool:
+    def _is_counted(self, problem: Problem, symptom: Symptom) -> bool:
         for position, each in enumerate(self.folder.findings):
             if each.symptom.is_like(symptom) and each.explains(problem):
                 self.folder.findings[position] = replace(each, times=each.times + 1)
@@ -264,7 +265,7 @@ class Search:
 
     def _written(
         self,
-        problem: ConcreteCase,
+        problem: Problem,
         symptom: Symptom,
         answer: Answer,
         number: int,
@@ -287,12 +288,12 @@ class Search:
             reduced.is_smallest if reduced else False,
             element_of(answer),
             path.name,
-            has_nonfinite=problem.has_nonfinite,
+            has_nonfinite=has_nonfinite(problem),
             numbers=answer.numbers,
         )
 
 
-def simplest_afresh(reduced: Reduced, subject: ProblemSubject, symptom: Symptom) -> tuple[ConcreteCase, Answer]:
+def simplest_in_new_process(reduced: Reduced, subject: ProblemSubject, symptom: Symptom) -> tuple[Problem, Answer]:
     """Return the simplest step of a reduction that fails in a process of its own, too, and what is found there.
 
     The first step is known to.
@@ -300,13 +301,13 @@ def simplest_afresh(reduced: Reduced, subject: ProblemSubject, symptom: Symptom)
     steps = list(reduced.steps)
     too_late = len(steps)
     last = len(steps) - 1
-    found = subject.ask_afresh(steps[last])
+    found = subject.ask_in_new_process(steps[last])
     while symptom_of(found) != symptom and last:
         too_late, last = last, last // 2
-        found = subject.ask_afresh(steps[last])
+        found = subject.ask_in_new_process(steps[last])
     while too_late - last > 1 and too_late < len(steps):
         middle = (last + too_late) // 2
-        tried = subject.ask_afresh(steps[middle])
+        tried = subject.ask_in_new_process(steps[middle])
         if symptom_of(tried) == symptom:
             last, found = middle, tried
         else:
@@ -338,8 +339,8 @@ class ReducedCase:
     """
 
     answer: Answer
-    original: ConcreteCase | None = None
-    problem: ConcreteCase | None = None
+    original: Problem | None = None
+    problem: Problem | None = None
     tries: int = 0
     is_smallest: bool = False
 
@@ -347,18 +348,18 @@ class ReducedCase:
 def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> ReducedCase:
     """Reduce a case that fails in a fresh process. Raises ``CaseError`` where a list cannot be used."""
     with Engine(limits) as engine:
-        plain = engine.ask_afresh(implementation, Question(case, dtype))
+        plain = engine.ask_in_new_process(implementation, Question(case, dtype))
     if not plain.fails:
         return ReducedCase(plain)
     subject = ProblemSubject(implementation, Engine(limits, expected_failures=()))
     try:
         problem = concrete_case(case, dtype)
-        wanted = symptom_of(subject.ask_afresh(problem))
+        wanted = symptom_of(subject.ask_in_new_process(problem))
         if wanted is None:  # it is not the numbers that make it fail
             return ReducedCase(plain, problem, problem)
         reduced = reduce_problem(problem, lambda each: subject.symptom(each) == wanted, MAX_TRIES, MAX_SECONDS)
-        simplest, answer = simplest_afresh(reduced, subject, wanted)
-        if simplest.elements > MAX_NUMBERS:
+        simplest, answer = simplest_in_new_process(reduced, subject, wanted)
+        if count_elements(simplest) > MAX_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
         spelled = read_concrete(simplest, Path(), "search/reduced", MAX_NUMBERS)
         answer = replace(answer, question=Question(spelled, dtype))

@@ -21,7 +21,7 @@ from attncheck.showing.explanation import failure_of, given_line
 from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument, SearchDocument
 
 if TYPE_CHECKING:
-    from attncheck.searching.concrete import ConcreteCase
+    from attncheck.reading.problem import Problem
     from attncheck.searching.findings import Finding
     from attncheck.searching.search import ReducedCase, Search
 
@@ -141,7 +141,7 @@ def reduction_document(
     )
 
 
-def shape_line(problem: ConcreteCase) -> str:
+def shape_line(problem: Problem) -> str:
     """Write a problem's operation, shapes and options."""
     shapes = {name: array.shape for name, array in problem.inputs.items()}
     return f"{problem.operation}: {given_line(shapes, problem.options)}"

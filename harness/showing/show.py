@@ -20,7 +20,7 @@ from attncheck.judging.judge import exact_values
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, Expected, case_record
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
 from attncheck.reports.documents import beside, element
@@ -70,7 +70,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
 
     Raises ``UsageError`` for a stage that the case has not.
     """
-    inputs = convert_inputs(case, make_exact_inputs(case), dtype)
+    inputs = inputs_in(case, dtype)
     truth = truth_of_case(case, dtype, inputs)
     exact = dict(exact_values(truth))
     in_columns = any(expected.transpose for expected in case.expected)

@@ -20,7 +20,7 @@ from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import find_truth
 from attncheck.reading.expected_failures import bundled_expected_failures, recorded_empty_rows
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 
 Run = Callable[..., dict[str, NDArray[Any]]]
 

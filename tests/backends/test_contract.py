@@ -120,7 +120,7 @@ def test_arrays_come_back_with_dtype_shape_and_numbers(entry: BackendEntry, prep
 
 def test_stages_come_in_order_with_their_shapes_and_dtype(setting: Any, run: Run) -> None:
     for name in CALLS:
-        problem = draw(name).stored(str(setting.dtype)).called()
+        problem = draw(name).stored(str(setting.dtype)).as_call()
         with np.errstate(invalid="ignore"):  # of sinks of minus infinity
             stages = run_operation(setting.backend, problem.operation, problem.inputs, problem.options)
         arrays = {stage: setting.backend.to_numpy(tensor) for stage, tensor in stages.items()}

@@ -22,14 +22,13 @@ from test_command_line import GROUP
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.families import FAMILIES
-from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import expected_signature
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.reading import array_kinds, model
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailureEntry, load_expected_failures
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in, problem_of
 from attncheck.reading.loader import load_case_file, load_tags
 from attncheck.reading.model import TAG_FILE
 from attncheck.settings import options
@@ -113,7 +112,7 @@ def test_every_option_input_and_field_has_an_example_which_the_reference_shows()
 def test_every_example_runs_and_the_numbers_that_it_knows_hold() -> None:
     for case in _cases():
         dtype = "float64" if "float64" in case.dtypes else "float32"
-        outcome = evaluate_on(numpy_backend, task_of(case, convert_inputs(case, make_exact_inputs(case), dtype)))
+        outcome = evaluate_on(numpy_backend, problem_of(case, inputs_in(case, dtype)).as_call())
         assert isinstance(outcome, Computed), outcome
         for expected in case.expected:
             if expected.numbers is None or expected.erratum or expected.name != expected.of:

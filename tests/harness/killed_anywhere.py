@@ -13,14 +13,14 @@ from typing import Any
 from attncheck import Settings, run_cases, select_cases
 from attncheck.backends import BackendEntry
 from attncheck.execution.implementations import Implementation, ImplementationSelection
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.worker import Outcome, evaluate_on
+from attncheck.reading.problem import Problem
 from attncheck.results.reader import Run, read_run
 from attncheck.results.writer import ResultsWriter
 
 
-def evaluated(runner: GroupRunner[Any], task: Task) -> Outcome:
+def evaluated(runner: GroupRunner[Any], task: Problem) -> Outcome:
     """Evaluate in this process: workers are not the point."""
     runner.description = {"version": "1.0"}
     runner._meanwhile()

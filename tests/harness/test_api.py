@@ -28,7 +28,7 @@ from attncheck.diagnosis import examine as examining
 from attncheck.diagnosis.run import SETTLED, ReturnedStages
 from attncheck.execution.worker import Computed
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
 from attncheck.results.last_failed import RunWatch
@@ -93,7 +93,7 @@ def only_case(folder: Path) -> Case:
 
 
 def numbers(case: Case, dtype: str | None = None) -> dict[str, Array]:
-    return dict(convert_inputs(case, make_exact_inputs(case), dtype or case.dtypes[0]).arrays)
+    return dict(inputs_in(case, dtype or case.dtypes[0]).arrays)
 
 
 @pytest.mark.usefixtures("quiet")

@@ -324,7 +324,7 @@ def test_other_errors_still_fail(run: RunCases, make_backend: MakeBackend, cases
     ):
         entry = make_backend(name, code)
         with Engine() as engine:
-            text = explanation_text(engine.ask_one(Implementation(entry), Question(case, "float64")), {})
+            text = explanation_text(engine.ask(Implementation(entry), Question(case, "float64")), {})
         assert says in text
         assert "the case expects nan, for which it has no keyword empty_rows" in text
     summary, frames = run(entry)

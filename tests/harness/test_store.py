@@ -23,7 +23,6 @@ from attncheck.backends import BACKENDS, numpy_backend
 from attncheck.common import store as store_module
 from attncheck.common.store import NO_STORE, VARIABLE, Key, Store, UnreadableEntry, digest_of, user_store
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge import judge
 from attncheck.judging.remembered import (
@@ -36,7 +35,7 @@ from attncheck.judging.remembered import (
 )
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.reading.case import NOT_JUDGED, READING_CODE, Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in, problem_of
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
 from attncheck.spec import Options
@@ -277,8 +276,8 @@ class Unit:
 
     def __init__(self, case: Case, dtype: str) -> None:
         self.case, self.dtype = case, dtype
-        self.inputs: Inputs = convert_inputs(case, make_exact_inputs(case), dtype)
-        self.outcome: Outcome = evaluate_on(numpy_backend, task_of(case, self.inputs))
+        self.inputs: Inputs = inputs_in(case, dtype)
+        self.outcome: Outcome = evaluate_on(numpy_backend, problem_of(case, self.inputs).as_call())
         self.collected = {"numpy.eager": replace(self.outcome, seconds=1.5)}
 
     def judged(self, store: Store) -> list[Any]:
@@ -346,7 +345,7 @@ def test_a_key_has_all_that_a_verdict_follows_from(document: Unit) -> None:
     name, given = next(iter(document.inputs.arrays.items()))
     others = [
         {"dtype": "float16"},
-        {"inputs": Inputs({**document.inputs.arrays, name: given.astype(np.float16)}, document.inputs.radius)},
+        {"inputs": replace(document.inputs, arrays={**document.inputs.arrays, name: given.astype(np.float16)})},
         {"outcomes": {"other": document.outcome}},
         {"outcomes": {"one": replace(document.outcome, stages=moved)}},
         {"outcomes": {"one": replace(document.outcome, padded="by 3")}},

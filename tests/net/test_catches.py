@@ -155,5 +155,5 @@ def _differs(subject: Subject, scorer: UnitScorer) -> bool:
 def _stages(scorer: UnitScorer, backend: Variant) -> Mapping[str, NDArray[Any]]:
     """Return the stages that an implementation returns; none where it raises."""
     with np.errstate(all="ignore"):
-        outcome = evaluate_on(backend, scorer.task)
+        outcome = evaluate_on(backend, scorer.call)
     return outcome.stages if isinstance(outcome, Computed) else {}

@@ -1,4 +1,4 @@
-"""A small task of attention with its answer, and implementations asked for tasks in workers of their own."""
+"""A small problem of attention with its answer, and implementations asked for problems in workers of their own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from attncheck.backends import numpy_backend
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import Group, GroupRunner
 from attncheck.execution.worker import Outcome
+from attncheck.reading.problem import Problem
 
 
-def attention_task(keys: int = 4, **options: object) -> Task:
+def attention_problem(keys: int = 4, **options: object) -> Problem:
     """Return attention in float64 of two heads: three queries of width 5, and keys with values of width 6."""
     rng = np.random.default_rng(7)
     shapes = {"query": (1, 2, 3, 5), "key": (1, 2, keys, 5), "value": (1, 2, keys, 6)}
-    return Task("attention", options, {name: rng.normal(size=shape) for name, shape in shapes.items()})
+    return Problem("attention", options, {name: rng.normal(size=shape) for name, shape in shapes.items()})
 
 
-def attention_output(task: Task) -> NDArray[np.float64]:
-    """Return the output of such a task."""
-    output: NDArray[np.float64] = numpy_backend.attention(**task.inputs, **task.options)["output"]
+def attention_output(problem: Problem) -> NDArray[np.float64]:
+    """Return the output of such a problem."""
+    output: NDArray[np.float64] = numpy_backend.attention(**problem.inputs, **problem.options)["output"]
     return output
 
 
@@ -38,9 +38,9 @@ def own(target: str) -> Implementation:
 
 
 def in_worker(
-    implementation: Implementation, tasks: Sequence[Task], folder: Path, limits: Limits | None = None
+    implementation: Implementation, problems: Sequence[Problem], folder: Path, limits: Limits | None = None
 ) -> list[Outcome]:
-    """Return the outcomes of tasks, one after the other in a worker, with its log in a folder."""
-    dtype = tasks[0].inputs["query"].dtype.name
+    """Return the outcomes of problems, one after the other in a worker, with its log in a folder."""
+    dtype = problems[0].inputs["query"].dtype.name
     with closing(GroupRunner[str](Group(implementation, (dtype,)), limits or Limits(), folder)) as runner:
-        return [runner.evaluate(task) for task in tasks]
+        return [runner.evaluate(problem) for problem in problems]

@@ -22,13 +22,13 @@ from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
 from attncheck.execution.describing import Declared, DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import UserImplementation
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.signatures import unfit_text
 from attncheck.execution.user_call import declarations
 from attncheck.execution.user_code import LoadError, Target, UnfitError
 from attncheck.execution.worker import Outcome, clean, evaluate_on
 from attncheck.executors import local
+from attncheck.reading.problem import Problem
 
 
 @contextmanager
@@ -39,16 +39,16 @@ def evaluation_here() -> Iterator[None]:
     """
     before, backends, elsewhere = {*sys.modules}, dict[tuple[str, str], Any](), GroupRunner._evaluated
 
-    def evaluated(runner: GroupRunner[Any], task: Task) -> Outcome:
+    def evaluated(runner: GroupRunner[Any], problem: Problem) -> Outcome:
         implementation = runner.group.implementation
         if isinstance(implementation.entry, UserImplementation) and implementation.entry.target.program:
-            return elsewhere(runner, task)
+            return elsewhere(runner, problem)
         key = (implementation.name, implementation.entry.module)
         if key not in backends:
             backends[key] = implementation.entry.load(implementation.mode)
         runner.description = dict(backends[key].describe())
         runner._meanwhile()
-        return evaluate_on(backends[key], task)
+        return evaluate_on(backends[key], problem)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupRunner, "_evaluated", evaluated)

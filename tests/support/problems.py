@@ -21,7 +21,7 @@ from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
 from attncheck.judging.truth import Truth, find_truth
-from attncheck.reading import lowering
+from attncheck.reading.problem import Problem as BaseProblem
 from attncheck.searching.concrete import axes_of
 from attncheck.spec import InputSpec, inputs_of, statistics_dtype
 from attncheck.spec.dtypes import rounded_once
@@ -33,7 +33,7 @@ Options = dict[str, Any]
 INF = np.inf
 
 
-class Problem(lowering.Problem):
+class Problem(BaseProblem):
     """A problem with inputs in float64, counts, masks and codes of 8 bits apart."""
 
     def stored(self, dtype: str) -> Problem:
@@ -43,7 +43,7 @@ class Problem(lowering.Problem):
             name: rounded_once(array, dtypes.get(name, dtype)) if array.dtype == np.float64 else array
             for name, array in self.inputs.items()
         }
-        return replace(self, inputs=arrays)
+        return replace(self, inputs=arrays, dtype=dtype)
 
     def truth(self, dtype: str = "float64", *, supports_statistics: bool = True, **more: Any) -> Truth:
         """Return what is true of it; its inputs are stored already."""
@@ -51,7 +51,7 @@ class Problem(lowering.Problem):
 
     def returned(self) -> Arrays:
         """Return NumPy's stages."""
-        called = self.called()
+        called = self.as_call()
         with np.errstate(all="ignore"):
             return dict(run_operation(numpy_backend, self.operation, called.inputs, called.options))
 
@@ -70,12 +70,12 @@ class Problem(lowering.Problem):
 
     def laid_out(self, rows: NDArray[np.intp] | None = None) -> Problem:
         """Return the canonical form, of some query rows or of all."""
-        plain = self.lowered().canonical(rows)
+        plain = self.without_layout().canonical(rows)
         return Problem(plain.operation, dict(plain.options), dict(plain.inputs))
 
     def on_walk(self) -> Computation:
         """Return what walks over the graph take."""
-        return Computation.of(self.lowered().canonical()).in_float64()
+        return Computation.of(self.without_layout().canonical()).in_float64()
 
 
 def failing(judged: JudgedStages) -> dict[str, Verdict]:

@@ -138,11 +138,11 @@ def evaluate_batch(packed_campaign: bytes, packed_batch: bytes, group: int) -> G
             if run.ended:
                 raise RunEnded
             if unit.dtype in dtypes:
-                case, task = plan.case(unit), partial(plan.task, unit)
+                case, problem = plan.case(unit), partial(plan.problem, unit)
                 if runner.group.is_asked_for(unit.dtype, in_standard=unit.in_standard):
-                    outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(task()))
+                    outcomes.append(runner.lack_known_beforehand(case, unit.dtype) or runner.evaluate(problem()))
                 else:
-                    outcomes.append(runner.left_out(case, unit.dtype, task))
+                    outcomes.append(runner.left_out(case, unit.dtype, problem))
         return GroupOutcomes(tuple(outcomes), runner.description, perf_counter() - begun)
 
 

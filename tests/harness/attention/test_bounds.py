@@ -146,7 +146,7 @@ def test_no_right_way_to_compute_exceeds_its_bounds(name: str) -> None:
         regime = list(REGIMES)[turn % len(REGIMES)]
         problem = in_regime(draw(name, turn), regime, np.random.default_rng(turn)).stored(dtype)
         truth = problem.truth(dtype, supports_statistics=regime in GENERIC)
-        called = problem.called()
+        called = problem.as_call()
         for control in {each.name: each for each in [CONTROLS[0], *CONTROLS[turn % ONE_IN :: ONE_IN]]}.values():
             if dtype not in control.dtypes:
                 continue
@@ -223,7 +223,7 @@ def test_a_fill_is_rounded_to_the_dtype_and_beyond_it_is_minus_infinity() -> Non
         return Problem("attention", {"mask_fill": fill}, draw("fill").stored(dtype).inputs)
 
     for dtype, fill in (("float64", -1e-9), ("float32", float(np.float32(-1e-9))), ("float16", -0.0)):
-        for form in (Problem.called, Problem.canonical):
+        for form in (Problem.as_call, Problem.canonical):
             assert form(filled(-1e-9, dtype)).options["mask_fill"] == fill
     assert "mask_fill" not in filled(-1e9, "float16").canonical().options
 

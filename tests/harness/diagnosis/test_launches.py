@@ -11,7 +11,7 @@ from numpy.random import RandomState
 from attncheck.diagnosis.conditions import condition_of, is_refuted_by
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.residuals import approximate
-from attncheck.reading.lowering import Problem
+from attncheck.reading.problem import Problem
 
 
 def problem(options: dict[str, Any] | None = None, **shape: Any) -> Problem:
@@ -47,7 +47,7 @@ SHOWN = [
 def test_a_reading_of_each_kind_gives_what_a_kernel_gives_that_does_so() -> None:
     wrong = []
     for kernel, name, case in SHOWN:
-        called = case.called()
+        called = case.as_call()
         given = {**called.inputs, **{key: value for key, value in called.options.items() if value is not None}}
         output = getattr(reported_kernels, kernel).attention(**given)["output"]
         far = [np.abs(approximate(form.problem).stages["output"] - output).max() for form in readings_named(name, case)]

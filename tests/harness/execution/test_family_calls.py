@@ -35,7 +35,6 @@ from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.operations import Task
 from attncheck.execution.programs import (
     MAX_HEADER,
     WIRE,
@@ -45,11 +44,12 @@ from attncheck.execution.programs import (
     read_description,
     try_rules,
 )
-from attncheck.execution.runner import task_of
 from attncheck.execution.user_call import declarations, functions_of, own_backend
 from attncheck.execution.user_code import LoadError, Target, file_of_program, is_own, words_of_program
 from attncheck.execution.worker import Computed, Failure, evaluate_on
 from attncheck.planning.plan import Plan
+from attncheck.reading.inputs import problem_of
+from attncheck.reading.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -204,25 +204,25 @@ Those of Keras, MLX and sdpa are libraries and modes of the table: their publish
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, tuple[Task, Computed]]:
+def answers() -> dict[str, tuple[Problem, Computed]]:
     """Return what NumPy answers in every second bundled case of attention without a convention and NaN."""
     cases = [case for case in bundled().cases if case.operation == "attention" and not case.allow_nonfinite]
     plan, found = Plan.of([case for case in cases if "empty_rows" not in case.options][::2], ["float64"]), {}
     for unit in plan.units:
-        task = task_of(plan.case(unit), plan.inputs(unit))
-        outcome = evaluate_on(numpy_backend, task)
+        problem = problem_of(plan.case(unit), plan.inputs(unit)).as_call()
+        outcome = evaluate_on(numpy_backend, problem)
         assert isinstance(outcome, Computed)
-        found[plan.case(unit).id] = task, outcome
+        found[plan.case(unit).id] = problem, outcome
     return found
 
 
 def outcomes_of(
-    function: Callable[..., Any], family: str, answers: Mapping[str, tuple[Task, Computed]]
+    function: Callable[..., Any], family: str, answers: Mapping[str, tuple[Problem, Computed]]
 ) -> dict[str, bool]:
     """Return whether a function, called as a worker calls it, does as NumPy does in each case that it computes."""
     backend, found = own_backend(function, family, BACKENDS["numpy"], signature=family), {}
-    for name, (task, expected) in answers.items():
-        outcome = evaluate_on(backend, task)  # type: ignore[arg-type] # it has those functions that the target has
+    for name, (problem, expected) in answers.items():
+        outcome = evaluate_on(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         if isinstance(outcome, Computed):
             found[name] = all(_is_close(array, expected, stage) for stage, array in outcome.stages.items())
         else:
@@ -245,7 +245,7 @@ def _is_close(array: Array, expected: Computed, stage: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_function_is_right(name: str, answers: Mapping[str, tuple[Task, Computed]]) -> None:
+def test_an_honest_function_is_right(name: str, answers: Mapping[str, tuple[Problem, Computed]]) -> None:
     assert FAMILIES.keys() - HONEST.keys() == {"keras", "mlx", "sdpa"}
     function, least = HONEST[name]
     found = outcomes_of(function, name, answers)
@@ -279,14 +279,14 @@ def test_codes_are_handed_over_with_a_scale_of_each_head(
     for name in ("key", "value", *["query"] * ("query_scale" in scales)):
         inputs[name] = inputs[name].astype(ml_dtypes.float8_e4m3fn)
     inputs |= {name: random.uniform(0.5, 2, size=shape).astype(np.float32) for name, shape in scales.items()}
-    task = Task("quantized_attention", {"is_causal": True, "softcap": 2.0}, inputs)
+    problem = Problem("quantized_attention", {"is_causal": True, "softcap": 2.0}, inputs)
     family = "flashinfer" if function is flashinfer else "flash_attn"
-    outcome = evaluate_on(own_backend(function, "", BACKENDS["numpy"], signature=family), task)
+    outcome = evaluate_on(own_backend(function, "", BACKENDS["numpy"], signature=family), problem)
     if lacks:
         assert isinstance(outcome, Failure)
         assert (outcome.verdict, outcome.lacks) == ("unsupported", (lacks,))
         return
-    expected = evaluate_on(numpy_backend, task)
+    expected = evaluate_on(numpy_backend, problem)
     assert isinstance(outcome, Computed)
     assert isinstance(expected, Computed)
     assert all(_is_close(array, expected, stage) for stage, array in outcome.stages.items())
@@ -482,16 +482,16 @@ def test_a_program_is_judged_as_a_function_is(write: Write, tmp_path: Path) -> N
     assert (code, "numeric" in out) == (1, True)
 
 
-def call(heads: int) -> Task:
+def call(heads: int) -> Problem:
     arrays = np.random.default_rng(1).normal(size=(3, 1, heads, 4, 5)).astype(np.float32)
-    return Task("attention", {}, dict(zip(("query", "key", "value"), arrays, strict=True)))
+    return Problem("attention", {}, dict(zip(("query", "key", "value"), arrays, strict=True)))
 
 
 def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp_path: Path) -> None:
     does = {"time.sleep(60)": "timeout: not done after 8 s; the worker was stopped", **TABLES["calls"]}
     lines = "\n    ".join(f"if query.shape[1] == {heads}: {line}" for heads, line in enumerate(does, 11))
-    tasks = [call(heads) for number in range(len(does)) for heads in (2, 11 + number)] + [call(2)]
-    outcomes = in_worker(own(write(lines)), tasks, tmp_path, Limits(case_seconds=8.0))
+    problems = [call(heads) for number in range(len(does)) for heads in (2, 11 + number)] + [call(2)]
+    outcomes = in_worker(own(write(lines)), problems, tmp_path, Limits(case_seconds=8.0))
     for outcome in outcomes[::2]:
         assert isinstance(outcome, Computed), outcome
         np.testing.assert_array_equal(outcome.stages["output"], outcomes[0].stages["output"])  # type: ignore[union-attr]

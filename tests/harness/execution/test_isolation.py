@@ -28,17 +28,17 @@ from attncheck.common.errors import ExitCode, OutputError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import GroupRunner, group_by_process
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.reading.problem import Problem
 from attncheck.results.reader import Run
 from attncheck.run import RunSummary
 
 RunSmall = Callable[..., tuple[RunSummary, Run]]
 Entries = tuple[BackendEntry, BackendEntry]
 MakeBackend = Callable[..., BackendEntry]
-Runner = GroupRunner[Task]
+Runner = GroupRunner[Problem]
 MakeRunner = Callable[..., Runner]
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "faulty_attention.py"
@@ -49,8 +49,8 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="faults are inje
 forked = pytest.mark.usefixtures("forked_workers")
 
 
-def softmax_of(number: float = RIGHT, size: int = 4) -> Task:
-    return Task("softmax", {}, {"scores": np.full((1, 1, 1, size), number)})
+def softmax_of(number: float = RIGHT, size: int = 4) -> Problem:
+    return Problem("softmax", {}, {"scores": np.full((1, 1, 1, size), number)})
 
 
 def assert_right(outcome: Outcome, size: int = 4) -> None:

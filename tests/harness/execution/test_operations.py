@@ -1,4 +1,4 @@
-"""What a task calls and in which layout, what evaluations share is put back, and what one call leaves to the next."""
+"""Calls and memory layouts of problems, what evaluations share, and what one call leaves to the next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 import pytest
-from evaluating import attention_output, attention_task
+from evaluating import attention_output, attention_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from kernels import kernel
@@ -43,7 +43,6 @@ from attncheck.execution.operations import (
     MAX_CALLED_AGAIN,
     OVERWRITTEN,
     UNWRITTEN,
-    Task,
     apply_layout,
     not_asked,
     run_operation,
@@ -53,6 +52,7 @@ from attncheck.execution.runner import scores_too_large
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.judging.judge import NEVER_WRITTEN, NEXT_CALL
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import MEMORY_LAYOUTS, OPERATIONS, result_stages
 
@@ -197,24 +197,24 @@ HOLDS, TILES = Mode("eager", "some_module", "modular"), Mode("flash", "some_modu
 SMALL = np.broadcast_to(np.float32(0), (2, 1, 16, 8))
 
 
-def task(operation: str = "attention", dtype: str = "float32", **options: Any) -> Task:
+def problem(operation: str = "attention", dtype: str = "float32", **options: Any) -> Problem:
     """One head of 32,768 queries and keys that take no memory."""
     zero = np.broadcast_to(np.zeros((), dtype), (1, 1, LENGTH, 64))
-    return Task(operation, options, dict.fromkeys(("query", "key", "value"), zero))
+    return Problem(operation, options, dict.fromkeys(("query", "key", "value"), zero))
 
 
 @pytest.mark.parametrize(
     ("asked", "scores", "stages", "size"),
     [
-        (task(), 2**30, 3, 4),
-        (task(is_causal=True, softcap=2.0, dtype="float16"), 2**30, 5, 2),
-        (task("attention_gradients"), 2**30, 2, 4),  # they return no scores, and hold them
-        (Task("multi_head_attention", {"heads": 4}, dict.fromkeys(THREE, SMALL[:, 0])), 2 * 4 * 16 * 16, 3, 4),
-        (Task("attention", {}, dict.fromkeys([*THREE, "past_key", "past_value"], SMALL)), 2 * 16 * 32, 3, 4),
+        (problem(), 2**30, 3, 4),
+        (problem(is_causal=True, softcap=2.0, dtype="float16"), 2**30, 5, 2),
+        (problem("attention_gradients"), 2**30, 2, 4),  # they return no scores, and hold them
+        (Problem("multi_head_attention", {"heads": 4}, dict.fromkeys(THREE, SMALL[:, 0])), 2 * 4 * 16 * 16, 3, 4),
+        (Problem("attention", {}, dict.fromkeys([*THREE, "past_key", "past_value"], SMALL)), 2 * 16 * 32, 3, 4),
     ],
     ids=["three stages", "float16", "gradients", "heads", "the past"],
 )
-def test_what_the_stages_alone_take_is_the_limit(asked: Task, scores: int, stages: int, size: int) -> None:
+def test_what_the_stages_alone_take_is_the_limit(asked: Problem, scores: int, stages: int, size: int) -> None:
     memory = scores * stages * size
     assert scores_too_large(HOLDS, asked, memory) is None
     assert scores_too_large(TILES, asked, 1) is None, "who takes scores in tiles is asked"
@@ -227,7 +227,7 @@ def test_what_the_stages_alone_take_is_the_limit(asked: Task, scores: int, stage
 
 def test_scores_that_are_given_are_there_already() -> None:
     scores = np.broadcast_to(np.float32(0), (1, 1, LENGTH, LENGTH))
-    assert scores_too_large(HOLDS, Task("softmax", {}, {"scores": scores}), 1) is None
+    assert scores_too_large(HOLDS, Problem("softmax", {}, {"scores": scores}), 1) is None
 
 
 # What evaluations share
@@ -406,7 +406,7 @@ KERNELS: dict[str, tuple[Callable[[Memo, Given], Given], str]] = {
 }
 
 
-def tasks(option: str) -> Iterator[Task]:
+def problems(option: str) -> Iterator[Problem]:
     """Yield problems with an option or input, all of other shapes."""
     draw = np.random.default_rng(42)
     for keys in LENGTHS:
@@ -419,7 +419,7 @@ def tasks(option: str) -> Iterator[Task]:
         }
         named = "is_causal" if option == "query_offsets" else option  # offsets alone say nothing
         options = {name: value for name, value in ALL.items() if name == named}
-        yield Task("attention", options, {**arrays, **{name: each for name, each in more.items() if name == option}})
+        yield Problem("attention", options, {**arrays, **{name: each for name, each in more.items() if name == option}})
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -432,8 +432,8 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
         attention=lambda **given: numpy_backend.attention(**change(memo, given)),
     )
 
-    def evaluate(task: Task) -> Outcome:
-        return evaluate_on(cast(Backend, backend), task)
+    def evaluate(problem: Problem) -> Outcome:
+        return evaluate_on(cast(Backend, backend), problem)
 
     @contextmanager
     def in_fresh_process() -> Iterator[None]:
@@ -448,12 +448,12 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
     for option in (*ALL, "mask", "bias", "key_lengths", "query_offsets"):
         memo.clear()
         calls = NeighbourCalls(evaluate, in_fresh_process)
-        for task in tasks(option):
-            found = calls.beside(task, lambda task=task: evaluate(task))  # type: ignore[misc]
+        for problem in problems(option):
+            found = calls.beside(problem, lambda problem=problem: evaluate(problem))  # type: ignore[misc]
             assert isinstance(found, Computed)
             if found.faults:
                 faults |= set(found.faults.values())
-                right = numpy_backend.attention(**task.inputs, **task.options)["output"]
+                right = numpy_backend.attention(**problem.inputs, **problem.options)["output"]
                 are_right.add(bool(np.array_equal(found.stages["output"], right)))
     said = f"the second of two calls that differ only in {expected} gives the first call's numbers"
     if not expected:
@@ -505,17 +505,17 @@ def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_
     ):
         backend = cast(Backend, own_backend(function, "attention", BACKENDS["numpy"]))
         for keys in (3, 4, 3):  # alone, behind another one, and again
-            task = attention_task(keys)
-            found = evaluate_on(backend, task, calls_again=True)
+            problem = attention_problem(keys)
+            found = evaluate_on(backend, problem, calls_again=True)
             assert isinstance(found, Computed)
             assert found.faults == expected
             if expected:
-                assert np.array_equal(found.stages["output"], attention_output(task)), "the first call's numbers"
+                assert np.array_equal(found.stages["output"], attention_output(problem)), "the first call's numbers"
 
 
 def test_a_large_call_is_made_once() -> None:
     backend = cast(Backend, own_backend(its_buffer, "attention", BACKENDS["numpy"]))
-    found = evaluate_on(backend, attention_task(MAX_CALLED_AGAIN), calls_again=True)
+    found = evaluate_on(backend, attention_problem(MAX_CALLED_AGAIN), calls_again=True)
     assert isinstance(found, Computed)
     assert found.faults == {}
 

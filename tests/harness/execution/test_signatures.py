@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bundled import bundled
-from evaluating import attention_output, attention_task, in_worker, own
+from evaluating import attention_output, attention_problem, in_worker, own
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,10 +22,9 @@ from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
-from attncheck.execution.operations import Parameters, Task, parameters_of
+from attncheck.execution.operations import Parameters, parameters_of
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.requirements import Requirements
-from attncheck.execution.runner import task_of
 from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
 from attncheck.execution.user_call import declarations, own_backend
 from attncheck.execution.user_code import Target
@@ -33,7 +32,8 @@ from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge_implementation import with_faults
 from attncheck.judging.truth import find_truth
 from attncheck.planning.plan import Plan
-from attncheck.reading.lowering import Problem
+from attncheck.reading.inputs import problem_of
+from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS
 
 TABLES = tables_beside(__file__)
@@ -62,9 +62,9 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
     assert not misfits("attention", names["attention"])
     assert not hints("attention", names["attention"])
     for options in ({}, {"is_causal": True, "scale": 0.3}):
-        task = attention_task(**options)
-        output = names["attention"](*task.inputs.values(), **options)
-        np.testing.assert_allclose(output, attention_output(task), rtol=1e-12)
+        problem = attention_problem(**options)
+        output = names["attention"](*problem.inputs.values(), **options)
+        np.testing.assert_allclose(output, attention_output(problem), rtol=1e-12)
 
 
 def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nobody_gives_are_named() -> None:
@@ -89,10 +89,10 @@ def test_keywords_of_the_contract_without_a_default_are_given_what_the_contract_
     text = SOURCE.format(name="attention", parameters="q, k, v, is_causal, scale")
     text = text.replace("if causal", "if is_causal").replace("sm_scale", "scale or q.shape[-1] ** -0.5")
     (tmp_path / "kernel.py").write_text(text, encoding="utf-8")
-    task = attention_task(is_causal=True)
-    (outcome,) = in_worker(own(f"{tmp_path / 'kernel.py'}:attention"), [task], tmp_path)
+    problem = attention_problem(is_causal=True)
+    (outcome,) = in_worker(own(f"{tmp_path / 'kernel.py'}:attention"), [problem], tmp_path)
     assert isinstance(outcome, Computed), outcome
-    np.testing.assert_allclose(outcome.stages["output"], attention_output(task), rtol=1e-12)
+    np.testing.assert_allclose(outcome.stages["output"], attention_output(problem), rtol=1e-12)
 
 
 def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, invoke: Invoke) -> None:
@@ -155,8 +155,8 @@ def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     for unit in plan.units[:: 5 if name == "usual" else 23]:
         case = plan.case(unit)
         found = lack_known_beforehand(implementation, case, unit.dtype)
-        task = task_of(case, plan.inputs(unit))
-        outcome = evaluate_on(backend, task)  # type: ignore[arg-type] # it has those functions that the target has
+        problem = problem_of(case, plan.inputs(unit)).as_call()
+        outcome = evaluate_on(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         assert isinstance(outcome, Failure)
         if found is not None:
             assert found == outcome, case.id
@@ -213,17 +213,17 @@ def inputs(*, gradients: bool = False, **more: Array) -> dict[str, Array]:
 
 
 def padding_of(
-    task: Task, requires: Mapping[str, Any], accepts: frozenset[str] = PADDED_BY, function: str = ""
+    problem: Problem, requires: Mapping[str, Any], accepts: frozenset[str] = PADDED_BY, function: str = ""
 ) -> Padding | Failure | None:
-    """Return how a task is padded for an implementation that has one function with these requirements."""
-    name = function or ("dot_scores" if task.operation == "scoring" else task.operation)
+    """Return how a problem is padded for an implementation that has one function with these requirements."""
+    name = function or ("dot_scores" if problem.operation == "scoring" else problem.operation)
     taken = {name: Parameters(frozenset(accepts))}
     entry = UserImplementation("toy", "toy", ("numpy",), requirements={name: requires}, parameters=taken, mode="toy")
-    return padded_call(Implementation(entry, "toy"), task)
+    return padded_call(Implementation(entry, "toy"), problem)
 
 
-def padded(task: Task, requires: Mapping[str, Any], **named: Any) -> Padding:
-    found = padding_of(task, requires, **named)
+def padded(problem: Problem, requires: Mapping[str, Any], **named: Any) -> Padding:
+    found = padding_of(problem, requires, **named)
     assert isinstance(found, Padding), found
     return found
 
@@ -247,14 +247,17 @@ def restricted(function: Callable[..., Any], requires: Mapping[str, Any]) -> Cal
 
 
 def outcome_of(
-    function: Callable[..., Any], task: Task, requires: Mapping[str, Any], called: Callable[..., Any] | None = None
+    function: Callable[..., Any],
+    problem: Problem,
+    requires: Mapping[str, Any],
+    called: Callable[..., Any] | None = None,
 ) -> Outcome:
-    """Evaluate a task on a function that asserts what it requires."""
-    padding = padding_of(task, requires, parameters_of(function).accepted(PADDED_BY))
+    """Evaluate a problem on a function that asserts what it requires."""
+    padding = padding_of(problem, requires, parameters_of(function).accepted(PADDED_BY))
     if isinstance(padding, Failure):
         return padding
-    backend: Any = own_backend(restricted(called or function, requires), task.operation, BACKENDS["numpy"])
-    return evaluate_on(backend, task) if padding is None else padding.cut(evaluate_on(backend, padding.task))
+    backend: Any = own_backend(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])
+    return evaluate_on(backend, problem) if padding is None else padding.cut(evaluate_on(backend, padding.problem))
 
 
 def assert_same(padded: Outcome, plain: Outcome) -> None:
@@ -266,7 +269,7 @@ def assert_same(padded: Outcome, plain: Outcome) -> None:
 
 
 @st.composite
-def tasks(draw: st.DrawFn) -> Task:
+def problems(draw: st.DrawFn) -> Problem:
     """Small whole numbers, and any way to say who may attend to whom."""
     queries, keys, past = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
     width, value_width, batch = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
@@ -300,7 +303,7 @@ def tasks(draw: st.DrawFn) -> Task:
     edges = st.one_of(st.none(), st.integers(0, 3))
     if (window := (draw(edges), draw(edges))) != (None, None):
         options["window"] = window
-    return Task("attention_gradients" if has_gradients else "attention", options, arrays)
+    return Problem("attention_gradients" if has_gradients else "attention", options, arrays)
 
 
 requirements = st.fixed_dictionaries(
@@ -317,29 +320,29 @@ requirements = st.fixed_dictionaries(
 NO_KEY, NO_KEY_ADDED = "a query may attend to no key", "one that is added would have no key"
 
 
-@given(tasks(), requirements)
-def test_a_padded_call_is_the_same_call(task: Task, requires: dict[str, Any]) -> None:
-    function = FUNCTIONS[task.operation]
-    outcome, plain = outcome_of(function, task, requires), outcome_of(function, task, {})
+@given(problems(), requirements)
+def test_a_padded_call_is_the_same_call(problem: Problem, requires: dict[str, Any]) -> None:
+    function = FUNCTIONS[problem.operation]
+    outcome, plain = outcome_of(function, problem, requires), outcome_of(function, problem, {})
     if not isinstance(outcome, Failure):
         assert_same(outcome, plain)
     elif NO_KEY in outcome.message:
-        forward = {name: array for name, array in task.inputs.items() if name != "grad_output"}
-        assert (attention(**forward, **task.options)["weights"].sum(-1) == 0).any()
+        forward = {name: array for name, array in problem.inputs.items() if name != "grad_output"}
+        assert (attention(**forward, **problem.options)["weights"].sum(-1) == 0).any()
     else:
         assert NO_KEY_ADDED in outcome.message
-        assert task.operation == "attention_gradients"
+        assert problem.operation == "attention_gradients"
 
 
 def test_what_was_added_is_said_in_words_and_nothing_is_where_all_is_met() -> None:
-    task = Task("attention", {}, inputs())
-    assert padding_of(task, {}) is padding_of(task, {"width_multiple": 1, "max_width": 5}) is None
+    problem = Problem("attention", {}, inputs())
+    assert padding_of(problem, {}) is padding_of(problem, {"width_multiple": 1, "max_width": 5}) is None
     past = draw(past_key=(2, 2, 3, 5), past_value=(2, 2, 3, 3))
-    found = padded(Task("attention", {}, inputs(**past)), TILES)
+    found = padded(Problem("attention", {}, inputs(**past)), TILES)
     assert found.description == "zero columns (D 5 to 8, Dv 3 to 8), queries (Lq 3 to 4), masked keys (T 9 to 12)"
-    assert found.task.inputs["past_key"].shape == (2, 2, 3, 8)
-    np.testing.assert_array_equal(found.task.inputs["key_lengths"], [9, 9])
-    assert found.task.options == {"scale": 1 / np.sqrt(5)}
+    assert found.problem.inputs["past_key"].shape == (2, 2, 3, 8)
+    np.testing.assert_array_equal(found.problem.inputs["key_lengths"], [9, 9])
+    assert found.problem.options == {"scale": 1 / np.sqrt(5)}
 
 
 NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)
@@ -365,8 +368,8 @@ NAN, INF = np.full((2, 2, 6, 5), np.nan), np.full((2, 2, 6, 5), np.inf)
 def test_what_padding_would_change_is_unsupported_with_the_reason(
     operation: str, more: dict[str, Array], requires: dict[str, Any], accepts: set[str], message: str
 ) -> None:
-    task = Task(operation, {}, inputs(gradients=operation != "attention", **more))
-    found = padding_of(task, requires, frozenset(accepts))
+    problem = Problem(operation, {}, inputs(gradients=operation != "attention", **more))
+    found = padding_of(problem, requires, frozenset(accepts))
     assert isinstance(found, Failure), found
     assert (found.verdict, message in found.message) == ("unsupported", True), found
 
@@ -377,9 +380,9 @@ def test_codes_in_blocks_and_two_in_a_byte_are_asked_as_they_are_or_not_at_all(
 ) -> None:
     arrays = draw(query=(2, 2, 3, 8), key=key, value=(2, 2, 6, 3), key_scale=(1, 1, 1))
     blocks = {} if options else draw(key_block_scale=(2, 2, 6, 2))
-    task = Task("quantized_attention", options, {**arrays, **blocks})
-    assert padding_of(task, {"width_multiple": 1, "max_width": 8}) is None
-    found = padding_of(task, {"key_length_multiple": 4})
+    problem = Problem("quantized_attention", options, {**arrays, **blocks})
+    assert padding_of(problem, {"width_multiple": 1, "max_width": 8}) is None
+    found = padding_of(problem, {"key_length_multiple": 4})
     assert isinstance(found, Failure)
     assert (found.verdict, "keep their widths and lengths" in found.message) == ("unsupported", True)
 
@@ -390,12 +393,12 @@ def test_columns_of_zeros_meet_no_other_number_and_numbers_keep_their_dtype() ->
             for number in (np.nan, np.inf, -np.inf):
                 arrays = inputs(gradients=operation != "attention")
                 arrays[name][0, 0, 1, 2] = number
-                task = Task(operation, {"scale": 0.5}, arrays)
+                problem = Problem(operation, {"scale": 0.5}, arrays)
                 with np.errstate(all="ignore"):
-                    assert_same(outcome_of(function, task, EIGHT), outcome_of(function, task, {}))
+                    assert_same(outcome_of(function, problem, EIGHT), outcome_of(function, problem, {}))
     kind = ml_dtypes.bfloat16
-    found = padded(Task("attention", {}, {name: array.astype(kind) for name, array in inputs().items()}), TILES)
-    assert {array.dtype for name, array in found.task.inputs.items() if name != "key_lengths"} == {np.dtype(kind)}
+    found = padded(Problem("attention", {}, {name: array.astype(kind) for name, array in inputs().items()}), TILES)
+    assert {array.dtype for name, array in found.problem.inputs.items() if name != "key_lengths"} == {np.dtype(kind)}
     cut = found.cut(Computed({"output": np.zeros((2, 2, 4, 8), dtype=kind)}))
     assert isinstance(cut, Computed)
     assert (cut.stages["output"].shape, cut.stages["output"].dtype) == ((2, 2, 3, 3), kind)
@@ -406,8 +409,8 @@ def test_columns_of_zeros_meet_no_other_number_and_numbers_keep_their_dtype() ->
 
 def test_scores_are_padded_and_cut_whatever_their_inputs_hold() -> None:
     arrays = {"query": np.full((1, 1, 3, 5), np.nan), "key": np.ones((1, 1, 6, 5))}
-    found = padded(Task("scoring", {}, arrays), TILES)
-    assert found.task.options == {"scale": 1 / np.sqrt(5)}
+    found = padded(Problem("scoring", {}, arrays), TILES)
+    assert found.problem.options == {"scale": 1 / np.sqrt(5)}
     cut = found.cut(Computed({"scores": np.arange(32.0).reshape(1, 1, 4, 8)}))
     assert isinstance(cut, Computed)
     np.testing.assert_array_equal(cut.stages["scores"][0, 0], np.arange(32.0).reshape(4, 8)[:3, :6])
@@ -416,30 +419,30 @@ def test_scores_are_padded_and_cut_whatever_their_inputs_hold() -> None:
 def test_heads_side_by_side_are_padded_one_by_one() -> None:
     arrays = draw(query=(1, 3, 7), key=(1, 6, 7), value=(1, 6, 7), query_bias=(10,))
     arrays |= draw(query_weight=(7, 10), key_weight=(7, 10), value_weight=(7, 6))
-    task = Task("multi_head_attention", {"heads": 2}, arrays)
-    found = padded(task, TILES)
-    weight = found.task.inputs["query_weight"].reshape(7, 2, 8)
+    problem = Problem("multi_head_attention", {"heads": 2}, arrays)
+    found = padded(problem, TILES)
+    weight = found.problem.inputs["query_weight"].reshape(7, 2, 8)
     np.testing.assert_array_equal(weight[..., :5], arrays["query_weight"].reshape(7, 2, 5))
     assert not weight[..., 5:].any()
-    assert_same(found.cut(evaluate_on(numpy_backend, found.task)), evaluate_on(numpy_backend, task))
+    assert_same(found.cut(evaluate_on(numpy_backend, found.problem)), evaluate_on(numpy_backend, problem))
 
 
 def test_sequences_become_a_mask_where_there_is_no_function_for_them() -> None:
     arrays = draw(query=(1, 2, 7, 5), key=(1, 2, 9, 5), value=(1, 2, 9, 5))
     limits = {"cu_seqlens_q": np.array([0, 4, 7]), "cu_seqlens_k": np.array([0, 4, 9])}
-    task = Task("packed_attention", {"is_causal": True}, {**arrays, **limits})
-    assert padding_of(task, {}) is None
-    folded = padded(task, {}, function="attention")
-    assert (folded.task.operation, folded.description) == ("attention", "a block mask (2 sequences)")
-    assert folded.task.inputs["mask"].sum() == 4 * 5 // 2 + (3 + 4 + 5)
-    output = numpy_backend.attention(**folded.task.inputs)["output"]
-    assert np.allclose(output, numpy_backend.packed_attention(**task.inputs, is_causal=True)["output"])
-    folded = padded(task, {"width_multiple": 8}, function="attention")
+    problem = Problem("packed_attention", {"is_causal": True}, {**arrays, **limits})
+    assert padding_of(problem, {}) is None
+    folded = padded(problem, {}, function="attention")
+    assert (folded.problem.operation, folded.description) == ("attention", "a block mask (2 sequences)")
+    assert folded.problem.inputs["mask"].sum() == 4 * 5 // 2 + (3 + 4 + 5)
+    output = numpy_backend.attention(**folded.problem.inputs)["output"]
+    assert np.allclose(output, numpy_backend.packed_attention(**problem.inputs, is_causal=True)["output"])
+    folded = padded(problem, {"width_multiple": 8}, function="attention")
     assert folded.description.startswith("a block mask (2 sequences), zero columns (D 5 to 8")
-    found = padded(task, {"width_multiple": 8})
-    assert (found.task.operation, found.task.inputs["key"].shape) == ("packed_attention", (1, 2, 9, 8))
+    found = padded(problem, {"width_multiple": 8})
+    assert (found.problem.operation, found.problem.inputs["key"].shape) == ("packed_attention", (1, 2, 9, 8))
     latents = draw(query=(1, 2, 3, 4), latent=(1, 5, 4), key_projection=(2, 4, 4), value_projection=(2, 4, 4))
-    for fixed in (task, Task("latent_attention", {}, latents)):
+    for fixed in (problem, Problem("latent_attention", {}, latents)):
         refused = padding_of(fixed, {"key_length_multiple": 8})
         assert isinstance(refused, Failure)
         assert "keep their lengths" in refused.message
@@ -447,16 +450,16 @@ def test_sequences_become_a_mask_where_there_is_no_function_for_them() -> None:
 
 def test_added_queries_have_rows_of_rotary_tables_behind_an_offset_too() -> None:
     arrays = draw(query=(2, 1, 3, 4), key=(2, 1, 9, 4), value=(2, 1, 9, 4), rotary_cos=(9, 2), rotary_sin=(9, 2))
-    task = Task("attention", {"is_causal": True}, {**arrays, "query_offsets": np.array([0, 6])})
-    assert padded(task, {"query_length_multiple": 4}).task.inputs["rotary_cos"].shape == (6 + 4, 2)
+    problem = Problem("attention", {"is_causal": True}, {**arrays, "query_offsets": np.array([0, 6])})
+    assert padded(problem, {"query_length_multiple": 4}).problem.inputs["rotary_cos"].shape == (6 + 4, 2)
 
 
 # Faults that padding must not hide
 
 
-def verdicts_of(outcome: Computed, task: Task) -> dict[str, str]:
-    """Judge what came back by the exact answer of the task as the case has it."""
-    truth = find_truth(Problem(task.operation, task.options, task.inputs), "float64", supports_statistics=True)
+def verdicts_of(outcome: Computed, problem: Problem) -> dict[str, str]:
+    """Judge what came back by the exact answer of the problem as the case has it."""
+    truth = find_truth(Problem(problem.operation, problem.options, problem.inputs), "float64", supports_statistics=True)
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native")
     judgements = with_faults(judged, outcome.faults).judgements
@@ -479,10 +482,10 @@ def test_what_padding_must_leave_is_looked_at() -> None:
         (unpadded, EIGHT, "output", "shape", "has shape 2x2x3x3; the call was padded, expected 2x2x3x8"),
     ):
         operation = "attention" if called is unpadded else "attention_gradients"
-        task = Task(operation, {}, inputs(gradients=called is leaking))
-        outcome = outcome_of(FUNCTIONS[operation], task, requires, called)
+        problem = Problem(operation, {}, inputs(gradients=called is leaking))
+        outcome = outcome_of(FUNCTIONS[operation], problem, requires, called)
         assert isinstance(outcome, Computed)
-        assert verdicts_of(outcome, task)[stage] == verdict
+        assert verdicts_of(outcome, problem)[stage] == verdict
         assert outcome.faults[stage] == message
 
 
@@ -490,5 +493,5 @@ def test_a_failure_says_what_the_call_was_padded_with() -> None:
     def raising(query: Array, key: Array, value: Array, *, scale: Any = None) -> Any:
         raise ValueError("not today")
 
-    outcome = outcome_of(raising, Task("attention", {}, inputs()), EIGHT)
+    outcome = outcome_of(raising, Problem("attention", {}, inputs()), EIGHT)
     assert outcome == Failure("error", "ValueError: not today", padded="zero columns (D 5 to 8, Dv 3 to 8)")

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluating import attention_output, attention_task, in_worker, own
+from evaluating import attention_output, attention_problem, in_worker, own
 from hypothesis import given
 from hypothesis import strategies as st
 from kernels import ATTENTION, kernel
@@ -26,7 +26,6 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS, LIBRARIES, BackendEntry, Mode, published
 from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
-from attncheck.execution.environment import InstalledPackages
 from attncheck.execution.implementation_selection import (
     RequestedFunction,
     requested_functions,
@@ -42,10 +41,10 @@ from attncheck.execution.implementations import (
     bundled_implementations,
     entry_of,
 )
-from attncheck.execution.operations import Task
 from attncheck.execution.user_call import declarations, import_user_module, load
 from attncheck.execution.user_code import LoadError, Target, origin_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
+from attncheck.reading.problem import Problem
 
 TABLES = tables_beside(__file__)
 
@@ -288,8 +287,8 @@ def here(target: str) -> Implementation:
     return Implementation(entry, next(iter(entry.all_modes)))
 
 
-def outcome_here(target: str, task: Task | None = None) -> Outcome:
-    return evaluate_on(here(target).entry.load(), task or attention_task())
+def outcome_here(target: str, problem: Problem | None = None) -> Outcome:
+    return evaluate_on(here(target).entry.load(), problem or attention_problem())
 
 
 def failure_of(target: str) -> Failure:
@@ -304,22 +303,22 @@ def computed(outcome: Outcome) -> Computed:
 
 
 def test_what_is_called_with_which_inputs_and_options(write: Write, tmp_path: Path) -> None:
-    found, task = own(f"{write(ATTENTION)}:attention"), attention_task()
+    found, problem = own(f"{write(ATTENTION)}:attention"), attention_problem()
     assert found.name == "kernel.attention"
     renamed = ATTENTION.replace("attention(query, key, value", "my_kernel(q, k, v").replace("key, -1", "k, -1")
     renamed = renamed.replace("query", "q").replace("@ value", "@ v")
-    for outcome in (*in_worker(found, [task], tmp_path), outcome_here(f"{write(renamed)}:my_kernel")):
-        np.testing.assert_allclose(computed(outcome).stages["output"], attention_output(task), rtol=1e-13)
+    for outcome in (*in_worker(found, [problem], tmp_path), outcome_here(f"{write(renamed)}:my_kernel")):
+        np.testing.assert_allclose(computed(outcome).stages["output"], attention_output(problem), rtol=1e-13)
     text = f"{ATTENTION}\ndef softmax(scores):\n    return {{'weights': scores * 0 + 0.5}}\n"
-    softmax = Task("softmax", {}, {"scores": np.array([[[[0.0, 1.0]]]])})
+    softmax = Problem("softmax", {}, {"scores": np.array([[[[0.0, 1.0]]]])})
     assert (computed(outcome_here(write(text), softmax)).stages["weights"] == 0.5).all(), "a module offers all of it"
     scores = write("def general_scores(query, key, weight):\n    return query @ weight @ key.mT")
     inputs = {"query": np.ones((1, 1, 2, 3)), "key": np.ones((1, 1, 4, 5)), "weight": np.ones((3, 5))}
-    outcome = outcome_here(scores, Task("scoring", {"score": "general"}, inputs))  # its third input is no value
+    outcome = outcome_here(scores, Problem("scoring", {"score": "general"}, inputs))  # its third input is no value
     np.testing.assert_array_equal(computed(outcome).stages["scores"], np.full((1, 1, 2, 4), 15.0))
     target = f"{write(ATTENTION)}:attention"
     lacks = Failure("unsupported", "takes no softcap", ("softcap",))
-    assert outcome_here(target, attention_task(softcap=3.0)) == lacks
+    assert outcome_here(target, attention_problem(softcap=3.0)) == lacks
     assert outcome_here(target, softmax) == Failure("unsupported", "has no softmax", ("softmax()",))
     denying = f"{write(ATTENTION + 'attention.capabilities = dict(value_width=False)')}:attention"
     assert outcome_here(denying) == Failure("unsupported", "says that it has no value width", ("value width",))
@@ -373,9 +372,9 @@ def test_what_a_function_or_its_module_requires_is_padded_in_the_run(write: Writ
     text = text.replace("query.shape[-1] ** -0.5", "query.shape[-1] ** -0.5 if scale is None else scale")
     text += "attention.requires = {'value_width': 'equal'}"
     found = own(f"{write(text)}:attention")
-    outcome = computed(in_worker(found, [attention_task()], tmp_path)[0])
+    outcome = computed(in_worker(found, [attention_problem()], tmp_path)[0])
     assert outcome.padded == "zero columns (D 5 to 6)"
-    np.testing.assert_allclose(outcome.stages["output"], attention_output(attention_task()), rtol=1e-13)
+    np.testing.assert_allclose(outcome.stages["output"], attention_output(attention_problem()), rtol=1e-13)
     text = ATTENTION + "requires = {'width_multiple': 8}\ndef softmax(scores): ...\nsoftmax.requires = {'widths': [4]}"
     requires = here(write(text)).requires
     assert requires("attention") == ({"width_multiple": 8}, {"mask"})
@@ -468,15 +467,6 @@ KERNEL = kernel(
     first="import lazily",
     before="from typing import TYPE_CHECKING\nimport helper, fast_parts\nif TYPE_CHECKING:\n    import never_there\n",
 )
-
-
-def test_what_has_a_package_is_what_the_standard_library_says() -> None:
-    expected = {name: set(found) for name, found in packages_distributions().items() if name.isidentifier()}
-    installed = InstalledPackages()
-    assert {name: set(installed.of(name)) for name in expected} == expected
-    assert "numpy" in installed
-    assert "nump" not in installed
-    assert installed.of("no_such_package") == ()
 
 
 def install(folder: Path, distribution: str, package: str, number: str, source: str = "") -> None:

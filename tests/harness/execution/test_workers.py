@@ -38,10 +38,10 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Task
 from attncheck.execution.runner import MAX_EQUAL_CRASHES, CrashLimit, GroupRunner, group_by_process, group_runners
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.reading.problem import Problem
 from attncheck.results.reader import read_run
 
 RunnersOf = Callable[..., list[list[GroupRunner[str]]]]
@@ -201,8 +201,8 @@ def test_loading_begins_without_waiting_and_an_end_in_between_leaves_nothing(tmp
 # Modes of a framework in one process
 
 
-def task(number: float = 1.0) -> Task:
-    return Task("softmax", {}, {"scores": np.full((1, 1, 1, 2), number)})
+def problem(number: float = 1.0) -> Problem:
+    return Problem("softmax", {}, {"scores": np.full((1, 1, 1, 2), number)})
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def pids(runner: GroupRunner[str], folder: Path) -> list[int]:
 
 def assert_right(*runners: GroupRunner[str]) -> None:
     for runner in runners:
-        outcome = runner.evaluate(task())
+        outcome = runner.evaluate(problem())
         assert isinstance(outcome, Computed), outcome
         assert (outcome.stages["weights"] == 0.5).all()
 
@@ -277,7 +277,7 @@ def test_a_mode_is_not_blamed_for_what_another_did_to_the_process(runners_of: Ru
     assert_right(harmful, harmed, harmful, harmed)
     died, alone, again = pids(harmed, tmp_path)
     assert alone == again != died == pids(harmful, tmp_path)[0]
-    outcome = harmed.evaluate(task(2.0))  # what ends its process alone, too, is a crash
+    outcome = harmed.evaluate(problem(2.0))  # what ends its process alone, too, is a crash
     assert isinstance(outcome, Failure)
     assert (outcome.verdict, "SIGABRT" in outcome.message) == ("crash", True)
     assert_right(harmed, harmful)

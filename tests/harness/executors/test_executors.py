@@ -25,14 +25,13 @@ from attncheck.execution import call, runner
 from attncheck.execution.call import Limits, WorkerDied
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, ImplementationSelection, bundled_implementations
-from attncheck.execution.runner import task_of
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.executors import local
 from attncheck.executors.local import JudgingProcesses, WaitingOutcomes
 from attncheck.judging.units import Judge, UnitResult
 from attncheck.planning.plan import Unit
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import Inputs, inputs_in, problem_of
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_arrays, read_run
 from attncheck.run import Settings, run_cases
@@ -109,8 +108,15 @@ Asked = tuple[Case, str, Inputs, dict[str, Outcome]]
 def questions() -> list[Asked]:
     found = []
     for case in select_cases(["masking/*"]).cases[:6]:
-        inputs = convert_inputs(case, make_exact_inputs(case), case.dtypes[0])
-        found.append((case, case.dtypes[0], inputs, {"numpy.eager": evaluate_on(numpy_backend, task_of(case, inputs))}))
+        inputs = inputs_in(case, case.dtypes[0])
+        found.append(
+            (
+                case,
+                case.dtypes[0],
+                inputs,
+                {"numpy.eager": evaluate_on(numpy_backend, problem_of(case, inputs).as_call())},
+            )
+        )
     return found
 
 

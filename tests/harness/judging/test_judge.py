@@ -30,7 +30,7 @@ from attncheck.judging.judge_stages import (
 )
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
+from attncheck.reading.inputs import Inputs, problem_of
 from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
@@ -57,7 +57,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def truth(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(case.problem(inputs.arrays), dtype, supports_statistics=case.supports_statistics)
+    return find_truth(problem_of(case, inputs), dtype, supports_statistics=case.supports_statistics)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
         finite = np.argwhere(np.isfinite(array)) if array.dtype == np.float64 else []
         for index in finite[rng.integers(len(finite), size=3)] if len(finite) else ():
             spoilt = spoilt_at(Problem(problem.operation, options, kept), each, tuple(index))
-            undefined = find_undefined_elements(spoilt.lowered().canonical())
+            undefined = find_undefined_elements(spoilt.without_layout().canonical())
             for stage, returned in spoilt.returned().items():
                 found = np.zeros(returned.shape, bool) if undefined is None else undefined.of(stage, returned.shape)
                 # A pair of the past, which is not rotated, and a vector behind a norm are flagged as a whole.

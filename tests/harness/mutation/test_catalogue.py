@@ -20,8 +20,7 @@ from attncheck.backends.contract import Window
 from attncheck.diagnosis.case_evidence import Fit
 from attncheck.diagnosis.decision import Decision
 from attncheck.diagnosis.readings import CATALOGUE
-from attncheck.execution.operations import Task, run_operation
-from attncheck.execution.runner import task_of
+from attncheck.execution.operations import run_operation
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.mutation.catalogue import (
     BY_HAND,
@@ -41,7 +40,8 @@ from attncheck.mutation.kernel import Array, Kernel, bfloat16, tf32, truncated_b
 from attncheck.mutation.mutant import WIDE, Control, PerCall, Variant, subjects_of_module
 from attncheck.mutation.narrow import block_product, in_two_parts, rounded_product
 from attncheck.mutation.unit import count_scores, run_reference
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import OPERATIONS, OptionSpec
 from attncheck.spec.classes import rounding_model_named
@@ -94,7 +94,7 @@ def test_kernels_with_ends_in_16_bits_return_16_bits(dtype: str) -> None:
     shapes = {"query": (1, 1, 2, 64), "key": (1, 1, 3, 64), "value": (1, 1, 3, 64)}
     inputs = {name: rng.normal(size=shape).astype(numpy_dtype(dtype)) for name, shape in shapes.items()}
     learned = inputs | {"mask": rng.random((1, 1, 2, 3)) < 0.8, "grad_output": inputs["query"]}
-    tasks = Task("attention", {}, inputs), Task("attention_gradients", {"softcap": 1.3}, learned)
+    tasks = Problem("attention", {}, inputs), Problem("attention_gradients", {"softcap": 1.3}, learned)
     kernels = [each for each in (*MUTANTS, *CONTROLS) if isinstance(each.backend, Kernel)]
     kernels = [each for each in kernels if not isinstance(each, Control) or "float64" in each.dtypes]
     offenders = []
@@ -154,9 +154,9 @@ _SMALL, _OF_AN_OPERATION = 200, 6
 
 
 @pytest.fixture(scope="session")
-def tasks() -> dict[str, Task]:
+def tasks() -> dict[str, Problem]:
     """Return small tasks in float64 by their cases: of every operation, each combination of what is given once."""
-    found: dict[str, Task] = {}
+    found: dict[str, Problem] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     counts: Counter[str] = Counter()
     for case in select_cases([]).cases:
@@ -165,7 +165,7 @@ def tasks() -> dict[str, Task]:
         if is_wanted and count_scores(case) <= _SMALL:
             seen.add(given)
             counts[case.operation] += 1
-            found[case.id] = task_of(case, convert_inputs(case, make_exact_inputs(case), "float64"))
+            found[case.id] = problem_of(case, inputs_in(case, "float64")).as_call()
     return found
 
 
@@ -209,7 +209,7 @@ def _bits(outcome: Outcome) -> Any:
 def test_whoever_is_said_to_have_the_references_bits_has_them(
     dtype: str,
     first: int,
-    tasks: Mapping[str, Task],
+    tasks: Mapping[str, Problem],
 ) -> None:
     decided = same = 0
     for problem in list(tasks.values())[first::12]:
@@ -218,7 +218,7 @@ def test_whoever_is_said_to_have_the_references_bits_has_them(
             arrays = {
                 name: each.astype(stored) if each.dtype.kind == "f" else each for name, each in problem.inputs.items()
             }
-        asked = Task(problem.operation, problem.options, arrays, problem.memory_layout)
+        asked = Problem(problem.operation, problem.options, arrays, problem.memory_layout)
         run = run_reference(asked)
         right = _bits(evaluate_on(numpy_backend, asked))
         assert _bits(run.outcome) == _bits(evaluate_on(SUBJECTS["reference"].backend, asked)) == right
@@ -231,7 +231,7 @@ def test_whoever_is_said_to_have_the_references_bits_has_them(
 
 
 def test_a_step_that_writes_into_what_it_is_handed_spoils_nothing() -> None:
-    task = Task("attention", {"is_causal": True}, {"query": QUERY, "key": KEY, "value": VALUE})
+    task = Problem("attention", {"is_causal": True}, {"query": QUERY, "key": KEY, "value": VALUE})
     run = run_reference(task)
     before = _bits(run.outcome)
 

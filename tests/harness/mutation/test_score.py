@@ -15,7 +15,6 @@ import pytest
 from processes import has_ended, wait_until
 from tables import CASES
 
-from attncheck.execution.operations import Task
 from attncheck.execution.worker import Computed, Failure, evaluate_on
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stages
 from attncheck.judging.truth import Truth
@@ -27,6 +26,7 @@ from attncheck.mutation.score import BY_HAND, MutationFrames, in_processes, redr
 from attncheck.mutation.unit import MAX_SCORES_FOR_ALL, Unit, UnitScorer
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import make_exact_inputs
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 
 
@@ -126,7 +126,7 @@ def test_a_variant_that_raises_is_caught_and_one_that_cannot_is_not(cases: list[
     unable = Mutant("unable", "", raise_(NotImplementedError("no")))
     frames = run_mutants(cases, subjects=[faulty, unable])
     assert frames.subjects.groupby("subject")["caught_in"].max().to_dict() == {"raises": 1, "unable": 0}
-    outcome = evaluate_on(unable.backend, Task("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
+    outcome = evaluate_on(unable.backend, Problem("softmax", {}, {"scores": np.zeros((1, 1, 1, 2))}))
     assert outcome == Failure("unsupported", "NotImplementedError: no")
 
 
@@ -208,7 +208,7 @@ def test_what_begins_with_the_same_stages_is_judged_once_and_as_ever(
         judged.clear()
         findings = scorer.findings(SUBJECTS[name])
         assert findings is not None
-        outcome = evaluate_on(SUBJECTS[name].backend, scorer.task)
+        outcome = evaluate_on(SUBJECTS[name].backend, scorer.call)
         assert isinstance(outcome, Computed)
         plain = judge_stages(scorer.truth, outcome.stages, masked.stage_shapes, "native")
         assert [each.caught for each in findings] == [bool(each.verdict.exit_code) for each in plain]

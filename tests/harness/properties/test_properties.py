@@ -20,9 +20,10 @@ from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.properties.judging import Side, Truths, _combined_side, judge_arrays, judge_merged, side_of
-from attncheck.properties.problem import PropertyVariant, SessionVariant, StoredProblem
 from attncheck.properties.run import Asking, PropertyQuestion, ask_implementations, questions_of
+from attncheck.properties.variants import PropertyVariant, SessionVariant, call_for, result_of
 from attncheck.reading.case import Case
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.reports.properties import exit_code_of, sentence_of, worst_of
 from attncheck.results import parts
@@ -136,14 +137,14 @@ TRUTHS = Truths()
 QUESTIONS = questions_of(select_cases(["properties"], properties=True).cases, Asking(dtypes=["float32"]))
 
 
-def computed(problem: StoredProblem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
-    outcome = evaluate_on(numpy_backend, problem.task(stages))
+def computed(problem: Problem, stages: tuple[str, ...]) -> dict[str, np.ndarray]:
+    outcome = evaluate_on(numpy_backend, call_for(problem, stages))
     assert isinstance(outcome, Computed), outcome
     return dict(outcome.stages)
 
 
 def is_same(question: PropertyQuestion, variant: PropertyVariant) -> bool:
-    problem, stages = question.problem, variant.stages or question.problem.results
+    problem, stages = question.problem, variant.stages or result_of(question.problem)
     first = computed(problem, stages)
     if variant.is_merged:
         parts_of_it = [computed(call.problem, stages) for call in variant.calls]
@@ -176,10 +177,10 @@ def test_sessions_compare_results_of_one_problem() -> None:
     assert sessions
     for variant in sessions:
         for pair in variant.pairs:
-            step, wanted = variant.session.steps[pair.other], pair.problem.task()
-            assert (step.returns, step.task.operation) == (True, wanted.operation)
+            step, wanted = variant.session.steps[pair.other], call_for(pair.problem)
+            assert (step.returns, step.problem.operation) == (True, wanted.operation)
             given, expected = (
-                {name: each.tobytes() for name, each in task.inputs.items()} for task in (step.task, wanted)
+                {name: each.tobytes() for name, each in problem.inputs.items()} for problem in (step.problem, wanted)
             )
             assert given == expected
 

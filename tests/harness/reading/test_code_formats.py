@@ -15,8 +15,9 @@ from attncheck.attention.problem import Computation
 from attncheck.backends import numpy_backend
 from attncheck.backends.codes import code_values
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
-from attncheck.reading.lowering import Problem, handed_over
+from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.lowering import handed_over
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.dtypes import numpy_dtype
 
@@ -75,9 +76,9 @@ def test_a_case_is_the_attention_of_its_numbers_however_it_is_handed_over() -> N
     cases = [case for case in select_cases(["block_formats"]).cases if case.operation == "quantized_attention"]
     assert {case.options.get("stored_as") for case in cases} == CODE_FORMATS.keys() - {"float8_e4m3fn", "float8_e5m2"}
     for case in cases:
-        inputs = convert_inputs(case, make_exact_inputs(case), "float64").arrays
-        problem = case.problem(inputs)
-        called = problem.called()
+        problem = problem_of(case, inputs_in(case, "float64"))
+        inputs = problem.inputs
+        called = problem.as_call()
         stages = numpy_backend.quantized_attention(**called.inputs, **called.options)
         plain: dict[str, Array] = {}
         for name in ("query", "key", "value"):
@@ -97,7 +98,7 @@ def test_a_case_is_the_attention_of_its_numbers_however_it_is_handed_over() -> N
         }
         wanted = numpy_backend.attention(*plain.values(), **rest, **options)["output"]
         np.testing.assert_allclose(stages["output"], wanted, rtol=1e-12, err_msg=case.id)
-        lowered = Computation.of(Problem.lowered(problem).canonical())
+        lowered = Computation.of(problem.without_layout().canonical())
         assert lowered.inputs["key"].dtype == np.float64
 
 
@@ -105,8 +106,8 @@ def test_pages_of_codes_are_the_codes_of_their_slots() -> None:
     cases = [case for case in select_cases(["block_formats"]).cases if case.operation == "paged_attention"]
     assert len({case.options.get("stored_as") for case in cases}) == 8
     for case in cases:
-        inputs = convert_inputs(case, make_exact_inputs(case), "float64").arrays
-        called = case.problem(inputs).called()
+        problem = problem_of(case, inputs_in(case, "float64"))
+        inputs, called = problem.inputs, problem.as_call()
         stages = numpy_backend.paged_attention(**called.inputs, **called.options)
         options = {name: case.options[name] for name in ("stored_as", "packing") if name in case.options}
         page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[2]
@@ -120,7 +121,7 @@ def test_pages_of_codes_are_the_codes_of_their_slots() -> None:
                 if name.startswith(("key_", "value_")) and name != "key_lengths":
                     rows = [pages[min(at, len(pages) - 1), min(slot, pages.shape[1] - 1)] for at, slot in slots]
                     given[name.removesuffix("_pages")] = np.stack(rows)[np.newaxis].swapaxes(1, 2)
-            plain = Problem("quantized_attention", options, given).called()  # keys of a batch entry, none swizzled
+            plain = Problem("quantized_attention", options, given).as_call()  # keys of a batch entry, none swizzled
             mask = np.tri(queries, used, used - queries, dtype=np.bool_) if case.options.get("is_causal") else None
             wanted = numpy_backend.quantized_attention(**plain.inputs, **plain.options, mask=mask)["output"]
             np.testing.assert_allclose(stages["output"][entry], wanted[0], rtol=1e-12, err_msg=case.id)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
-from attncheck.reading.lowering import Problem, poisoned
+from attncheck.reading.lowering import poisoned
+from attncheck.reading.problem import Problem
 
 Array = NDArray[Any]
 HEADS, WIDTH = 2, 3
@@ -115,7 +116,7 @@ def test_some_rows_of_a_case_attend_to_what_they_attend_to_in_the_whole(problem:
 @given(problem=problems())
 def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_past(problem: Drawn) -> None:
     options, inputs, shape, past = problem
-    called = Problem("attention", options, inputs).called()
+    called = Problem("attention", options, inputs).as_call()
     assert set(called.options) <= {"is_causal", "window"}
     assert "query_mask" not in called.inputs
     assert not (called.options.get("is_causal") and past) or "query_offsets" in inputs
@@ -130,7 +131,7 @@ def test_what_is_delivered_means_the_same_to_a_function_that_counts_from_the_pas
 def test_nothing_that_is_given_is_changed(problem: Drawn) -> None:
     options, inputs, _, _ = problem
     before = dict(options), {name: (array, array.copy()) for name, array in inputs.items()}
-    for form in (Problem.called, Problem.canonical):
+    for form in (Problem.as_call, Problem.canonical):
         form(Problem("attention", options, inputs))
     assert (options, set(inputs)) == (before[0], set(before[1]))
     for name, (array, copy) in before[1].items():
@@ -206,7 +207,7 @@ def by_definition(problem: Problem) -> Array:
 
 @given(packed() | paged())
 def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: Problem) -> None:
-    plain = problem.lowered()
+    plain = problem.without_layout()
     assert plain.operation == "attention"
     assert "packed" not in problem.operation or plain.options.keys() <= {"scale"}
     output = numpy_backend.attention(**plain.inputs, **plain.options)["output"]
@@ -217,7 +218,9 @@ def test_packed_sequences_and_paged_caches_are_attention_with_one_mask(problem: 
 def test_poison_is_where_no_query_can_see_it_and_nowhere_else(problem: Problem, poison: str) -> None:
     inputs = poisoned({"poison": poison}, problem.inputs, "float32")
     assert np.array_equal(by_definition(problem), by_definition(replace(problem, inputs=inputs)))
-    before, after = (replace(problem, options={}, inputs=each).lowered().inputs for each in (problem.inputs, inputs))
+    before, after = (
+        replace(problem, options={}, inputs=each).without_layout().inputs for each in (problem.inputs, inputs)
+    )
     assert all(np.array_equal(before[name], after[name]) for name in before)
     changed = {name for name in inputs if not np.array_equal(inputs[name], problem.inputs[name])}
     assert changed <= {"key", "value", "key_pages", "value_pages"}

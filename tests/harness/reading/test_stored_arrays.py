@@ -24,7 +24,7 @@ from attncheck.common.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.common.store import Store, UnreadableEntry, digest_of
 from attncheck.reading import stored_arrays
 from attncheck.reading.case import Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.selection import Selection, select_cases
 
@@ -114,7 +114,7 @@ def test_a_mask_and_counts_may_lie_in_files(folder: Path) -> None:
     text = "{file: dump.npy}, mask: {file: x.npz, name: MASK}, key_lengths: {file: x.npz, name: lengths}}\n"
     text += "    operation: masking\n    options: {"
     [found] = select(folder, text.replace("MASK", "mask")).cases
-    inputs = convert_inputs(found, make_exact_inputs(found), "float32").arrays
+    inputs = inputs_in(found, "float32").arrays
     assert inputs["mask"].dtype == bool
     np.testing.assert_array_equal(inputs["mask"][0, 0], np.tri(2, 3, dtype=bool))
     assert inputs["key_lengths"].tolist() == [2]

@@ -32,7 +32,7 @@ from attncheck.execution.user_code import Target
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in
 from attncheck.reading.selection import select_cases
 from attncheck.repro import repro_script, write_scripts, writing
 from attncheck.repro.code import NotSeparable, are_right, copied, expected_of, inlined, judge, read_module, written
@@ -258,7 +258,7 @@ def test_a_script_makes_the_padded_call_and_finds_what_the_harness_found(bench: 
 def shortly(case: Case, kernel: Implementation, dtype: str) -> str | None:
     """Write the short form, or none where it takes more."""
     with Engine() as engine:
-        found = engine.ask_one(kernel, Question(case, dtype))
+        found = engine.ask(kernel, Question(case, dtype))
     text = repro_script(case, kernel, dtype, found.judgements, "", element=element_of(found) or "nothing")
     return text if len(text.splitlines()) <= MAX_LINES else None
 
@@ -282,7 +282,7 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
             entry = entry_of(target, declarations(load(target), name), None)
         kernel = Implementation(entry, name)
         with Engine() as engine:
-            found = engine.ask_one(kernel, Question(case, "float32"))
+            found = engine.ask(kernel, Question(case, "float32"))
         text = shortly(case, kernel, "float32") or ""
         assert len(text.splitlines()) <= MAX_LINES
         assert "attncheck" not in text, name
@@ -442,7 +442,7 @@ def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.
 def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields: str) -> None:
     for dtype in ("float32", "float16"):
         case = bench.case("attention", f"dtypes: [{dtype}]\n{BY_KIND[fields]}")
-        truth = truth_of_case(case, dtype, convert_inputs(case, make_exact_inputs(case), dtype))
+        truth = truth_of_case(case, dtype, inputs_in(case, dtype))
         random = np.random.default_rng(7)
         found = 0
         for stage in {"scores", "masked", "weights", "output"} & truth.exact.keys():

@@ -26,21 +26,28 @@ from attncheck.cli import app
 from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import task_of
 from attncheck.mutation import entry_of
-from attncheck.reading.inputs import convert_inputs, make_exact_inputs
+from attncheck.reading.inputs import inputs_in, problem_of
+from attncheck.reading.problem import Problem
 from attncheck.reading.selection import address, select_cases, select_one
 from attncheck.reading.shapes import ShapeFault
 from attncheck.reports.frames import Frames, make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.format import SEARCH_STATE
 from attncheck.results.reader import read_runs
-from attncheck.searching.concrete import ConcreteCase, asked_of, concrete_case, features_of, identity_of, read_concrete
+from attncheck.searching.concrete import (
+    asked_of,
+    concrete_case,
+    features_of,
+    identity_of,
+    optional_inputs,
+    read_concrete,
+)
 from attncheck.searching.drawing import REGIMES
 from attncheck.searching.findings import ProblemSubject, SearchFolder, holds, symptom_of, write_case
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
-from attncheck.searching.search import Search, SearchOver, ended_after, simplest_afresh
+from attncheck.searching.search import Search, SearchOver, ended_after, simplest_in_new_process
 from attncheck.searching.shapes import EDGES
 from attncheck.spec import DTYPES, MEMORY_LAYOUTS, OPERATIONS, OPTIONS
 
@@ -86,7 +93,7 @@ def test_a_failure_whose_reduction_is_cut_off_is_written_as_it_was_drawn(
         raise SearchOver
 
     write(WRONG)
-    monkeypatch.setattr(ProblemSubject, "ask_afresh", over)
+    monkeypatch.setattr(ProblemSubject, "ask_in_new_process", over)
     result = run("--minutes", "1", "--json")
     assert (result.exit_code, len(record_of(result)["failures"])) == (1, 1)
     (finding,) = SearchFolder.of(Path("found"), "kernel.attention", "kernel.py:attention").findings
@@ -154,7 +161,7 @@ def test_ctrl_c_while_a_failure_is_reduced_loses_no_failure(run: Run, monkeypatc
         raise KeyboardInterrupt
 
     write(WRONG)
-    monkeypatch.setattr(ProblemSubject, "ask_afresh", interrupted)
+    monkeypatch.setattr(ProblemSubject, "ask_in_new_process", interrupted)
     result = run("--minutes", "1")
     assert (result.exit_code, "interrupted; 1 finding" in result.stdout) == (1, True)
     assert reported() == 1
@@ -262,7 +269,7 @@ def test_a_failure_of_the_calls_before_is_told_as_one(run: Run) -> None:
     assert any(each["needs_calls"] for each in record_of(result)["findings"])
 
 
-def drawn(options: dict[str, object] | None = None) -> ConcreteCase:
+def drawn(options: dict[str, object] | None = None) -> Problem:
     random = np.random.RandomState(5)
     inputs = {
         "query": random.randn(2, 4, 19, 8),
@@ -271,7 +278,7 @@ def drawn(options: dict[str, object] | None = None) -> ConcreteCase:
         "bias": random.randn(1, 4, 19, 21),
         "sinks": random.randn(4),
     }
-    return ConcreteCase("attention", options or {}, inputs, "float32", {"key": "strided"}, True)
+    return Problem("attention", options or {}, inputs, "float32", {"key": "strided"}, True)
 
 
 @pytest.mark.parametrize(
@@ -284,13 +291,13 @@ def drawn(options: dict[str, object] | None = None) -> ConcreteCase:
     ids=["seventeen keys", "a bias with a negative number", "a window and heads that share a key"],
 )
 def test_nothing_is_left_but_what_it_takes_and_every_step_is_simpler_than_the_one_before(
-    fails: Callable[[ConcreteCase], bool], asked: set[str], most: dict[str, int]
+    fails: Callable[[Problem], bool], asked: set[str], most: dict[str, int]
 ) -> None:
     reduced = reduce_problem(drawn({"window": (3, 4), "scale": 0.3}), fails)
     problem = reduced.problem
     assert fails(problem)
     assert reduced.is_smallest
-    assert {*problem.options, *problem.optional_inputs} == asked
+    assert {*problem.options, *optional_inputs(problem)} == asked
     assert {name: problem.inputs[name].size for name in most} == most
     assert not problem.memory_layout
     assert not problem.supports_statistics
@@ -308,12 +315,12 @@ def test_a_fault_fails_its_reduced_case_in_a_fresh_process() -> None:
     subject = ProblemSubject(faulty, Engine(Limits(keep_going=True), expected_failures=()))
     random = np.random.RandomState(2)
     inputs = {each: random.randn(1, 1, 32, 2) for each in ("query", "key", "value")}
-    problem = ConcreteCase("attention", {"is_causal": True, "scale": 0.5}, inputs, "float32")
+    problem = Problem("attention", {"is_causal": True, "scale": 0.5}, inputs, "float32")
     try:
         symptom = subject.symptom(problem)
         assert symptom is not None
         reduced = reduce_problem(problem, lambda each: subject.symptom(each) == symptom)
-        simplest, found = simplest_afresh(reduced, subject, symptom)
+        simplest, found = simplest_in_new_process(reduced, subject, symptom)
     finally:
         subject.close()
     assert symptom == symptom_of(found)
@@ -331,7 +338,7 @@ def drawn_from(count: int) -> list[DrawnProblem]:
     return [draw_problem(PooledDraw(1, shapes=40), number) for number in range(count)]
 
 
-def problems_of(seed: int = 1, count: int = 250) -> list[ConcreteCase]:
+def problems_of(seed: int = 1, count: int = 250) -> list[Problem]:
     source = ProblemSource(Draw(seed), DTYPES)
     return [source.problem(number) for number in range(count)]
 
@@ -373,14 +380,14 @@ def test_whatever_the_specification_has_is_drawn_and_soon_searched(tmp_path: Pat
     assert read > 0.9 * len(problems[::5])
 
 
-def attention_problem(options: dict[str, object] | None = None, keys: int = 3, dtype: str = "float32") -> ConcreteCase:
+def attention_problem(options: dict[str, object] | None = None, keys: int = 3, dtype: str = "float32") -> Problem:
     inputs = {
         "query": np.ones((1, 4, 2, 3)),
         "key": np.ones((1, 2, keys, 3)),
         "value": np.ones((1, 2, keys, 5)),
         "bias": np.ones((1, 1, 2, keys)),
     }
-    return ConcreteCase("attention", options or {}, inputs, dtype)
+    return Problem("attention", options or {}, inputs, dtype)
 
 
 def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_what_is_drawn() -> None:
@@ -409,7 +416,7 @@ def test_the_call_of_every_form_of_case_comes_back(tmp_path: Path) -> None:
     for number, case in enumerate(cases):
         dtype = case.dtypes[number % len(case.dtypes)]
         again = read_concrete(concrete_case(case, dtype), tmp_path, f"search/one-{number}")
-        one, other = (task_of(each, convert_inputs(each, make_exact_inputs(each), dtype)) for each in (case, again))
+        one, other = (problem_of(each, inputs_in(each, dtype)).as_call() for each in (case, again))
         assert one.options == other.options, case.id
         assert one.inputs.keys() == other.inputs.keys()
         for name, array in one.inputs.items():

@@ -7,17 +7,15 @@ bring results that are mapped back to what the first call gave.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import Task
 from attncheck.execution.sessions import Session
-from attncheck.reading.case import Case
-from attncheck.reading.inputs import Inputs
-from attncheck.reading.lowering import Array, Problem
+from attncheck.reading.lowering import Array
+from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axes
 from attncheck.spec import OPERATIONS, Axes, result_stages
 
@@ -29,82 +27,72 @@ class SaysNothing(Exception):
     """A property says nothing of a problem; says why."""
 
 
-@dataclass(frozen=True, eq=False)
-class StoredProblem(Problem):
-    """A problem as a case has it, in one dtype.
-
-    ``memory_layout`` says which inputs lie otherwise than row by row.
-    """
-
-    dtype: str
-    memory_layout: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_case(cls, case: Case, inputs: Inputs, dtype: str) -> StoredProblem:
-        """Return the problem that a case is."""
-        return cls(case.operation, dict(case.options), dict(inputs.arrays), dtype, dict(case.memory_layout))
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The stages that are its result."""
-        return result_stages(self.operation, self.options, self.inputs) or ("masked",)
-
-    @property
-    def lengths(self) -> Mapping[str, int]:
-        """The length of every axis by its letter."""
-        return axis_lengths(self.operation, self.options, {name: each.shape for name, each in self.inputs.items()})
-
-    def task(self, stages: Sequence[str] | None = None) -> Task:
-        """Return the call, of whose stages these come back: by default the result."""
-        called = self.called()
-        layout = {name: kind for name, kind in self.memory_layout.items() if name in called.inputs}
-        return Task.of(called, layout, tuple(stages or self.results))
-
-    def along(self, letters: Mapping[str, Change]) -> StoredProblem:
-        """Change every input that has one of these axes; an axis of length 1 that stands for all stays."""
-        changed: dict[str, Array] = {}
-        for name, array in self.inputs.items():
-            for letter, change in letters.items():
-                if (axis := self.axis_of(name, letter)) is not None:
-                    changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
-        return self.but(**changed)
-
-    def axis_of(self, name: str, letter: str) -> int | None:
-        """Return an input's axis, from the end; None without one, or where one of length 1 stands for all."""
-        return self._axis(self.specs[name].axes, letter, self.inputs[name].shape)
-
-    def axis_of_stage(self, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
-        """Return a stage's axis, from the end; None without one, or where one of length 1 stands for all."""
-        return self._axis(self.axes_of_stage(stage), letter, shape)
-
-    def axes_of_stage(self, stage: str) -> Axes:
-        """Return the axes of a stage: of the gradient of what may be left out, those of that input."""
-        if name := optional_gradients(self.operation).get(stage):
-            return self.specs[name].axes
-        return stage_axes(self.operation, {*self.lengths, "H*Dv"})[stage]
-
-    def _axis(self, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
-        if letter not in axes:
-            return None
-        axis = axes.index(letter) - len(axes)
-        if len(shape) < -axis or (shape[axis] == 1 and self.lengths.get(letter, 1) != 1):
-            return None
-        return axis
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """Return which query may attend to which key, (B, H, Lq, T), of what it is once it is laid out."""
-        plain = self.lowered().canonical()
-        query, key = plain.inputs["query"], plain.inputs["key"]
-        shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
-        allowed = np.ones(shape, np.bool_) & plain.inputs.get("mask", True)
-        if plain.options.get("is_causal"):
-            allowed &= np.arange(shape[-1]) <= np.arange(shape[-2])[:, np.newaxis]
-        if "bias" in plain.inputs:
-            allowed &= plain.inputs["bias"] != -np.inf
-        return allowed
+def lengths_of(problem: Problem) -> Mapping[str, int]:
+    """Return the length of every axis by its letter; the keys of a problem that has only scores are Lk, too."""
+    shapes = {name: array.shape for name, array in problem.inputs.items()}
+    return axis_lengths(problem.operation, problem.options, shapes)
 
 
-def require(problem: StoredProblem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
+def result_of(problem: Problem) -> tuple[str, ...]:
+    """Return the stages that are the result of a problem."""
+    return result_stages(problem.operation, problem.options, problem.inputs) or ("masked",)
+
+
+def call_for(problem: Problem, stages: Sequence[str] | None = None) -> Problem:
+    """Return the call of a problem that returns these stages: by default the result."""
+    return replace(problem.as_call(), stages=tuple(stages or result_of(problem)))
+
+
+def change_along(problem: Problem, letters: Mapping[str, Change]) -> Problem:
+    """Change every input that has one of these axes; an axis of length 1 that stands for all stays."""
+    changed: dict[str, Array] = {}
+    for name, array in problem.inputs.items():
+        for letter, change in letters.items():
+            if (axis := axis_of_input(problem, name, letter)) is not None:
+                changed[name] = np.ascontiguousarray(change(changed.get(name, array), axis))
+    return problem.but(**changed)
+
+
+def axis_of_input(problem: Problem, name: str, letter: str) -> int | None:
+    """Return an input's axis, from the end; None without one, or where one of length 1 stands for all."""
+    return _axis(problem, problem.specs[name].axes, letter, problem.inputs[name].shape)
+
+
+def axis_of_stage(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
+    """Return a stage's axis, from the end; None without one, or where one of length 1 stands for all."""
+    return _axis(problem, axes_of_stage(problem, stage), letter, shape)
+
+
+def axes_of_stage(problem: Problem, stage: str) -> Axes:
+    """Return the axes of a stage: of the gradient of what may be left out, those of that input."""
+    if name := optional_gradients(problem.operation).get(stage):
+        return problem.specs[name].axes
+    return stage_axes(problem.operation, {*lengths_of(problem), "H*Dv"})[stage]
+
+
+def _axis(problem: Problem, axes: Axes, letter: str, shape: tuple[int, ...]) -> int | None:
+    if letter not in axes:
+        return None
+    axis = axes.index(letter) - len(axes)
+    if len(shape) < -axis or (shape[axis] == 1 and lengths_of(problem).get(letter, 1) != 1):
+        return None
+    return axis
+
+
+def allowed_keys(problem: Problem) -> NDArray[np.bool_]:
+    """Return which query may attend to which key, (B, H, Lq, T), of what the problem is once it is laid out."""
+    plain = problem.without_layout().canonical()
+    query, key = plain.inputs["query"], plain.inputs["key"]
+    shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
+    allowed = np.ones(shape, np.bool_) & plain.inputs.get("mask", True)
+    if plain.options.get("is_causal"):
+        allowed &= np.arange(shape[-1]) <= np.arange(shape[-2])[:, np.newaxis]
+    if "bias" in plain.inputs:
+        allowed &= plain.inputs["bias"] != -np.inf
+    return allowed
+
+
+def require(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
     """Raise ``SaysNothing`` where a problem lacks an input or option that is needed, or has one that does not fit."""
     given = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
     if missing := [name for name in has if name not in given]:
@@ -113,7 +101,7 @@ def require(problem: StoredProblem, *, has: Sequence[str] = (), lacks: Sequence[
         raise SaysNothing(f"the case has {there[0]}")
 
 
-def require_operation(problem: StoredProblem, *names: str) -> None:
+def require_operation(problem: Problem, *names: str) -> None:
     """Raise ``SaysNothing`` for any other operation than these."""
     if problem.operation not in names:
         raise SaysNothing(f"it says nothing of {problem.operation}")
@@ -132,7 +120,7 @@ def times(array: Array, factor: float) -> Array:
         return (array.astype(np.float64) * factor).astype(array.dtype)
 
 
-def per_head(problem: StoredProblem) -> bool:
+def per_head(problem: Problem) -> bool:
     """Tell if the operation has an axis of heads and no projections."""
     own = OPERATIONS[problem.operation]
     return not own.has_projections and any("H" in spec.axes for spec in problem.specs.values())
@@ -153,11 +141,11 @@ class FurtherCall:
     """One further call; ``truth`` is the problem whose exact answer it has to give, by default its own."""
 
     what: str
-    problem: StoredProblem
-    truth: StoredProblem | None = None
+    problem: Problem
+    truth: Problem | None = None
 
     @property
-    def exact_problem(self) -> StoredProblem:
+    def exact_problem(self) -> Problem:
         """The problem whose exact answer counts."""
         return self.truth or self.problem
 
@@ -194,7 +182,7 @@ class Pair:
     what: str
     one: int | None
     other: int
-    problem: StoredProblem
+    problem: Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +195,7 @@ class SessionVariant:
     what: str
     session: Session
     pairs: tuple[Pair, ...] = ()
-    problem: StoredProblem | None = None
+    problem: Problem | None = None
 
 
 AnyVariant = PropertyVariant | SessionVariant
