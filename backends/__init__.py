@@ -31,6 +31,8 @@ from attncheck.backends.torch_modes import TORCH_DEVICE_MODES, TORCH_MODES
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from numpy.typing import NDArray
+
     # Lets the type checker hold every module against the contract; nothing is imported when the program runs.
     from attncheck.backends import jax_backend, numpy_backend, tensorflow_backend, torch_backend
     from attncheck.backends.contract import Backend
@@ -249,6 +251,20 @@ EVERYTHING: Mapping[str, BackendEntry] = ChainMap(dict(LIBRARIES), cast(dict[str
 
 ENTRY_POINTS = "attncheck.implementations"
 """The group of entry points: ``[project.entry-points."attncheck.implementations"]``."""
+
+
+_FRAMEWORK_OF_MODULE: Mapping[str, str] = {"jaxlib": "jax", **{name: name for name in BACKENDS}}
+
+
+def as_numpy(value: Any) -> NDArray[Any]:
+    """Return the numbers of a framework's array. Raises ``ValueError`` for anything else."""
+    import numpy as np  # which the table alone does not need
+
+    framework = _FRAMEWORK_OF_MODULE.get(type(value).__module__.partition(".")[0], "numpy")
+    array = np.asarray(BACKENDS[framework].load().to_numpy(value))
+    if array.dtype.hasobject:
+        raise ValueError(f"a {type(value).__name__} is no array of numpy, torch, tensorflow or jax")
+    return array
 
 
 def published() -> dict[str, EntryPoint]:

@@ -26,8 +26,8 @@ from combined_kernels import FUSED, KERNELS
 from combined_operations import FAULTS_OF_OPERATIONS, STATE
 from measuring import on_one_thread
 
-from attncheck.execution.neighbours import NeighbourCalls
 from attncheck.execution.operations import apply_layout
+from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.worker import Computed
 from attncheck.judging.judge_stages import judge_stages
 from attncheck.judging.truth import Truth, truth_of_case
@@ -58,16 +58,16 @@ class Counts:
 
 
 class Fresh:
-    """Calls of a kernel with a state, beside their neighbours as a run makes them."""
+    """Calls of a kernel with a state, with the changed calls that a run makes around them."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault, self._memory = fault, dict[Any, Any]()
-        self._neighbours = NeighbourCalls(self._evaluate, self._in_fresh_process)
+        self._state_probe = StateProbe(self._evaluate, self._in_fresh_process)
 
     def computed(self, problem: Problem, dtype: str) -> Computed:
-        """Evaluate a call between its neighbours."""
+        """Evaluate a call with the changed calls around it."""
         self._dtype = dtype
-        found = self._neighbours.beside(problem, lambda: self._evaluate(problem))
+        found = self._state_probe.around(problem, lambda: self._evaluate(problem))
         assert isinstance(found, Computed)
         return found
 

@@ -23,7 +23,6 @@ from attncheck.backends import BACKENDS, EVERYTHING, Mode
 from attncheck.backends.contract import AXES
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.cli import app
-from attncheck.diagnosis.declared import declaration_of
 from attncheck.diagnosis.readings import CATALOGUE
 from attncheck.judging.alternatives import Reading
 from attncheck.reading import array_kinds, model
@@ -242,7 +241,7 @@ def _readings_of(readings: Sequence[Reading]) -> str:
 
 def _kind_of(reading: Reading) -> str:
     kind = "convention" if reading.is_convention else "mistake"
-    option = declaration_of(reading.name)
+    option = reading.option
     return kind if option is None else f'{kind}, unless `{{"{option[0]}": "{option[1]}"}}` is declared'
 
 

@@ -160,7 +160,7 @@ class ImplementationJudge:
 
     def _story(self, seen: Answer, before: Sequence[Question]) -> str:
         """Describe a failure; for the first few, with the earlier calls that it takes."""
-        from attncheck.asking.again import ask_again, failure_seen_now
+        from attncheck.asking.again import ask_again, failure_of_answer
         from attncheck.execution.call import Limits
         from attncheck.reading.case import case_record
         from attncheck.settings.commands import command, words_again, words_of
@@ -172,7 +172,7 @@ class ImplementationJudge:
             lines.append(f"Earlier tests had called the kernel in this process; {rerun}")
         elif before:
             _REPEATED[self.implementation.name] += 1
-            met = failure_seen_now(seen, before)
+            met = failure_of_answer(seen, before)
             again = ask_again(_engine(self.store), self.implementation, seen.question, met)
             explained = again if again.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)

@@ -37,7 +37,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.summary import findings
 from attncheck.settings.commands import command, words_of
-from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec import DECLARED_READINGS, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
@@ -240,9 +240,7 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
         return []
     if BUT in defect.text:  # a reading that does not hold everywhere is meant by nobody
         return [None for _ in defect.diagnosis.split(AND)]
-    from attncheck.diagnosis.declared import declaration_of
-
-    found = [declaration_of(name) for name in defect.diagnosis.split(AND)]
+    found = [DECLARED_READINGS.get(name) for name in defect.diagnosis.split(AND)]
     is_default = _DEFAULT_SCALE in defect.text
     return [option if option is None or option[0] != "scale" or is_default else None for option in found]
 

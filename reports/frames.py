@@ -34,18 +34,33 @@ from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
 from attncheck.common.wording import DocumentLayout, at_most, index_from, layout_of, written_element
-from attncheck.reports.merge import Merged
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, Row, columns_of
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
+from attncheck.results.records import CaseRecords
 from attncheck.spec import DTYPES, stage_position
 from attncheck.spec.verdicts import HARMLESS, Verdict
 
 Array = NDArray[Any]
 ArrayKey = tuple[str, str, str]
 """environment, implementation, stage; ``EXACT``, ``INPUTS`` and ``bound_name(class)`` take an implementation's place"""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Rows of all runs with the columns ``environment`` and ``other_environment``, and the runs themselves."""
+
+    rows: pd.DataFrame
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+    """Comparisons across the runs that could not be made, and why."""
+
+    @property
+    def cases(self) -> CaseRecords:
+        """Every run's case records, by id."""
+        return CaseRecords.together(run.cases for run in self.runs)
 
 
 @dataclass(frozen=True)

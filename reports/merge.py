@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
 from attncheck.judging.xfail import ExpectedStage, expected_stages, inherited
+from attncheck.reports.frames import Merged
 from attncheck.results.format import INPUTS, ROW_SCHEMA, Row, bound_name
 from attncheck.results.parts import ArrayParts
 from attncheck.results.reader import Run
-from attncheck.results.records import CaseRecords, differing_cases, first_differing_input
+from attncheck.results.records import differing_cases, first_differing_input
 from attncheck.results.tables import ColumnKind, table_of
 from attncheck.spec.verdicts import Verdict
 
@@ -30,21 +31,6 @@ Unit = tuple[str, str]
 
 _PAIR_SCHEMA = {**ROW_SCHEMA, **dict.fromkeys(("environment", "other_environment"), ColumnKind("text"))}
 _PAIRS_PER_FRAME = 20_000
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Rows of all runs with the columns ``environment`` and ``other_environment``, and the runs themselves."""
-
-    rows: pd.DataFrame
-    runs: tuple[Run, ...]
-    notes: tuple[str, ...] = ()
-    """Comparisons across the runs that could not be made, and why."""
-
-    @property
-    def cases(self) -> CaseRecords:
-        """Every run's case records, by id."""
-        return CaseRecords.together(run.cases for run in self.runs)
 
 
 def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:

@@ -113,8 +113,8 @@ def measure_accuracy(
 ) -> MeasuredAccuracy:
     """Compute the cases that have the dtype, and hold the results to each of its classes.
 
-    Exact answers are taken from the ``store``. Calls are as a check makes them, with neighbours, so that what a check
-    finds wrong in any class is wrong here.
+    Exact answers are taken from the ``store``. Calls are made as in a check, with the state probe, so
+    that a result that fails a check in any class fails here.
 
     Raises ``ValueError`` for a dtype that the implementation does not declare.
     """
@@ -242,7 +242,7 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
     small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MOST_ELEMENTS]
     dtype = next(iter(implementation.declared.classes))
     small = [case for case in small if dtype in case.dtypes]
-    with closing(Workers(limits, with_neighbours=False)) as workers, suppress(_TooSlowError):
+    with closing(Workers(limits, probes_state=False)) as workers, suppress(_TooSlowError):
         trial = _Trial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
         if (requires := _loosened(trial, _spread(small, _MOST_TRIED))) is not None:
             tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]

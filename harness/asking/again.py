@@ -1,8 +1,8 @@
-"""One question again: in a fresh process, or after the calls that came before it in a check.
+"""Repeat a failure in a new process, or after the calls that preceded it in a check.
 
-An implementation may keep something from one call to the next: a buffer, a table for the last shape, a compiled kernel
-that it takes for another's. In a fresh process its failure then does not show. It is repeated after the calls that the
-check's worker had been asked before it, and of these as few are looked for as make it happen.
+An implementation may keep state between calls: a buffer, a table for the last shape, a compiled kernel that it confuses
+with another. A new process then does not reproduce the failure. In that case the question is repeated after the calls
+that the check's worker made before it, and a minimal sequence of these calls that triggers the failure is searched for.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worke
 from attncheck.results.records import changed
 
 MAX_TRIES = 60
-"""Each starts a process."""
+"""New processes that one search for a minimal sequence may start; each costs at least the import of a framework."""
 MAX_SECONDS = 120.0
-"""For looking for fewer calls; then the fewest that were found so far will do."""
+"""Seconds after which the search stops and returns the shortest sequence so far: two minutes that a user waits."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class MetFailure:
-    """A failure that a check met.
+class ReportedFailure:
+    """A failure that a check reported.
 
     Attributes:
-        found: What the check found.
-        before: Returns the calls before it in the same process, in order.
-        seen: The answer of that very call, if there is one.
-        remark: What may have changed since.
+        description: The failure in words.
+        preceding: Returns the calls that the same process made before it, in order.
+        answer: The answer of the failing call, if it is still in memory.
+        remark: A change since the check that may explain a different result; empty if there is none.
     """
 
-    found: str
-    before: Callable[[], Sequence[Question]]
-    seen: Answer | None = None
+    description: str
+    preceding: Callable[[], Sequence[Question]]
+    answer: Answer | None = None
     remark: str = ""
 
 
@@ -52,36 +52,36 @@ def ask_again(
     engine: Engine,
     implementation: Implementation,
     question: Question,
-    earlier: MetFailure | None = None,
+    earlier: ReportedFailure | None = None,
     *,
     say: Callable[[str], None] = lambda line: None,
 ) -> Answer:
-    """Ask a question in a fresh process, and if it does not fail there as in a check, after that check's calls.
+    """Ask a question in a new process; if it does not fail there, ask it again after the calls of a check.
 
     Args:
-        engine: Who asks.
-        implementation: Who is asked.
+        engine: The engine.
+        implementation: The implementation.
         question: The question.
-        earlier: The failure that a check met.
-        say: Hears what is done while it takes long.
+        earlier: The failure that a check reported.
+        say: Called with a progress message before a long step.
     """
     fresh = engine.ask_in_new_process(implementation, question)
     if earlier is None or fresh.fails:
         return fresh
-    before = earlier.before()
-    repeated = Repetition(earlier.found, len(before), remark=earlier.remark)
-    tries = _Tries(engine, implementation, question)
-    say(f"in a fresh process it agrees; repeating the {len(before)} calls that the check made before it")
-    if not before or not tries.fails_after(before):
-        return replace(earlier.seen or fresh, repeated=repeated)
+    preceding = earlier.preceding()
+    repeated = Repetition(earlier.description, len(preceding), remark=earlier.remark)
+    attempts = _Attempts(engine, implementation, question)
+    say(f"in a fresh process it agrees; repeating the {len(preceding)} calls that the check made before it")
+    if not preceding or not attempts.fails_after(preceding):
+        return replace(earlier.answer or fresh, repeated=repeated)
     say("it fails after them; looking for those that it takes")
-    are_fewest = fewest(before, tries.fails_after)
-    needed, answer = tries.failing[-1]
+    are_fewest = find_minimal_sequence(preceding, attempts.fails_after)
+    needed, answer = attempts.failing[-1]
     return replace(answer, repeated=replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
 
-def failure_in(checked: Checked, implementation: Implementation, question: Question) -> MetFailure | None:
-    """Return the failure that a check found; None if it found none, or the case has changed since."""
+def failure_in(checked: Checked, implementation: Implementation, question: Question) -> ReportedFailure | None:
+    """Return the failure that a check reported; None if there was none, or if the case has changed since."""
     case = question.case
     record = checked.cases.get(case.id)
     if record is None or changed(record, case_record(case, {})):
@@ -100,50 +100,54 @@ def failure_among(
     implementation: Implementation,
     read: Callable[[Iterable[str]], Mapping[str, Case]],
     remark: str = "",
-) -> MetFailure | None:
-    """Return the failure of a call among what became of all calls, with those before it, whose cases are ``read``."""
-    if not (what := asked.get(where)):
-        return None
-    evaluations = calls_before(asked, where, _served_together(implementation, [each for _, each in asked], where[1]))
+) -> ReportedFailure | None:
+    """Return the failure of one call of a check, with the calls that preceded it; None if it did not fail.
 
-    def before() -> list[Question]:
+    Args:
+        asked: The outcome of every call of the check in words, in their order; empty for a call that agreed.
+        where: The case and dtype of the call.
+        implementation: The implementation that the check called.
+        read: Reads the cases of these ids.
+        remark: A change since the check.
+    """
+    if not (description := asked.get(where)):
+        return None
+    declared = [dtype for dtype in sorted({dtype for _, dtype in asked}) if implementation.rounding_model(dtype)]
+    [served] = [group.dtypes for group in group_by_process(implementation, declared) if where[1] in group.dtypes]
+    evaluations = calls_before(asked, where, served)
+
+    def preceding() -> list[Question]:
         cases = read(identity for identity, _ in evaluations) if evaluations else {}
         return [Question(cases[identity], dtype) for identity, dtype in evaluations if identity in cases]
 
-    return MetFailure(what, before, remark=remark)
+    return ReportedFailure(description, preceding, remark=remark)
 
 
-def failure_seen_now(seen: Answer, before: Sequence[Question]) -> MetFailure:
-    """Return the failure that a check has just ``seen``, after the calls before it."""
-    first = next((each for each in seen.judgements if each.verdict.exit_code), None)
-    what = seen.failure if first is None else what_was_found(first.verdict, first.stage, first.message)
-    return MetFailure(what, lambda: before, seen)
+def failure_of_answer(answer: Answer, preceding: Sequence[Question]) -> ReportedFailure:
+    """Return the failure of an answer that is still in memory, after the calls that preceded it."""
+    failing = next((judgement for judgement in answer.judgements if judgement.verdict.exit_code), None)
+    description = answer.failure if failing is None else what_was_found(failing.verdict, failing.stage, failing.message)
+    return ReportedFailure(description, lambda: preceding, answer)
 
 
 def _changed_since(implementation: Implementation, checked: Checked) -> str:
-    """Return a remark on a user's file that is younger than the results."""
+    """Return a remark if a user's file is younger than the results; otherwise an empty text."""
     path = Path(implementation.declared.module)
     is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
     return f"{path.name} has changed since" if is_younger else ""
 
 
 def calls_before(asked: Mapping[CaseInDtype, str], evaluation: CaseInDtype, dtypes: Sequence[str]) -> list[CaseInDtype]:
-    """Return what a worker that serves these dtypes was asked before a place of a plan, since it was started."""
-    evaluations = [each for each in asked if each[1] in dtypes]
+    """Return the calls that a worker for these dtypes made before an evaluation, since it was last started."""
+    evaluations = [call for call in asked if call[1] in dtypes]
     earlier = evaluations[: evaluations.index(evaluation)] if evaluation in evaluations else []
-    deaths = [number for number, each in enumerate(earlier) if killed_the_worker(asked[each])]
+    deaths = [number for number, call in enumerate(earlier) if killed_the_worker(asked[call])]
     return earlier[deaths[-1] + 1 :] if deaths else earlier
 
 
-def _served_together(implementation: Implementation, dtypes: Sequence[str], dtype: str) -> Sequence[str]:
-    """Return the dtypes that the process of a dtype serves, in a run of these dtypes."""
-    declared = [each for each in sorted({*dtypes, dtype}) if implementation.rounding_model(each)]
-    return next(group.dtypes for group in group_by_process(implementation, declared) if dtype in group.dtypes)
-
-
 @dataclass
-class _Tries:
-    """Tries a question after other calls, each time in a process of its own, and keeps what failed."""
+class _Attempts:
+    """Asks a question after other calls, each time in a new process, and keeps the sequences after which it failed."""
 
     engine: Engine
     implementation: Implementation
@@ -153,7 +157,7 @@ class _Tries:
     until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def fails_after(self, calls: Sequence[Question]) -> bool | None:
-        """Return whether the question fails after these calls; None where there have been tries enough."""
+        """Return whether the question fails after these calls; None if the limit of attempts is reached."""
         if self.failing and (self.left <= 0 or time.monotonic() > self.until):
             return None
         self.left -= 1
@@ -163,21 +167,24 @@ class _Tries:
         return answer.fails
 
 
-def fewest(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> bool:
-    """Look for the fewest calls after which it fails; the last that failed are those. Whether none can be left out.
+def find_minimal_sequence(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> bool:
+    """Find a minimal sequence of calls that triggers a failure: the last one for which ``fails_after`` is true.
 
-    What is kept is mostly of one call, and of a late one: the shortest end of the calls is looked for first, then
-    whether its first call alone does, and only then which others can be left out.
+    The state usually comes from one late call. So the shortest end of the sequence is found first, by bisection. Then
+    its first call is tried without the others, and only then calls are removed in parts.
+
+    Returns:
+        Whether the sequence is minimal; False if the limit of attempts was reached before.
     """
     kept = _shortest_end(calls, fails_after)
     if kept is None or len(kept) == 1:
         return kept is not None
     alone = fails_after(kept[:1])
-    return _left_out(kept, fails_after) if alone is False else bool(alone)
+    return _remove_calls(kept, fails_after) if alone is False else bool(alone)
 
 
 def _shortest_end(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> Sequence[Item] | None:
-    """Return the shortest end of some calls after which it fails; None where there have been tries enough."""
+    """Return the shortest end of the calls that triggers the failure; None if the limit of attempts is reached."""
     too_short, enough = 0, len(calls)
     length = 1
     while too_short + 1 < enough:
@@ -190,8 +197,8 @@ def _shortest_end(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]],
     return calls[-enough:]
 
 
-def _left_out(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> bool:
-    """Leave out what can be, larger parts first (Zeller's ddmin), until every single call is needed."""
+def _remove_calls(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> bool:
+    """Remove calls, larger parts first, until each one is needed (delta debugging: Zeller and Hildebrandt 2002)."""
     size = len(calls) // 2
     while True:
         position, before = 0, len(calls)

@@ -24,7 +24,7 @@ import numpy as np
 from attncheck.asking.engine import Workers
 from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
-from attncheck.diagnosis.declared import declaration_of, readings_declared_by, rewrite_for_conventions
+from attncheck.diagnosis.declared import rewrite_for_conventions
 from attncheck.diagnosis.readings import ASKED, problems_read_as
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
@@ -35,7 +35,7 @@ from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.spec import DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec import DECLARED_READINGS, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.dtypes import rounded_once
 
 WIDTH = 4
@@ -277,7 +277,7 @@ def _hidden_numbers() -> Iterable[ConventionQuestion]:
 
 def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:
     """Return a question with the declarations of its meanings that are readings."""
-    found = {words: declaration_of(name) for name, words in ASKED.get(question.name, {}).items()}
+    found = {words: DECLARED_READINGS.get(name) for name, words in ASKED.get(question.name, {}).items()}
     own = {words: option for words, option in found.items() if option is not None}
     return replace(question, declaration={**own, **question.declaration})
 
@@ -342,7 +342,7 @@ def readings_of_answers(answers: Sequence[MeasuredConvention]) -> list[str]:
             continue
         names = [name for name, text in ASKED.get(question.name, {}).items() if text == words]
         option = question.declaration.get(words)
-        found |= dict.fromkeys(names or ([] if option is None else readings_declared_by(option)))
+        found |= dict.fromkeys(names or [name for name, declared in DECLARED_READINGS.items() if declared == option])
     return list(found)
 
 
@@ -393,7 +393,7 @@ def ask_all(
     if family is not None and family.corner == "bottom right":
         questions = [each.counted_from_the_end(family.says_causal) for each in questions]
     chosen = most_exact_dtype(implementation, dtype)
-    with closing(Workers(limits, with_neighbours=False)) as workers:
+    with closing(Workers(limits, probes_state=False)) as workers:
         runner = workers.worker_for(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)
         return [_asked(question, implementation, chosen, runner) for question in in_time]

@@ -35,15 +35,15 @@ from attncheck.settings.config import expected_failures_of
 class Workers:
     """Worker processes that stay until they are closed, and fresh ones."""
 
-    def __init__(self, limits: Limits | None = None, *, with_neighbours: bool = True) -> None:
+    def __init__(self, limits: Limits | None = None, *, probes_state: bool = True) -> None:
         """Make a pool without a process.
 
         Args:
             limits: Limits of the processes.
-            with_neighbours: Whether a user's function is called beside some cases with one thing changed.
+            probes_state: Whether a user's function is called around some cases with one option or input changed.
         """
         self.limits = limits or Limits()
-        self._with_neighbours = with_neighbours
+        self._probes_state = probes_state
         self._folder = tempfile.TemporaryDirectory(prefix="attncheck")
         self._number = 0
         self._kept: dict[tuple[str, int], GroupRunner[Any]] = {}
@@ -76,7 +76,7 @@ class Workers:
     def _runner(self, group: Group, limits: Limits) -> GroupRunner[Any]:
         self._number += 1
         logs = Path(self._folder.name)
-        return GroupRunner(group, limits, logs, number=self._number, with_neighbours=self._with_neighbours)
+        return GroupRunner(group, limits, logs, number=self._number, probes_state=self._probes_state)
 
     def stop(self) -> None:
         """Kill whatever computes now; nothing more is computed."""

@@ -17,7 +17,7 @@ from attncheck.judging.truth import Truth, truth_of_case, truth_of_reading
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.problem import Problem
-from attncheck.spec import DECLARABLE, EMPTY_ROWS
+from attncheck.spec import DECLARABLE
 
 
 def truth_for(
@@ -48,22 +48,6 @@ def truth_as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
         )
     found: Truth = own.of_readings[key]
     return found
-
-
-def declaration_of(name: str) -> tuple[str, str] | None:
-    """Return the convention and its value by which a function declares what a reading is; None where nothing does."""
-    value = name.removeprefix("empty-rows-")
-    if value != name and value in EMPTY_ROWS:
-        return "empty_rows", value
-    return next((reading.option for reading in ALL_READINGS if reading.name == name), None)
-
-
-def readings_declared_by(option: tuple[str, str]) -> list[str]:
-    """Return the names of the readings that a convention with its value declares."""
-    name, value = option
-    if name == "empty_rows":
-        return [f"empty-rows-{value}"]
-    return list(dict.fromkeys(reading.name for reading in ALL_READINGS if reading.option == option))
 
 
 def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:

@@ -228,33 +228,28 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
     return Reading(f"{slug}-ignored", f"{called} {verb} ignored", change, name, stage)
 
 
-_OF_WINDOWS = {
-    ("narrow", "left"): ("window", "counts_itself"),
-    ("narrow", "left and the right"): ("window", "exclusive"),
-}
 _ATTENDING = (
     *(
         convention(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
-                   _aligned(alignment, position), option=("corner", alignment))
+                   _aligned(alignment, position))
         for alignment, (name, position) in _ALIGNMENTS.items()
     ),
     convention("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
-               with_input("mask", np.logical_not), "mask", option=("mask", "true_forbids")),
+               with_input("mask", np.logical_not), "mask"),
     convention("fill-minus-infinity", "a forbidden score is minus infinity; the case means {fill} in its place",
                lambda problem: Form(problem.with_options(mask_fill=None), _fill_in_words(problem)), "mask_fill"),
     *(
         convention(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
                    "included",
-                   _window_moved(step * left, step * right), "window", option=_OF_WINDOWS.get((how, ends)))
+                   _window_moved(step * left, step * right), "window")
         for how, step in (("narrow", -1), ("wide", 1))
         for ends, left, right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
     ),
     *(
         convention(f"key-lengths-one-too-{name}",
                    f"a key length is taken for {how}; the case means the number of keys",
-                   with_input("key_lengths", partial(np.add, moved)), "key_lengths",
-                   option=("key_lengths", "last_index") if moved > 0 else None)
+                   with_input("key_lengths", partial(np.add, moved)), "key_lengths")
         for moved, name, how in ((1, "long", "the last key's index"), (-1, "short", "one less"))
     ),
     Reading("mask-added", "the mask is added to the scores as the numbers 0 and 1",
@@ -398,11 +393,10 @@ _SEQUENCES = tuple(
     for reading in (
         convention("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
-                   _aligned_in_sequences, option=("corner", "top_left")),
+                   _aligned_in_sequences),
         convention("key-lengths-one-too-long",
                    "a key length is taken for the last key's index; the case means the number of keys",
-                   _with_lengths(lambda lengths, called: lengths + 1), "key_lengths",
-                   option=("key_lengths", "last_index")),
+                   _with_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
         convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
                    _with_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",

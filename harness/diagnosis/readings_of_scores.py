@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -217,26 +216,12 @@ _ZERO_SCORES: Sequence[tuple[str, str, Callable[[int], int]]] = (
       for tile in (8, 16, 32, 64, 128)),
 )  # fmt: skip
 """Names, words, and how many further keys there are beside so many."""
-_DECLARED_AS = {
-    "scale-one": ("scale", "1"),
-    "scale-inverse-width": ("scale", "1/D"),
-    "bias-scaled": ("bias", "before_scale"),
-}
-
-
-def _declared(rows: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield rows of numbers, those that somebody may declare with their declaration."""
-    return (replace(row, option=_DECLARED_AS.get(row.name)) for row in rows)
-
-
 _SCORES = (
     convention("softcap-after-biased", _LATE_SOFTCAP.format("the bias"),
-               _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped",
-               option=("softcap", "behind_bias")),
+               _softcap_after("biased", lambda problem: "bias" in problem.inputs), "softcap", "capped"),
     convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", is_masked),
-               "softcap", "capped", option=("softcap", "behind_mask")),
-    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap",
-               option=("softcap", "behind_mask")),
+               "softcap", "capped"),
+    convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
     *numbered(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
               _with_softcap, lambda problem: float(problem.options["softcap"]), of="softcap", stage="capped"),
     Reading("sinks-twice", "the sinks count twice",
@@ -254,9 +239,9 @@ _SCORES = (
             "scores"),
     Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
             "score_bias", "scores"),
-    *_declared(numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
-                        "instead of {meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores")),
-    *_declared(numbered(str, "bias times", _BIASES, _bias_times, of="bias", stage="biased")),
+    *numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
+              "instead of {meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores"),
+    *numbered(str, "bias times", _BIASES, _bias_times, of="bias", stage="biased"),
     *(
         Reading(f"score-{name.replace('_', '-')}-transposed",
                 f"the {name.replace('_', ' ')} of the score is transposed", transposed(name), of, "scores")

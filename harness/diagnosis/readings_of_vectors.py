@@ -356,7 +356,7 @@ _READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
 
 _HEADS = (
     convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
-               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores", option=("heads", "tiled")),
+               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores"),
     *(
         Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_as(read, wrong),
                 stage=_READ_AT[read])

@@ -1,11 +1,10 @@
-"""Calls padded to what a restricted function requires, and what was added dropped again from what it returns.
+"""Pad calls to a function's shape requirements, and strip the padding from its results.
 
 Widths get columns of zeros, lengths get queries of zeros and keys that are masked. Each is exact where it is done
 (``requirements.py`` says where it is not); docs/numerics.md, section 4.8, derives both.
 
-What a user's implementation lacks for a case is known from its parameters, before any numbers are drawn. A kernel that
-has few of the options is requested for every case of the corpus, and most of them it cannot do: whoever edits it waits
-for that. Whatever is not certain here is left to the call itself, which says the same of what it lacks
+A kernel with few options does not support most cases of the corpus. Its parameters show that before any numbers are
+drawn, which keeps reruns fast. If the parameters do not decide it, the call does, with the same message
 (``operations.run_operation``).
 """
 
@@ -55,19 +54,25 @@ _ZERO_WHERE_ADDED: Mapping[str, frozenset[str]] = {
     for name, spec in STAGE_SPECS.items()
     if name not in (*PROJECTIONS, *LOGITS) and not (name in GRADIENTS and "T" in spec.axes)
 }
-"""Along which axes a stage is 0 in what was added: a column of zeros, or a key that is masked."""
+"""By stage, the axes along which padding is zero: columns of zeros, and masked keys."""
 
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """A padded call: the problem that is asked instead, what of each stage is ``kept``, and a ``description``."""
+    """A padded call.
+
+    Attributes:
+        problem: The call that is made instead.
+        kept: By stage, the elements that remain when the padding is stripped.
+        description: The padding in words.
+    """
 
     problem: Problem
     kept: Mapping[str, KeptElements]
     description: str
 
     def cut(self, outcome: Outcome) -> Outcome:
-        """Drop what was added from the stages that came back."""
+        """Strip the padding from the stages of an outcome."""
         if isinstance(outcome, Failure):
             return replace(outcome, padded=self.description)
         cuts = {stage: cut(array, self.kept[stage]) for stage, array in outcome.stages.items() if stage in self.kept}
@@ -77,10 +82,12 @@ class Padding:
 
 
 def padded_call(implementation: Implementation, problem: Problem) -> Padding | Failure | None:
-    """Pad a problem to what the function that it calls requires.
+    """Pad a call to the shapes that the function requires.
 
-    None where it meets the requirements as it is, ``Failure`` where no padding makes it meet them exactly. Packed
-    sequences become one mask first, where it has no function for them.
+    Packed sequences become one mask first if the implementation has no function for them.
+
+    Returns:
+        The padded call; None if it meets the requirements already; a ``Failure`` if no padding is exact.
     """
     if OPERATIONS[problem.operation].is_folded and not implementation.has(
         call_of(problem.operation, problem.options)[0]
@@ -112,7 +119,7 @@ def padded_call(implementation: Implementation, problem: Problem) -> Padding | F
 
 def _folded_call(implementation: Implementation, problem: Problem) -> Padding | Failure:
     """Turn the sequences of a problem into a mask, and pad what is then asked of another function."""
-    if names := [name for name in _TOLD_TO_SEQUENCES if name in implementation.reads_calls_as]:
+    if names := [name for name in _SEQUENCE_CONVENTIONS if name in implementation.reads_calls_as]:
         return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
     folded = problem.without_layout()
     description = f"a block mask ({len(problem.inputs['cu_seqlens_k']) - 1} sequences)"
@@ -154,18 +161,18 @@ def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[
     return {letter: length for letter, length in longer.items() if length != lengths[letter]}
 
 
-_READ_BY_AXES: Mapping[str, frozenset[str]] = {
+_AXIS_DEPENDENT_CONVENTIONS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("corner", "mask", "key_lengths", "softcap"), frozenset({"Lq", "T"})),
     "scale": frozenset({"D"}),
 }
-"""Conventions that a call with longer axes is read by otherwise, as a mask of added keys where True forbids."""
-_TOLD_TO_SEQUENCES = ("corner", "key_lengths")
+"""Conventions whose meaning changes when these axes are padded, such as a mask in which True forbids."""
+_SEQUENCE_CONVENTIONS = ("corner", "key_lengths")
 
 
 def _require_read_alike(implementation: Implementation, longer: Lengths) -> None:
     """Raise ``InexactError`` where a function reads a longer call otherwise than the case's."""
     for name in implementation.reads_calls_as:
-        if _READ_BY_AXES.get(name, frozenset()) & longer.keys():
+        if _AXIS_DEPENDENT_CONVENTIONS.get(name, frozenset()) & longer.keys():
             raise InexactError(f"cannot be padded: it declares {name}, by which a padded call is read otherwise")
 
 
@@ -296,7 +303,7 @@ def lack_of(implementation: Implementation, problem: Case | Problem, call: Calla
 
 
 def _call_without_numbers(case: Case, dtype: str) -> Problem:
-    """Return the call that a case is, all of whose numbers are 0."""
+    """Return the call of a case with all inputs zero."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
     inputs = convert_inputs(case, {name: Exact(array, array) for name, array in zeros.items()}, dtype)
     return problem_of(case, inputs).as_call()

@@ -40,9 +40,9 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.neighbours import NeighbourCalls
 from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
 from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
+from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, clean, evaluate_and_measure, start
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
@@ -272,12 +272,12 @@ class GroupRunner(Generic[Key]):
         described: DescribedWorkers | None = None,
         number: int = 1,
         *,
-        with_neighbours: bool = False,
+        probes_state: bool = False,
     ) -> None:
         """Make a runner, whose ``number`` is another one for each runner of a group.
 
         A worker in which the implementation was ``described`` is taken before another one is started. Where it is asked
-        ``with_neighbours``, a user's function is called beside some cases with one thing changed.
+        ``probes_state``, a user's function is called around some cases with one option or input changed.
         """
         self.group = group
         self._described = described
@@ -294,7 +294,7 @@ class GroupRunner(Generic[Key]):
         self._meanwhile: Callable[[], None] = lambda: None
         self.times = Times()
         is_user = isinstance(group.implementation.entry, UserImplementation)
-        self._neighbours = NeighbourCalls(self._evaluate, self._fresh) if with_neighbours and is_user else None
+        self._state_probe = StateProbe(self._evaluate, self._fresh) if probes_state and is_user else None
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -326,8 +326,8 @@ class GroupRunner(Generic[Key]):
 
         ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
         """
-        if self._neighbours is not None:
-            return self._neighbours.beside(problem, partial(self._timed, problem, meanwhile))
+        if self._state_probe is not None:
+            return self._state_probe.around(problem, partial(self._timed, problem, meanwhile))
         return self._timed(problem, meanwhile)
 
     def _timed(self, problem: Problem, meanwhile: Callable[[], None]) -> Outcome:
@@ -499,7 +499,7 @@ def group_runners(
         own = replace(limits, soft_memory_limit=most)
         runners.append(
             [
-                GroupRunner[Key](group, own, log_directory, slot, described, number, with_neighbours=True)
+                GroupRunner[Key](group, own, log_directory, slot, described, number, probes_state=True)
                 for group in sharing
             ]
         )

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attncheck.backends import BACKENDS
+from attncheck.backends import BACKENDS, as_numpy
 from attncheck.common.errors import UsageError
 from attncheck.common.wording import slug
 from attncheck.execution.operations import run_operation
@@ -29,7 +29,6 @@ from attncheck.reading.printed import MAX_NUMBERS
 from attncheck.reading.problem import Problem
 from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, inputs_of
-from attncheck.spec.dtypes import as_numpy
 
 Layout = Literal["heads_first", "length_first"]
 

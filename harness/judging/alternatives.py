@@ -18,7 +18,7 @@ from attncheck.attention.problem import Computation
 from attncheck.judging.truth import Stages, Truth
 from attncheck.judging.undefined_rows import scores_shape
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, HEADS, INSTEAD_OF, is_said, score_kind
+from attncheck.spec import BY_SCORE, DECLARED_READINGS, HEADS, INSTEAD_OF, is_said, score_kind
 from attncheck.spec.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -38,7 +38,6 @@ class Form:
     answer: str = ""
     unsure: str = ""
     shared: str = ""
-    option: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,6 +59,7 @@ class Alternative(Form):
 
     name: str = ""
     description: str = ""
+    option: tuple[str, str] | None = None
     verdict: Verdict = Verdict.SEMANTIC
     is_fitted: bool = False
     factor: float | None = None
@@ -89,8 +89,7 @@ class Reading:
     ``says`` is the message, in which words in braces depend on the case, and {stage} is where it shows. ``change``
     makes the problem as it is then read, of a case that has an input or option of the name ``of``. It departs at
     ``stage``, unless its form says otherwise. The verdict is ``semantic`` of a convention, which somebody means, and
-    ``numeric`` of a mistake. A reading ``before_lowering`` is one of the operation that is called. ``option`` is the
-    declaration by which a function is judged so, of ``spec.DECLARABLE``.
+    ``numeric`` of a mistake. A reading ``before_lowering`` is one of the operation that is called.
     """
 
     name: str
@@ -100,12 +99,16 @@ class Reading:
     stage: str = "masked"
     verdict: Verdict = Verdict.NUMERIC
     before_lowering: bool = False
-    option: tuple[str, str] | None = None
 
     @property
     def is_convention(self) -> bool:
         """Whether somebody means it."""
         return self.verdict is Verdict.SEMANTIC
+
+    @property
+    def option(self) -> tuple[str, str] | None:
+        """The convention and its value by which a function declares it; None if it cannot be declared."""
+        return DECLARED_READINGS.get(self.name)
 
     def of_problem(self, problem: Problem) -> Iterator[Alternative]:
         """Yield a problem as it is read so, in each form; nothing where it has nothing of it."""
@@ -124,7 +127,7 @@ class Reading:
     def alternative(self, form: Form, **more: Any) -> Alternative:
         """Return the reading of a case in one form."""
         description = self.says.format_map({"stage": "{stage}", **form.words})
-        own = {"stage": form.stage or self.stage, "option": form.option or self.option}
+        own = {"stage": form.stage or self.stage, "option": self.option}
         told = {"name": self.name, "description": description, "verdict": self.verdict}
         return Alternative(**{**vars(form), **own, **told, **more})
 

@@ -17,8 +17,7 @@ from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
 def _empty_rows(value: str) -> Change:
     def change(problem: Problem) -> Form | None:
         own = own_empty_rows_of(problem)
-        option = "empty_rows", value
-        return None if value == own else Form(problem.with_options(empty_rows=value), {"own": own}, option=option)
+        return None if value == own else Form(problem.with_options(empty_rows=value), {"own": own})
 
     return change
 

@@ -103,7 +103,7 @@ def _ask(
             lacking = VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}")
             yield from (_row(implementation, question, "", lacking) for question in own)
             continue
-        with closing(Workers(limits, with_neighbours=False)) as workers:
+        with closing(Workers(limits, probes_state=False)) as workers:
             for question in own:
                 judge = _VariantJudge(implementation, question, workers, truths)
                 for variant in question.variants:

@@ -41,7 +41,7 @@ class Problem:
     Attributes:
         operation: The name of the operation.
         options: Its options by name.
-        inputs: Its arrays by name. Their numbers are those of the working dtype, whatever dtype they are stored in.
+        inputs: Its arrays by name, rounded to the working dtype. A search keeps them widened to float64.
         dtype: The working dtype; empty for a problem of which no error bound is asked.
         memory_layout: The inputs that do not lie row by row in memory, with a name of ``MEMORY_LAYOUTS`` each.
         stages: The stages that are judged; None for all.

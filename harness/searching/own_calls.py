@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from attncheck.asking.question import Question
+from attncheck.backends import as_numpy
 from attncheck.common.errors import UsageError
 from attncheck.common.wording import expected, listed
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import read_concrete
 from attncheck.spec import DTYPES, OPERATIONS, InputSpec, inputs_of
-from attncheck.spec.dtypes import as_numpy
 
 
 def question_of_arrays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.backends import BACKENDS
 from attncheck.backends.contract import CODE_FORMATS
 
 _ADDED = {
@@ -76,15 +74,3 @@ def _float32_by_odd(array: NDArray[np.float64]) -> NDArray[np.float32]:
     cut = np.where(outwards, np.nextafter(near, np.float32(0)), near)
     odd: NDArray[np.uint32] = cut.view(np.uint32) | inexact.astype(np.uint32)
     return odd.view(np.float32)
-
-
-_FRAMEWORKS: Mapping[str, str] = {"jaxlib": "jax", **{name: name for name in BACKENDS}}
-
-
-def as_numpy(value: Any) -> NDArray[Any]:
-    """Return the numbers of a framework's array, by its backend."""
-    framework = _FRAMEWORKS.get(type(value).__module__.partition(".")[0], "numpy")
-    array = np.asarray(BACKENDS[framework].load().to_numpy(value))
-    if array.dtype.hasobject:
-        raise ValueError(f"a {type(value).__name__} is no array of numpy, torch, tensorflow or jax")
-    return array

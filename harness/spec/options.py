@@ -76,8 +76,25 @@ DECLARABLE: Mapping[str, Mapping[str, str]] = {
 }
 """Other conventions that a user's function may declare, each value in words, in the order in which they are applied.
 
-What is then true of a call is the exact answer of the call as it is read (``judging/readings.py`` has a reading each).
+The exact answer of a call is then that of the call as the function reads it.
 """
+DECLARED_READINGS: Mapping[str, tuple[str, str]] = {
+    **{f"empty-rows-{value}": ("empty_rows", value) for value in EMPTY_ROWS},
+    "aligned-bottom-right": ("corner", "bottom_right"),
+    "aligned-top-left": ("corner", "top_left"),
+    "window-too-narrow-left": ("window", "counts_itself"),
+    "window-too-narrow-left-and-right": ("window", "exclusive"),
+    "heads-tiled": ("heads", "tiled"),
+    "mask-inverted": ("mask", "true_forbids"),
+    "key-lengths-one-too-long": ("key_lengths", "last_index"),
+    "key-lengths-from-the-end": ("key_lengths", "from_the_end"),
+    "scale-one": ("scale", "1"),
+    "scale-inverse-width": ("scale", "1/D"),
+    "bias-scaled": ("bias", "before_scale"),
+    "softcap-after-biased": ("softcap", "behind_bias"),
+    "softcap-after-masked": ("softcap", "behind_mask"),
+}
+"""By the name of a reading, the convention and its value by which a function declares that it reads calls so."""
 
 
 def without_a_key(given: str, expected: str) -> str:

@@ -20,7 +20,7 @@ from tables import tables_beside
 
 import attncheck
 from attncheck import ask, check, explain
-from attncheck.asking.again import calls_before, fewest
+from attncheck.asking.again import calls_before, find_minimal_sequence
 from attncheck.backends import numpy_backend
 from attncheck.common.errors import AttncheckError, UsageError
 from attncheck.common.store import VARIABLE
@@ -238,7 +238,7 @@ def test_the_fewest_calls_are_exactly_those_that_it_takes(given: tuple[int, set[
             failing.append(calls)
         return fails
 
-    assert fewest(range(length), fails_after)
+    assert find_minimal_sequence(range(length), fails_after)
     assert list(failing[-1]) == sorted(needed)
 
 

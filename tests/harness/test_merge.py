@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from part_files import split_arrays
 
-from attncheck.reports.merge import Merged, merge_runs
+from attncheck.reports.frames import Merged
+from attncheck.reports.merge import merge_runs
 from attncheck.results.format import ARRAY_SCHEMA, INPUTS, Row, StoredArray, bound_name
 from attncheck.results.reader import read_runs
 from attncheck.results.tables import TableFile

@@ -102,7 +102,7 @@ class _Run:
             if group not in self._runners:
                 check_versions(self.job, group)
                 runner = GroupRunner[Unit](
-                    self.job.groups[group], self._limits, Path(self._folder.name), with_neighbours=True
+                    self.job.groups[group], self._limits, Path(self._folder.name), probes_state=True
                 )
                 self._runners[group] = Lock(), runner
             return self._runners[group]

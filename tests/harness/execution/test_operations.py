@@ -38,7 +38,6 @@ from attncheck.backends.contract import Backend
 from attncheck.execution import process_state
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
-from attncheck.execution.neighbours import NeighbourCalls
 from attncheck.execution.operations import (
     MAX_CALLED_AGAIN,
     OVERWRITTEN,
@@ -49,6 +48,7 @@ from attncheck.execution.operations import (
 )
 from attncheck.execution.process_state import Misbehaved, ProcessState, no_leaked_threads
 from attncheck.execution.runner import scores_too_large
+from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.user_call import own_backend
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.judging.judge import NEVER_WRITTEN, NEXT_CALL
@@ -447,9 +447,9 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
     are_right: set[bool] = set()
     for option in (*ALL, "mask", "bias", "key_lengths", "query_offsets"):
         memo.clear()
-        calls = NeighbourCalls(evaluate, in_fresh_process)
+        probe = StateProbe(evaluate, in_fresh_process)
         for problem in problems(option):
-            found = calls.beside(problem, lambda problem=problem: evaluate(problem))  # type: ignore[misc]
+            found = probe.around(problem, lambda problem=problem: evaluate(problem))  # type: ignore[misc]
             assert isinstance(found, Computed)
             if found.faults:
                 faults |= set(found.faults.values())
@@ -461,7 +461,7 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
     else:
         assert said in faults
         assert faults <= {said, f"{said.replace(' gives', chr(39) + 's batch axis gives')}"}
-        # Behind its neighbour a case is wrong itself; in front of it, its neighbour is.
+        # After a changed call the case itself is wrong; before it, the changed call is.
         assert are_right >= ({True, False} if expected in ALL else {False})
 
 
