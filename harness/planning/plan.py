@@ -197,7 +197,7 @@ def _levels_of_option(option: str) -> Iterator[Level]:
 def _has_empty_rows(case: Case) -> bool:
     if not {*case.inputs, *case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
         return False
-    from attncheck.judging.undefined_rows import empty_rows  # which loads what exact answers need
+    from attncheck.judging.undefined import empty_rows  # which loads what exact answers need
 
     inputs = convert_inputs(case, make_exact_inputs(case), "float32").arrays
     return bool(empty_rows(case.problem(inputs).lowered()).any())
