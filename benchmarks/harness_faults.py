@@ -280,7 +280,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "special_open_log_sum_exp",
-        "harness/judging/undefined_rows.py",
+        "harness/judging/undefined.py",
         "return nan_rows, empty & (nan_rows | (self.convention != DEFAULT_EMPTY_ROWS))",
         "return nan_rows, empty & nan_rows",
         "log_sum_exp of a row without a key is judged under every convention",

@@ -19,7 +19,8 @@ from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge import stage_rows
 from attncheck.judging.judge_implementation import with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.truth import Conditioning, Truth, conditioning_of
+from attncheck.judging.stage_bounds import Conditioning, conditioning_of
+from attncheck.judging.truth import Truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import (
     ExpectedFailureRecord,
@@ -201,7 +202,7 @@ def judge_outcome(
     )
     return Answer(
         *whose,
-        marks.mark(stage_rows(blank, judged, outcome, case, truth)),
+        marks.mark(stage_rows(blank, judged, outcome, case, truth.read_as)),
         tuple(_with_limit(expected_failures, each, evaluation) for each in judged.judgements),
         judged.begins_at,
         outside=truth.outside,
@@ -229,7 +230,7 @@ def _conditioning(
     return {
         name: large
         for name, array in sound.items()
-        if name in measured and (large := conditioning_of(returned, name, array, rounding_model)) is not None
+        if name in measured and (large := conditioning_of(returned.reference(name, rounding_model, array))) is not None
     }
 
 

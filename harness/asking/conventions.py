@@ -498,9 +498,9 @@ def is_meant(question: ConventionQuestion, meaning: Meaning, array: Array, dtype
         return False
     truth = truth.for_returned({question.stage: array})
     if meaning.factor == 1:
-        return agrees(truth, question.stage, array, rounding_model)
+        return agrees(truth.reference(question.stage, rounding_model, array), array)
     # Another unit is rounded elsewhere, to a neighbouring exponent at most, and so is what it is made of.
-    allowed = _OTHER_UNIT * (truth.bounds(rounding_model)[question.stage].max_error + exact.radius)
+    allowed = _OTHER_UNIT * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
     return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())
 
 
@@ -509,12 +509,8 @@ def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
     """Return the exact answer of what a call may mean."""
     problem = meaning.problem
     assert problem is not None, "a constant has no problem"
-    return find_truth(
-        replace(problem, inputs=_stored(problem.inputs, dtype)),
-        dtype,
-        supports_statistics=False,
-        whole=True,
-    )
+    stored = replace(problem, inputs=_stored(problem.inputs, dtype))
+    return find_truth(stored, dtype, supports_statistics=False, whole=True)
 
 
 def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:

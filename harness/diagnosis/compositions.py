@@ -73,11 +73,12 @@ class ComposedCase:
             return None
         if any(truth.exact[stage].shape != array.shape for stage, array in stages.items()):
             return None
-        right = {stage: array for stage, array in stages.items() if agrees(truth, stage, array, rounding_model)}
+        references = ((stage, truth.reference(stage, rounding_model, array)) for stage, array in stages.items())
+        right = {stage: stages[stage] for stage, reference in references if agrees(reference, stages[stage])}
         failing = {stage: array for stage, array in stages.items() if stage not in right}
         if not failing:
             return None
-        findings = diagnose_case(truth, failing, rounding_model, right)
+        findings = diagnose_case(WrongResult(truth, failing, rounding_model, right))
         return evidence_of(findings, min(failing, key=stage_position), self.operation)
 
 

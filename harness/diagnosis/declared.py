@@ -37,12 +37,11 @@ def truth_as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
 
     What says how it is read is the truth's ``read_as``.
     """
-    problem = own.called or own.problem
-    if not conventions or problem is None:
+    if not conventions:
         return own
     key = f"declared {sorted(conventions.items())}"
     if key not in own.of_readings:
-        reading = read_as_declared(problem, conventions)
+        reading = read_as_declared(own.judged.called, conventions)
         own.of_readings[key] = (
             own if reading is None else replace(truth_of_reading(own, reading.problem), read_as=reading.description)
         )

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
-
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import DIAGNOSABLE, NO_FINDINGS, Findings, evidence_of
 from attncheck.diagnosis.readings import undefined_row_conventions
@@ -32,6 +30,7 @@ from attncheck.diagnosis.wrong_result import (
 )
 from attncheck.execution.worker import Computed
 from attncheck.judging.alternatives import Alternative
+from attncheck.judging.exact_stages import Stages
 from attncheck.judging.judge import stage_rows
 from attncheck.judging.judge_implementation import (
     JudgedStages,
@@ -43,8 +42,8 @@ from attncheck.judging.judge_implementation import (
     with_faults,
 )
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.truth import Stages, Truth, truth_of_reading
-from attncheck.judging.undefined_rows import scores_shape
+from attncheck.judging.truth import Truth, truth_of_reading
+from attncheck.judging.undefined import scores_shape
 from attncheck.judging.xfail import OwnEmptyRows
 from attncheck.reading.case import Case
 from attncheck.results.format import Row
@@ -61,23 +60,19 @@ _MARGIN = 2.0**10
 """How many times its bound a mean difference may be until a reading is not worth a trial."""
 
 
-def diagnose_case(truth: Truth, failed: Stages, rounding_model: str, right: Stages | None = None) -> Findings:
-    """Return the readings of a case under which all failing stages agree, and those that would have shown.
-
-    ``failed`` are the judged rows of the stages that fail, ``right`` of those that do not.
-    """
-    if truth.problem is None:
-        return NO_FINDINGS
-    wrong = WrongResult(truth, truth.problem, failed, rounding_model, right or {})
+def diagnose_case(wrong: WrongResult) -> Findings:
+    """Return the readings of a case under which all failing stages agree, and those that would have shown."""
     if is_only_in_empty_rows(wrong):
         of_rows = undefined_row_conventions(wrong.problem)
-        found = next((each for each in of_rows if does_fit(wrong, each, truth_of_reading(truth, each.problem))), None)
+        found = next(
+            (each for each in of_rows if does_fit(wrong, each, truth_of_reading(wrong.truth, each.problem))), None
+        )
         return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
-    if not failed.keys() <= truth.exact.keys():
+    if not wrong.stages.keys() <= wrong.truth.exact.keys():
         return NO_FINDINGS
-    if _is_small(truth):
+    if _is_small(wrong):
         return _regular(wrong)
-    if math.prod(scores_shape(truth.computation)) > MAX_FITTED:
+    if math.prod(scores_shape(wrong.truth.stages.computation)) > MAX_FITTED:
         return NO_FINDINGS
     fits, refuted = _fitted(wrong)
     return Findings(tuple(fits), frozenset(refuted - {each.name for each in fits}))
@@ -110,7 +105,7 @@ def _giving_rows_a_key(wrong: WrongResult) -> list[Alternative]:
     A reading whose distance is not known is tried, too: what may be the cause of such a row is not left out for that. A
     number in the place of minus infinity makes such a row uniform, which the convention says.
     """
-    if not _is_small(wrong.truth):
+    if not _is_small(wrong):
         return []
     near = [
         each
@@ -133,16 +128,16 @@ def _gives_rows_a_key(wrong: WrongResult, reading: Alternative) -> bool:
     )
 
 
-def _is_small(truth: Truth) -> bool:
-    size = int(np.prod(scores_shape(truth.computation), dtype=np.int64))
-    return truth.query_rows is None and size <= MAX_ELEMENTS
+def _is_small(wrong: WrongResult) -> bool:
+    size = math.prod(scores_shape(wrong.truth.stages.computation))
+    return wrong.truth.judged.query_rows is None and size <= MAX_ELEMENTS
 
 
 def _near(wrong: WrongResult) -> tuple[list[Alternative], set[Alternative]]:
     """Return the readings that are worth a trial, nearest first, and those that are refuted by distance."""
     readings, refuted = wrong.readings, set[Alternative]()
     own = residual(readings.own, wrong.stages)
-    unit, allowed = FORMATS[wrong.truth.dtype].unit_roundoff, wrong.allowed
+    unit, allowed = FORMATS[wrong.truth.bounds.dtype].unit_roundoff, wrong.allowed
     ranked, open_ = [], []
     for order, convention in enumerate(wrong.possible):
         if readings.is_open(convention):
@@ -189,7 +184,7 @@ def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
 
 
 def _is_near(wrong: WrongResult, convention: Alternative) -> bool:
-    nearest = approximate(convention.problem, wrong.truth.query_rows)
+    nearest = approximate(convention.problem, wrong.truth.judged.query_rows)
     return residual(nearest, wrong.stages) <= _MARGIN * wrong.allowed
 
 
@@ -228,7 +223,8 @@ def judge_and_diagnose(
     for start in judged.starting_points:
         failed = {stage: sound[stage] for stage in failed_stages(start.judgements)}
         right = {each.stage: sound[each.stage] for each in start.judgements if each.verdict is Verdict.AGREE}
-        findings = diagnose_case(start.truth, failed, rounding_model, right) if failed else NO_FINDINGS
+        wrong = WrongResult(start.truth, failed, rounding_model, right)
+        findings = diagnose_case(wrong) if failed else NO_FINDINGS
         found = findings.named
         if found is not None:
             description = found.description.format(stage=next(iter(failed)))
@@ -263,7 +259,7 @@ def examine(
     """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
     judged = with_faults(judged, outcome.faults)
-    rows = stage_rows(blank, judged, outcome, case, truth)
+    rows = stage_rows(blank, judged, outcome, case, truth.read_as)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.fits or judged.findings.refuted):
         return ExaminedRows(tuple(rows), None)

@@ -49,8 +49,8 @@ from attncheck.judging.alternatives import (
     with_mask,
     without,
 )
-from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS, own_empty_rows_of
-from attncheck.judging.undefined_rows import MAX_AT_A_TIME, empty_rows, scores_shape
+from attncheck.judging.empty_row_conventions import OTHER_EMPTY_ROWS
+from attncheck.judging.undefined import MAX_AT_A_TIME, empty_rows, empty_rows_convention, scores_shape
 from attncheck.reading.lowering import queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
@@ -451,7 +451,7 @@ def _empty_rows_unmasked(problem: Problem) -> Form | None:
         return None
     mask = allowed | empty_rows(problem)[..., np.newaxis]
     unmasked = problem.canonical().with_options(is_causal=False).with_inputs(mask=mask)
-    return Form(unmasked, {"own": own_empty_rows_of(problem)})
+    return Form(unmasked, {"own": empty_rows_convention(problem)})
 
 
 EMPTY_ROW_READINGS = (

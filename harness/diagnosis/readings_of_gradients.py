@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.bounds import for_bounds
 from attncheck.attention.errors import Elementwise, Real, every_head
 from attncheck.attention.logits import cap_of, spread_over, through_mask
 from attncheck.attention.problem import Computation
@@ -140,8 +139,8 @@ class Backward:
 
     def kept(self, change: Changed | None = None) -> Any:
         """Return who may attend to whom, or may where another problem is asked."""
-        asked = self.truth.problem.as_call() if self.truth.problem is not None else None
-        other = asked if asked is None or change is None else change(asked)
+        asked = self.truth.judged.problem.as_call()
+        other = asked if change is None else change(asked)
         shape = self.walk.node("masked").value.shape
         kept = None if other is None else Computation.as_given(other.canonical()).kept(shape)
         return np.ones(shape, np.bool_) if kept is None else kept
@@ -194,7 +193,7 @@ def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -
         truth, rounding = at.truth, at.rounding
         known = truth.of_readings.setdefault("backward", {})
         if rounding not in known:
-            known[rounding] = Backward(truth, for_bounds(at.problem), at.walk({}), rounding, {})
+            known[rounding] = Backward(truth, at.stages.wide_computation, at.walk({}), rounding, {})
         problem, step = known[rounding].problem, replace(known[rounding], changed=changed, made={})
         if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
             return {}

@@ -16,7 +16,7 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings_of_entries import has_heads
 from attncheck.judging.alternatives import Change, Changed, Form, Reading, folded, only, with_allowed, with_input
-from attncheck.judging.undefined_rows import MAX_AT_A_TIME, scores_shape
+from attncheck.judging.undefined import MAX_AT_A_TIME, scores_shape
 from attncheck.reading.lowering import queries_and_keys, query_offset, query_positions
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements

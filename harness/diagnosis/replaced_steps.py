@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attncheck.attention.bounds import for_bounds
 from attncheck.attention.errors import Bound, Elementwise, Finished, Operand, Real, as_float64, exact_logits
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
@@ -35,7 +34,9 @@ from attncheck.judging.alternatives import (
     scale_of,
     widths_of,
 )
-from attncheck.judging.truth import Stages, Truth
+from attncheck.judging.exact_stages import ExactStages, Stages
+from attncheck.judging.truth import Truth
+from attncheck.judging.undefined import NOTHING_UNDEFINED
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUERY_KEY_VALUE, stage_position
@@ -58,10 +59,10 @@ class Followed:
     rounding: RoundingModel
     errors: Mapping[str, Real]
 
-    @cached_property
-    def problem(self) -> Computation:
-        """The computation of the exact answer."""
-        return Computation.of(self.truth.canonical)
+    @property
+    def stages(self) -> ExactStages:
+        """The exact stages, with their canonical problem and its computation."""
+        return self.truth.stages
 
     @property
     def few_roundings(self) -> float:
@@ -74,14 +75,14 @@ class Followed:
 
     def walk(self, states: Mapping[str, Any]) -> Walk:
         """Follow values and errors from other states of some nodes, and from the inputs."""
-        problem = for_bounds(self.problem)
+        problem = self.stages.wide_computation
         states = {name: _with_added(problem, name, state) for name, state in states.items()}
         values = value_walk(problem, {name: state.value for name, state in states.items()})
         return error_walk(problem, self.rounding, values, states=states)
 
     def estimates(self, walk: Walk, stages: Iterable[str]) -> Estimates:
         """Return what a walk finds for stages as they are returned."""
-        without_added, states = self.problem.without_added, {stage: walk.node(stage) for stage in stages}
+        without_added, states = self.stages.computation.without_added, {stage: walk.node(stage) for stage in stages}
         return {
             stage: (without_added(stage, state.value), without_added(stage, state.bound(self.rounding).max_error))
             for stage, state in states.items()
@@ -97,7 +98,7 @@ class Followed:
         """Return what the softmax sees, and its largest errors."""
         order = [stage for stage in LOGITS if stage in self.truth.exact]
         if not order:
-            scores = as_float64(self.truth.inputs["scores"])
+            scores = as_float64(self.stages.canonical.inputs["scores"])
             return scores, np.zeros_like(scores)
         return self.value(order[-1]), self.errors[order[-1]]
 
@@ -111,7 +112,7 @@ class Followed:
         """Return the logits that meet the mask, with their errors, and where it allows; None where nothing masks."""
         last = [stage for stage in LOGITS[:-1] if stage in self.truth.exact][-1]
         logits = self.value(last)
-        return (logits, self.errors[last]), Computation.as_given(self.truth.canonical).kept(logits.shape)
+        return (logits, self.errors[last]), Computation.as_given(self.stages.canonical).kept(logits.shape)
 
     def softmax_of(self, logits: Real, error: Real) -> Estimates:
         """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
@@ -119,7 +120,7 @@ class Followed:
 
     def behind_weights(self, weights: Real, max_error: Real) -> Estimates:
         """Follow other weights through the average of the values, and through the output projection."""
-        if self.truth.operation == "softmax":
+        if self.stages.canonical.operation == "softmax":
             return {}
         states = {"weights": Operand(weights, max_error)}
         if "value" in self.truth.exact:
@@ -135,9 +136,9 @@ class Followed:
             if each in self.truth.exact:
                 state = walk.node(each)
                 both = state.value, state.max_error + np.zeros_like(state.value)
-                shown, error = (self.problem.without_added(each, array) for array in both)
+                shown, error = (self.stages.computation.without_added(each, array) for array in both)
                 found[each] = shown, error
-        if self.truth.operation == "scoring":
+        if self.stages.canonical.operation == "scoring":
             return found
         found |= self.estimates(walk, ("weights", "log_sum_exp"))
         return found | self.behind_weights(*found["weights"])
@@ -159,7 +160,7 @@ def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepRepla
 
     def follow(at: Followed) -> Estimates:
         walk, states = at.walk({}), dict[str, Any]()
-        past = at.truth.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
+        past = at.stages.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
         if not past:
             return {}
         for name in names:
@@ -182,7 +183,7 @@ def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None =
     """Take a m + b (L - m) for log_sum_exp: maximum and logarithm of the sum, each with a factor, in a base or any."""
 
     def follow(at: Followed) -> Estimates:
-        if base_two not in (None, at.truth.options.get("lse_base") == "2"):
+        if base_two not in (None, at.stages.canonical.options.get("lse_base") == "2"):
             return {}
         if of_maximum == of_rest:
             return {"log_sum_exp": at.times("log_sum_exp", of_rest)}
@@ -205,7 +206,7 @@ def softmax_over(axis: int) -> Follow:
 
     def follow(at: Followed) -> Estimates:
         logits, error = at.last_logits()
-        if logits.ndim < -axis or at.problem.added_keys:  # what is added belongs to the axis of the keys
+        if logits.ndim < -axis or at.stages.computation.added_keys:  # what is added belongs to the axis of the keys
             return {}
         turned, moved = (np.moveaxis(np.broadcast_to(each, logits.shape), axis, -1) for each in (logits, error))
         weights, max_error = (np.moveaxis(each, -1, axis) for each in at.softmax_of(turned, moved)["weights"])
@@ -221,8 +222,8 @@ def not_renormalised(at: Followed) -> Estimates:
 
 def mask_not_renormalised(at: Followed) -> Estimates:
     """Do the same with the mask alone: causality, windows and lengths are there before the softmax."""
-    asked = at.truth.problem.as_call() if at.truth.problem is not None else None
-    if asked is None or "mask" not in asked.inputs:
+    asked = at.truth.judged.problem.as_call()
+    if "mask" not in asked.inputs:
         return {}
     plain = asked.without_input("mask").canonical()
     return _masked_behind(at, Computation.as_given(plain).kept(at.last_logits()[0].shape))
@@ -243,7 +244,7 @@ def _masked_behind(at: Followed, before: Flags | None) -> Estimates:
 def masked_at_minus_cap(at: Followed) -> Estimates:
     """Give a masked key the logit -softcap: that is what the softcap makes of -inf."""
     (logits, error), allowed = at.before_mask()
-    softcap = at.truth.options.get("softcap")
+    softcap = at.stages.canonical.options.get("softcap")
     if allowed is None or softcap is None:
         return {}
     logits = np.where(allowed, logits, -softcap)
@@ -267,11 +268,11 @@ def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[flo
     """Bound scores otherwise than c tanh(s / c): ``change(scores, c, scale)``, of at most ``slope(c, scale)``."""
 
     def follow(at: Followed) -> Estimates:
-        cap, problem = at.truth.options.get("softcap"), at.truth.problem
-        if cap is None or "scores" not in at.truth.exact or OPERATIONS[at.truth.operation].has_gradients:
+        cap, problem = at.stages.canonical.options.get("softcap"), at.truth.judged.problem
+        if cap is None or "scores" not in at.truth.exact or OPERATIONS[at.stages.canonical.operation].has_gradients:
             return {}
         scores, error = at.value("scores"), at.errors["scores"]
-        numbers = float(cap), scale_of(problem) if problem is not None and has_scale(problem) else 1.0
+        numbers = float(cap), scale_of(problem) if has_scale(problem) else 1.0
         value = change(scores, *numbers)
         moved = slope(*numbers) * (error + at.few_roundings * np.abs(scores))
         moved = moved + at.few_roundings * np.abs(value) + at.rounding.score_underflow
@@ -284,7 +285,9 @@ def scores_times(name: str, power: float) -> Follow:
     """Multiply scores by a power of the lengths of queries or keys, or of both."""
 
     def follow(at: Followed) -> Estimates:
-        query, key = (np.linalg.norm(as_float64(at.truth.inputs[each]), axis=-1) for each in ("query", "key"))
+        query, key = (
+            np.linalg.norm(as_float64(at.stages.canonical.inputs[each]), axis=-1) for each in ("query", "key")
+        )
         lengths = {"query": query[..., np.newaxis], "key": key[..., np.newaxis, :]}
         factor = lengths[name] if name in lengths else lengths["query"] * lengths["key"]
         if factor.shape[-3] != at.value("scores").shape[-3] or not (factor > 0).all():
@@ -301,11 +304,11 @@ def denominator_plus(number: float) -> Follow:
     """Add a number to the sum of exponentials, of which the largest is 1."""
 
     def follow(at: Followed) -> Estimates:
-        truth, errors = at.truth, at.errors
-        if "log_sum_exp" not in truth.exact or truth.options.get("lse_base") == "2" or "weights" not in truth.exact:
+        errors, is_base_two = at.errors, at.stages.canonical.options.get("lse_base") == "2"
+        if is_base_two or not {"log_sum_exp", "weights"} <= at.truth.exact.keys():
             return {}
         (highest, moved), total = at.highest_logit(), at.value("log_sum_exp")
-        if not np.isfinite(highest).all() or "sinks" in truth.inputs:
+        if not np.isfinite(highest).all() or "sinks" in at.stages.canonical.inputs:
             return {}
         shift = errors["log_sum_exp"] + moved
         parts = np.exp(total - highest)[..., np.newaxis]
@@ -379,38 +382,34 @@ def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str
         changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]
         exact = {stage: _enclosure(found[stage][0], radii[stage][1]) for stage in changed}
         bounds = {stage: Bound(found[stage][1], found[stage][1]) for stage in changed}
-        return _other(truth, {**truth.exact, **exact}, rounding_model, {**truth.bounds(rounding_model), **bounds})
+        stages = ExactStages(truth.judged.canonical, {**truth.exact, **exact})
+        known_bounds = {**truth.bounds.of(rounding_model), **bounds}
+        return replace(
+            truth,
+            stages=stages,
+            bounds=replace(truth.bounds, stages=stages).with_known(rounding_model, known_bounds),
+            undefined=NOTHING_UNDEFINED,
+            supports_statistics=False,
+        )
 
     return replacement
 
 
 def _followed(follow: Follow, truth: Truth, rounding_model: str) -> tuple[Estimates, Estimates]:
     """Follow a step with the errors of a rounding model, and with those of float64."""
-    own = {stage: bound.max_error for stage, bound in truth.bounds(rounding_model).items()}
+    own = {stage: bound.max_error for stage, bound in truth.bounds.of(rounding_model).items()}
     known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
     with np.errstate(all="ignore"):
-        found = follow(Followed(truth, truth.rounding(rounding_model), own))
+        found = follow(Followed(truth, truth.bounds.rounding(rounding_model), own))
         return found, follow(Followed(truth, rounding_model_named("native", "float64"), known))
-
-
-def _other(truth: Truth, exact: Mapping[str, Enclosure], rounding_model: str, bounds: Mapping[str, Bound]) -> Truth:
-    return replace(
-        truth,
-        exact=exact,
-        solved={},
-        undefined_rows=None,
-        supports_statistics=False,
-        _bounds={rounding_model: dict(bounds)},
-        of_readings={},
-    )
 
 
 def _is_plain(truth: Truth) -> bool:
     """Whether every row has an answer by arithmetic, and all of it is known."""
-    rows = truth.undefined_rows
+    rows, judged = truth.undefined.rows, truth.judged
     conventional = rows is None or (rows.convention == DEFAULT_EMPTY_ROWS and not rows.nan_rows.any())
-    is_defined = truth.undefined_elements is None and not truth.inner
-    return conventional and is_defined and truth.query_rows is None and "softcap_follows" not in truth.options
+    is_defined = truth.undefined.elements is None and not truth.stages.inner and judged.query_rows is None
+    return conventional and is_defined and "softcap_follows" not in judged.canonical.options
 
 
 def _enclosure(value: Real, radius: Real) -> Enclosure:

@@ -8,7 +8,7 @@ fails the same case is compared with all of them at little cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,8 +20,10 @@ from attncheck.attention.sampling import Rows
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings import readings_of
 from attncheck.judging.alternatives import Alternative, delivered
-from attncheck.judging.truth import Array, Stages, Truth, truth_of_reading
-from attncheck.judging.undefined_rows import UndefinedRows, find_undefined_rows
+from attncheck.judging.exact_stages import Array, Stages
+from attncheck.judging.stage_bounds import StageReference
+from attncheck.judging.truth import Truth, truth_of_reading
+from attncheck.judging.undefined import UndefinedRows, find_undefined_rows
 from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
 
@@ -166,36 +168,30 @@ class Readings:
     """The readings of a case, with what they come to as far as anybody has asked."""
 
     truth: Truth
-    problem: Problem
     _approximate: dict[Alternative, Approximation] = field(default_factory=dict)
     _truths: dict[tuple[Alternative, str, frozenset[str]], Truth | None] = field(default_factory=dict)
     _apart: dict[tuple[Alternative, frozenset[str]], float] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, truth: Truth, problem: Problem) -> Readings:
-        """Return the readings of a truth, those that it has if it has any."""
-        found: Readings = truth.of_readings.setdefault("all", cls(truth, problem))
-        return found
-
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
         """Conventions first, then mistakes and steps."""
-        called = self.truth.called
-        if called is not None:  # first, for what it was lowered to has options that nobody was asked for
-            return (*readings_of(called, before_lowering=True), *readings_of(self.problem))
-        return (*readings_of(self.problem), *_of_delivered_mask(self.problem))
+        called, problem = self.truth.judged.called, self.truth.judged.problem
+        if called is not problem:  # first, for what it was lowered to has options that nobody was asked for
+            return (*readings_of(called, before_lowering=True), *readings_of(problem))
+        return (*readings_of(problem), *_of_delivered_mask(problem))
 
     @cached_property
     def own(self) -> Approximation:
         """The case itself in float64."""
-        return approximate(self.problem, self.truth.query_rows)
+        return approximate(self.truth.judged.problem, self.truth.judged.query_rows)
 
     def is_open(self, alternative: Alternative) -> bool:
         """Whether no distance says how near a reading is.
 
         Beside a softcap in another place, with which the problem is read already, every other reading has one.
         """
-        own, other = (problem.options.get("softcap_follows") for problem in (self.problem, alternative.problem))
+        problems = self.truth.judged.problem, alternative.problem
+        own, other = (problem.options.get("softcap_follows") for problem in problems)
         return alternative.replacement is not None or own != other
 
     def residual(self, alternative: Alternative, returned: Stages, most: float = np.inf) -> float:
@@ -205,7 +201,7 @@ class Readings:
     def approximation(self, alternative: Alternative) -> Approximation:
         """Return a reading in float64."""
         if alternative not in self._approximate:
-            self._approximate[alternative] = approximate(alternative.problem, self.truth.query_rows)
+            self._approximate[alternative] = approximate(alternative.problem, self.truth.judged.query_rows)
         return self._approximate[alternative]
 
     def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:
@@ -240,11 +236,11 @@ def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
     yield from (each for each in readings_of(asked) if each.name.startswith("mask-") and not each.replacement)
 
 
-def relative_bound(truth: Truth, stages: Collection[str], rounding_model: str) -> float:
+def relative_bound(references: Iterable[StageReference]) -> float:
     """Return the mean bound of stages over their mean size, the largest of them."""
-    largest, bounds = 0.0, truth.bounds(rounding_model)
-    for stage in stages:
-        exact, max_error = truth.exact[stage].high, bounds[stage].max_error
+    largest = 0.0
+    for reference in references:
+        exact, max_error = reference.exact.high, reference.bound.max_error
         judged = np.isfinite(exact) & np.isfinite(max_error)
         with np.errstate(over="ignore", invalid="ignore"):  # beyond float64's range nothing is near
             size, allowed = np.abs(exact[judged]).sum(), max_error[judged].sum()

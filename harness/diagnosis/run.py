@@ -401,13 +401,10 @@ class _Searches:
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
         truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), stages, self.judge.store)
         truth = truth_as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
-        if truth.problem is None or not failing <= truth.exact.keys():
+        if not failing <= truth.exact.keys():
             return None
-        wrong = WrongResult(
-            *(truth, truth.problem, {stage: stages[stage] for stage in failing & stages.keys()}),
-            self.judge.rounding_model(name, dtype),
-            {stage: stages[stage] for stage in each.right & stages.keys()},
-        )
+        failed, right = ({stage: stages[stage] for stage in names & stages.keys()} for names in (failing, each.right))
+        wrong = WrongResult(truth, failed, self.judge.rounding_model(name, dtype), right)
         return ComposedCase(wrong, each.rows[0].stage, each.case.operation)
 
     def _is_large(self, each: FailingEvaluation) -> bool:

@@ -48,8 +48,11 @@ from attncheck.judging.alternatives import (
     scales_in_words,
     with_allowed,
 )
+from attncheck.judging.exact_stages import Array, ExactStages, Stages
 from attncheck.judging.judge_stages import agrees, failing_elements
-from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_reading, unsolved_truth, with_undefined_rows
+from attncheck.judging.stage_bounds import StageBounds, StageReference
+from attncheck.judging.truth import Truth, truth_of_reading, truth_of_stages
+from attncheck.judging.undefined import judged_problem
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
@@ -70,15 +73,24 @@ class WrongResult:
     """
 
     truth: Truth
-    problem: Problem
     stages: Stages
     rounding_model: str
     right: Stages = field(default_factory=dict)
 
+    @property
+    def problem(self) -> Problem:
+        """The problem as it was asked for."""
+        return self.truth.judged.problem
+
     @cached_property
     def readings(self) -> Readings:
-        """The other readings of the case."""
-        return Readings.of(self.truth, self.problem)
+        """The other readings of the case: the same for all implementations that fail it."""
+        found: Readings = self.truth.of_readings.setdefault("all", Readings(self.truth))
+        return found
+
+    def reference(self, stage: str) -> StageReference:
+        """Return the exact answer of a stage with its bound."""
+        return self.truth.reference(stage, self.rounding_model)
 
     @cached_property
     def possible(self) -> tuple[Alternative, ...]:
@@ -92,8 +104,8 @@ class WrongResult:
     @cached_property
     def allowed(self) -> float:
         """What a mean difference over its size may be by rounding, about."""
-        unit = FORMATS[self.truth.dtype].unit_roundoff
-        return max(relative_bound(self.truth, self.judged, self.rounding_model), unit)
+        unit = FORMATS[self.truth.bounds.dtype].unit_roundoff
+        return max(relative_bound(map(self.reference, self.judged)), unit)
 
     @cached_property
     def judged(self) -> frozenset[str]:
@@ -103,16 +115,17 @@ class WrongResult:
 
 def is_only_in_empty_rows(wrong: WrongResult) -> bool:
     """Whether all that is proved to be wrong lies in rows without a key."""
-    undefined_rows = wrong.truth.undefined_rows
+    undefined_rows = wrong.truth.undefined.rows
     if undefined_rows is None or not undefined_rows.empty.any() or not wrong.stages.keys() <= wrong.truth.exact.keys():
         return False
     wrong_rows = False
     for stage, array in wrong.stages.items():
-        failing = failing_elements(wrong.truth, stage, array, wrong.rounding_model)
+        reference = wrong.truth.reference(stage, wrong.rounding_model, array)
+        failing = failing_elements(reference, array)
         if (failing & ~undefined_rows.affected_by_empty(stage, array.shape)).any():
             return False
         wrong_rows |= bool(failing.any())
-        if not failing.any() and not agrees(wrong.truth, stage, array, wrong.rounding_model):
+        if not failing.any() and not agrees(reference, array):
             return False
     return wrong_rows
 
@@ -125,9 +138,11 @@ def would_show(wrong: WrongResult, convention: Alternative) -> bool:
     other = wrong.readings.truth_of(convention, wrong.rounding_model, wrong.stages)
     if other is None or _all_but_fits(wrong, convention, other):
         return False
-    stages = sorted(stages_behind(convention, wrong.judged))
-    pairs = [(stage, convention.stage_aliases.get(stage, stage)) for stage in stages]
-    return any(named not in other.exact or _differ(wrong, other, stage, named) for stage, named in pairs)
+    for stage in sorted(stages_behind(convention, wrong.judged)):
+        named = convention.stage_aliases.get(stage, stage)
+        if named not in other.exact or _differ(wrong.reference(stage), other.reference(named, wrong.rounding_model)):
+            return True
+    return False
 
 
 def try_reading(wrong: WrongResult, convention: Alternative) -> Alternative | None:
@@ -152,38 +167,36 @@ def does_fit(wrong: WrongResult, convention: Alternative, other: Truth) -> bool:
     named = {stage: convention.stage_aliases.get(stage, stage) for stage in wrong.stages}
     if not set(named.values()) <= other.exact.keys():
         return False
-    if not all(agrees(other, named[stage], array, wrong.rounding_model) for stage, array in wrong.stages.items()):
+    model = wrong.rounding_model
+    if not all(agrees(other.reference(named[stage], model, array), array) for stage, array in wrong.stages.items()):
         return False
     # Before the stage that it replaces, a reading is the case itself, though its problem may be another one.
     right = stages_behind(convention, frozenset(wrong.right)) & other.exact.keys() - convention.stage_aliases.keys()
-    if not all(agrees(other, stage, wrong.right[stage], wrong.rounding_model) for stage in right):
+    if not _all_agree(other, {stage: wrong.right[stage] for stage in right}, model):
         return False
-    return any(_differ(wrong, other, stage, named[stage]) for stage in wrong.stages)
+    return any(_differ(wrong.reference(stage), other.reference(named[stage], model)) for stage in named)
 
 
 def _all_but_fits(wrong: WrongResult, convention: Alternative, other: Truth) -> bool:
-    bounds = other.bounds(wrong.rounding_model)
     for stage, array in wrong.stages.items():
         name = convention.stage_aliases.get(stage, stage)
         if name not in other.exact or other.exact[name].shape != array.shape:
             return False
-        error, allowed = other.exact[name].error_of(array), bounds[name].max_error
-        judged = np.isfinite(other.exact[name].high) & np.isfinite(other.exact[name].radius)
+        exact, bound = other.exact[name], other.bounds.of(wrong.rounding_model)[name]
+        error, judged = exact.error_of(array), np.isfinite(exact.high) & np.isfinite(exact.radius)
         with np.errstate(over="ignore"):
-            if not error[judged].sum() <= _NEARLY * allowed[judged].sum():
+            if not error[judged].sum() <= _NEARLY * bound.max_error[judged].sum():
                 return False
     return True
 
 
-def _differ(wrong: WrongResult, other: Truth, stage: str, other_stage: str) -> bool:
+def _differ(one: StageReference, other: StageReference) -> bool:
     """Whether two exact answers are further apart than an implementation could be from both."""
-    first, second = wrong.truth.exact[stage], other.exact[other_stage]
+    first, second = one.exact, other.exact
     if first.shape != second.shape:
         return True
-    one = wrong.truth.bounds(wrong.rounding_model)[stage]
-    another = other.bounds(wrong.rounding_model)[other_stage]
-    allowed = one.max_error + another.max_error
-    judged = ~(is_open(first, one, wrong.truth.dtype_of(stage)) | is_open(second, another, other.dtype_of(other_stage)))
+    allowed = one.bound.max_error + other.bound.max_error
+    judged = ~(one.open | other.open)
     finite = np.isfinite(first.high) & np.isfinite(second.high)
     with np.errstate(invalid="ignore", over="ignore"):
         separated = finite & (np.abs(first.high - second.high) - first.radius - second.radius > allowed)
@@ -207,7 +220,7 @@ _MAX_EXPLAINED = 0.5
 
 
 def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
-    return all(agrees(truth, stage, array, rounding_model) for stage, array in failing.items())
+    return all(agrees(truth.reference(stage, rounding_model, array), array) for stage, array in failing.items())
 
 
 def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alternative | None, set[str]]:
@@ -218,16 +231,16 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alter
     truth, failing, refuted = wrong.truth, wrong.stages, set[str]()
     for dtype, of_format in _FORMATS:
         name = ACCURACIES[dtype].name
-        if not _is_lower(dtype, truth.dtype):
+        if not _is_lower(dtype, truth.bounds.dtype):
             refuted.add(name)
             continue
         bounds = _bounds_of(truth, dtype, of_format)
-        lower = replace(truth, _bounds={wrong.rounding_model: dict(bounds)}, of_readings={})
+        lower = replace(truth, bounds=truth.bounds.with_known(wrong.rounding_model, bounds))
         if not _all_agree(lower, failing, wrong.rounding_model):
             refuted.add(name)
             continue
         first = min(failing, key=stage_position)
-        is_noise = _is_noise(truth, bounds[first].sigma, first, failing[first])
+        is_noise = _is_noise(truth.exact[first], bounds[first].sigma, failing[first])
         if is_noise or (is_noise is None and is_known):
             return ACCURACIES[dtype].alternative(Form(wrong.problem), is_fitted=True), refuted
         return None, refuted if is_noise is None else refuted | {accuracy.name for accuracy in ACCURACIES.values()}
@@ -240,31 +253,31 @@ def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
     What fails holds the class with that part, and its errors are noise: of both signs, and in proportion to nothing.
     """
     truth, failing, found, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
-    trades = EXPONENTIALS.get(truth.dtype, TRADES)
+    trades = EXPONENTIALS.get(truth.bounds.dtype, TRADES)
     if trades is not TRADES and any(wrong.problem.options.get(reading.of) for reading in TRADES.values()):
         return [], set()  # a hyperbolic tangent may be what errs
     first, widest = min(failing, key=stage_position), [*trades][-1]
     holds_widest = False
     for parts, reading in [*trades.items()][::-1]:
         model = f"{wrong.rounding_model}{WITH}{parts}"
-        is_asked = _may_trade(truth, model) and (not reading.of or reading.of in wrong.problem.options)
+        is_asked = _may_trade(truth.bounds, model) and (not reading.of or reading.of in wrong.problem.options)
         # FP8 operands err by more than weights, exponentials and tanh do that are less exact, and are tried before.
         is_narrower = parts in TRADES_WITHIN_THE_WIDEST and not holds_widest
         if not is_asked or is_narrower or not _all_agree(truth, failing, model):
             refuted.add(reading.name)
             continue
         holds_widest |= parts == widest
-        if _is_noise(truth, truth.bounds(model)[first].sigma, first, failing[first], as_stored=False):
+        if _is_noise(truth.exact[first], truth.bounds.of(model)[first].sigma, failing[first], as_stored=False):
             found.append(reading.alternative(Form(wrong.problem), is_fitted=True))
     return found[::-1], refuted
 
 
-def _may_trade(truth: Truth, rounding_model: str) -> bool:
+def _may_trade(bounds: StageBounds, rounding_model: str) -> bool:
     """Tell if there is such a class, and the operation has a way forward."""
-    if "output" not in truth.exact or rounding_model.count(WITH) > 1:
+    if "output" not in bounds.stages.values or rounding_model.count(WITH) > 1:
         return False
     try:
-        return bool(rounding_model_named(rounding_model, truth.dtype))
+        return bool(rounding_model_named(rounding_model, bounds.dtype))
     except ValueError:  # the class permits more already
         return False
 
@@ -273,43 +286,45 @@ def _bounds_of(truth: Truth, dtype: str, of_format: str) -> dict[str, Bound]:
     """Return the bounds of a lower precision; the same for whoever fails."""
     found: dict[str, Bound] | None = truth.of_readings.get(of_format)
     if found is None:
-        own = replace(truth, dtype=dtype, _bounds={}, of_readings={}).bounds(of_format)
-        found = truth.of_readings[of_format] = _with_rounded_operands(truth, own, FORMATS[dtype].unit_roundoff)
+        own, unit = replace(truth.bounds, dtype=dtype).of(of_format), FORMATS[dtype].unit_roundoff
+        found = truth.of_readings[of_format] = _with_rounded_operands(truth.stages, own, unit)
     return found
 
 
-def _with_rounded_operands(truth: Truth, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
+def _with_rounded_operands(stages: ExactStages, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
     """Allow raw scores the rounding of query and key, which every later stage is allowed with the scale."""
-    if truth.problem is not None and OPERATIONS[truth.operation].has_projections:
-        return {name: _with_rounded_projection(truth, name, bound, unit) for name, bound in bounds.items()}
-    if "raw_scores" not in bounds or not {"query", "key"} <= truth.inputs.keys() - truth.exact.keys():
+    inputs = stages.canonical.inputs
+    if OPERATIONS[stages.canonical.operation].has_projections:
+        return {name: _with_rounded_projection(stages, name, bound, unit) for name, bound in bounds.items()}
+    if "raw_scores" not in bounds or not {"query", "key"} <= inputs.keys() - stages.values.keys():
         return dict(bounds)
-    query, key = truth.inputs["query"].astype(np.float64), truth.inputs["key"].astype(np.float64)
-    if "key_projection" in truth.inputs:
-        key = size_of_made(key, truth.inputs["key_projection"].astype(np.float64))
+    query, key = inputs["query"].astype(np.float64), inputs["key"].astype(np.float64)
+    if "key_projection" in inputs:
+        key = size_of_made(key, inputs["key_projection"].astype(np.float64))
     group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
     own, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
     return {**bounds, "raw_scores": Bound(own.max_error + moved, own.sigma + moved)}
 
 
-def _with_rounded_projection(truth: Truth, name: str, bound: Bound, unit: float) -> Bound:
+def _with_rounded_projection(stages: ExactStages, name: str, bound: Bound, unit: float) -> Bound:
     """Allow a projection the rounding of what is projected, and of its weights."""
-    if name not in PROJECTIONS or f"{name}_weight" not in truth.inputs:
+    inputs = stages.canonical.inputs
+    if name not in PROJECTIONS or f"{name}_weight" not in inputs:
         return bound
-    given, weight = (np.abs(truth.inputs[each].astype(np.float64)) for each in (name, f"{name}_weight"))
+    given, weight = (np.abs(inputs[each].astype(np.float64)) for each in (name, f"{name}_weight"))
     size = given @ weight  # (B, L, H D), of which the stage has (B, H, L, D)
-    heads, _, width = truth.exact[name].high.shape[-3:]
+    heads, _, width = stages.high[name].shape[-3:]
     moved = (2 * unit + unit * unit) * size.reshape(*size.shape[:-1], heads, width).swapaxes(-2, -3)
     return Bound(bound.max_error + moved, bound.sigma + moved)
 
 
-def _is_noise(truth: Truth, scale: Real, stage: str, array: Array, *, as_stored: bool = True) -> bool | None:
+def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = True) -> bool | None:
     """Say whether the errors of a stage look like roundings of a format; None where there are too few, or too small.
 
     ``as_stored``, numbers that are all of a format of 16 bits are.
     """
-    exact, stored = truth.exact[stage], array.astype(np.float64)
+    stored = array.astype(np.float64)
     known = np.isfinite(exact.high) & np.isfinite(exact.radius) & np.isfinite(stored)
     value, error = exact.high[known], stored[known] - exact.high[known] - exact.low[known]
     wrong = error != 0
@@ -352,7 +367,7 @@ def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
     if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
     first = min(map(stage_position, failing))
-    unit, plain = FORMATS[truth.dtype].unit_roundoff, problem.canonical(truth.query_rows)
+    unit, plain = FORMATS[truth.bounds.dtype].unit_roundoff, problem.canonical(truth.judged.query_rows)
     if has_scale(problem) and first >= stage_position("scores"):
         own = scale_of(problem)
         known = truth.of_readings.setdefault("scaled", {})
@@ -367,7 +382,7 @@ def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
         for factor in _shortened(fitted, unit, 1.0):
             yield bias_fitted(problem, factor)
     name = min(failing, key=stage_position)
-    if first >= stage_position("weights") and not OPERATIONS[truth.operation].has_gradients:
+    if first >= stage_position("weights") and not OPERATIONS[truth.judged.canonical.operation].has_gradients:
         fitted = _times_as_large(failing[name].astype(np.float64), truth.exact[name].high)
         for factor in _shortened(fitted, unit, 1.0):
             yield multiplied_by(wrong, factor)
@@ -415,7 +430,7 @@ def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
     of one column of the values and all rows at a time.
     """
     weights, array, problem = wrong.readings.own.stages.get("weights"), wrong.stages.get("output"), wrong.problem
-    value = problem.canonical(wrong.truth.query_rows).inputs.get("value")
+    value = problem.canonical(wrong.truth.judged.query_rows).inputs.get("value")
     can_be_left_out = "mask" in inputs_of(problem.operation, problem.options.get("score"))
     if weights is None or array is None or value is None or "masked" in wrong.stages or not can_be_left_out:
         return None
@@ -507,18 +522,13 @@ class FailingCase:
 
     def explained_by(self, names: Mapping[str, float | None]) -> list[Alternative]:
         """Return those of some readings that explain the case; a name has a factor where a number was fitted."""
-        if not self.own.exact or not self.failing.keys() <= self.own.exact.keys():
+        if not self.failing.keys() <= self._wrong.truth.exact.keys():
             return []
         found = {each.name: each for each in reversed(list(filter(self._fits, self._possible(names))))}
         for fitted in fitted_numbers(self._wrong) if names.keys() - found.keys() else ():
             if fitted.name in names and fitted.name not in found and self._fits(fitted):
                 found[fitted.name] = fitted
         return list(found.values())
-
-    @cached_property
-    def own(self) -> Truth:
-        """The case itself, in float64."""
-        return self._approximate(self.problem)
 
     def _possible(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
         problem, readings = self._wrong.problem, self._wrong.readings
@@ -544,7 +554,7 @@ class FailingCase:
         if reading.replacement is None:
             other: Truth | None = self._approximate(reading.problem)
         else:
-            other = reading.replacement(self.own, self.rounding_model, self.failing)
+            other = reading.replacement(self._wrong.truth, self.rounding_model, self.failing)
         if other is None:
             return False
         arrays = {reading.stage_aliases.get(stage, stage): array for stage, array in self.failing.items()}
@@ -553,26 +563,22 @@ class FailingCase:
 
     @cached_property
     def _wrong(self) -> WrongResult:
-        assert self.own.problem is not None
-        return WrongResult(self.own, self.own.problem, self.failing, self.rounding_model, self.right)
+        return WrongResult(self._approximate(self.problem), self.failing, self.rounding_model, self.right)
 
     def _approximate(self, problem: Problem) -> Truth:
         """Return a truth whose exact answer is the one in float64; none where numbers of the problem are not finite."""
-        base, plain = unsolved_truth(problem, self.dtype, supports_statistics=False, whole=True)
-        stages = approximate_stages(base.canonical)
-        rough = replace(base, exact={stage: _enclosed(array.astype(np.float64)) for stage, array in stages.items()})
-        if any(self.failing.keys() - stages.keys()):
-            return base
-        bounds = rough.bounds(self.rounding_model)
+        judged = judged_problem(problem, whole=True)
+        rough = approximate_stages(judged.canonical)
+        if self.failing.keys() - rough.keys():
+            return truth_of_stages(judged, ExactStages(judged.canonical), self.dtype, supports_statistics=False)
+        values = {stage: _enclosed(array.astype(np.float64)) for stage, array in rough.items()}
+        bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype).of(self.rounding_model)
         share = 2 * FORMATS["float64"].unit_roundoff / FORMATS[self.dtype].unit_roundoff
-        exact = {
-            stage: replace(found, radius=np.where(known, share * bounds[stage].max_error, found.radius))
-            for stage, found in rough.exact.items()
-            for known in [(found.radius == 0) & np.isfinite(found.high) & np.isfinite(bounds[stage].max_error)]
-        }
-        solved = with_undefined_rows(replace(rough, exact=exact), plain)
-        wide = any(solved._is_wide(stage, array) for stage, array in {**self.failing, **self.right}.items())
-        return solved.with_wide_statistics() if wide else solved
+        exact = {stage: _with_radius(found, bounds[stage].max_error, share) for stage, found in values.items()}
+        stages = ExactStages(judged.canonical, exact)
+        truth = truth_of_stages(judged, stages, self.dtype, supports_statistics=False)
+        truth = replace(truth, bounds=truth.bounds.with_known(self.rounding_model, bounds))
+        return truth.for_returned({**self.failing, **self.right})
 
 
 def as_root(factor: float, nearly: float = _NEARLY_A_ROOT) -> float:
@@ -589,3 +595,9 @@ def _enclosed(array: NDArray[np.float64]) -> Enclosure:
     """Take for exact what float64 gives: minus infinity is prescribed, and NaN or infinity says nothing."""
     unknown = np.isnan(array) | (array == np.inf)
     return Enclosure(array, np.zeros(array.shape), np.where(unknown, np.inf, 0.0))
+
+
+def _with_radius(found: Enclosure, max_error: Real, share: float) -> Enclosure:
+    """Give finite values a share of their largest error as radius: float64 may be off by so much."""
+    known = (found.radius == 0) & np.isfinite(found.high) & np.isfinite(max_error)
+    return replace(found, radius=np.where(known, share * max_error, found.radius))

@@ -26,7 +26,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.exact_array import Enclosure
 from attncheck.common.errors import CaseError, OutputError, ResultsError, UsageError
 from attncheck.common.store import Store, digest_of, user_store
 from attncheck.execution.call import Limits
@@ -35,7 +34,8 @@ from attncheck.execution.implementations import ImplementationSelection
 from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_code import Target
-from attncheck.judging.truth import Truth, is_measured, is_prescribed, truth_of_case
+from attncheck.judging.stage_bounds import StageReference
+from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.planning.plan import Plan
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import problem_of
@@ -200,7 +200,7 @@ def lacks(truth: Truth, stages: Sequence[str]) -> str:
     """Return why a case has no vectors; nothing where it has."""
     if truth.outside:
         return "without an exact answer"
-    if truth.query_rows is not None:
+    if truth.judged.query_rows is not None:
         return "so large that some rows stand for all"
     return "" if stages and all(stage in truth.exact for stage in stages) else "without an exact answer"
 
@@ -209,10 +209,10 @@ def _stage(truth: Truth, stage: str, place: str, models: Sequence[str], arrays: 
     """Return a stage's entry in a line; add high and low of its exact value, and a bound for each model."""
     exact = truth.exact[stage]
     arrays |= {f"{place}/exact": exact.high, f"{place}/low": exact.low}
-    arrays |= {f"{place}/bounds/{model}": allowed(truth, stage, exact, model) for model in models}
+    arrays |= {f"{place}/bounds/{model}": allowed(truth.reference(stage, model)) for model in models}
     return {
         "name": stage,
-        "dtype": truth.dtype_of(stage),
+        "dtype": truth.bounds.dtype_of(stage),
         "shape": list(exact.shape),
         "exact": Name(f"{place}/exact"),
         "low": Name(f"{place}/low"),
@@ -220,12 +220,11 @@ def _stage(truth: Truth, stage: str, place: str, models: Sequence[str], arrays: 
     }
 
 
-def allowed(truth: Truth, stage: str, exact: Enclosure, model: str) -> NDArray[np.float64]:
+def allowed(reference: StageReference) -> NDArray[np.float64]:
     """Return the largest error of each element: 0 where it has to be the very same, infinite where nothing is said."""
-    bound, dtype = truth.bounds(model)[stage], truth.dtype_of(stage)
-    measured = is_measured(exact, bound, dtype)
-    most = np.where(measured, bound.max_error, np.inf) + np.where(measured, exact.radius, 0.0)
-    return np.where(is_prescribed(exact), 0.0, most)
+    measured, radius = reference.measured, reference.exact.radius
+    most = np.where(measured, reference.bound.max_error, np.inf) + np.where(measured, radius, 0.0)
+    return np.where(reference.prescribed, 0.0, most)
 
 
 def lines_of(exported: Exported) -> Iterator[str]:

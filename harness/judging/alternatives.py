@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.problem import Computation
-from attncheck.judging.truth import Stages, Truth
-from attncheck.judging.undefined_rows import scores_shape
+from attncheck.judging.exact_stages import Stages
+from attncheck.judging.truth import Truth
+from attncheck.judging.undefined import scores_shape
 from attncheck.reading.problem import Problem
 from attncheck.spec import BY_SCORE, DECLARED_READINGS, HEADS, INSTEAD_OF, is_said, score_kind
 from attncheck.spec.verdicts import Verdict

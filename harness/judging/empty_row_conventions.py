@@ -9,22 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attncheck.judging.alternatives import Alternative, Change, Form, convention
-from attncheck.judging.undefined_rows import empty_rows
+from attncheck.judging.undefined import empty_rows, empty_rows_convention
 from attncheck.reading.problem import Problem
-from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, without_a_key
+from attncheck.spec import EMPTY_ROWS, without_a_key
 
 
 def _empty_rows(value: str) -> Change:
     def change(problem: Problem) -> Form | None:
-        own = own_empty_rows_of(problem)
+        own = empty_rows_convention(problem)
         return None if value == own else Form(problem.with_options(empty_rows=value), {"own": own})
 
     return change
-
-
-def own_empty_rows_of(problem: Problem) -> str:
-    """Return what a case says that a query without a key gives."""
-    return str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
 
 
 OTHER_EMPTY_ROWS = tuple(

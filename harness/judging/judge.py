@@ -15,16 +15,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.sampling import Rows, has_rows, index_in_all, rows_of_stage, spread
+from attncheck.attention.sampling import Rows, has_rows, index_in_all, queries_of, rows_of_stage, spread
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import READ_AS, stored_index, told_apart, written_element
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
+from attncheck.judging.exact_stages import Stages
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_implementation, with_faults
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
-from attncheck.judging.truth import Stages, Truth, is_open, truth_of_case
+from attncheck.judging.truth import Truth, truth_of_case
+from attncheck.judging.undefined import JudgedProblem, holds_nonfinite
 from attncheck.judging.xfail import ExpectedFailureRecord, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -99,7 +101,7 @@ def judge(
                 del computed[name]
     several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
     bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in several.items()}
-    pairs = judge_pairs(computed, bounds, truth.query_rows, is_finite=not truth.holds_nonfinite)
+    pairs = judge_pairs(computed, bounds, truth.judged.query_rows, is_finite=not holds_nonfinite(truth.judged.problem))
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     return CaseJudgement(tuple(rows), truth)
@@ -130,15 +132,15 @@ def judge_to_rows(
 ) -> list[Row]:
     """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
     judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
-    return stage_rows(blank, with_faults(judged, outcome.faults), outcome, case, truth)
+    return stage_rows(blank, with_faults(judged, outcome.faults), outcome, case, truth.read_as)
 
 
-def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, truth: Truth) -> list[Row]:
-    """Lay judged stages out as rows."""
+def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, read_as: str) -> list[Row]:
+    """Lay judged stages out as rows; ``read_as`` says how the implementation reads the case, if otherwise."""
     rows = _laid_out(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
-    if not truth.read_as:
+    if not read_as:
         return rows
-    said = f"{READ_AS}{truth.read_as}"
+    said = f"{READ_AS}{read_as}"
     return [replace(row, message=said) if row.verdict is Verdict.AGREE else row for row in rows]
 
 
@@ -173,23 +175,14 @@ def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:
 
     Stages that are too large to be kept are left out, here and below.
     """
-    judged = _bounds_of_judged(truth, rounding_model)
-    elsewhere = np.nan if truth.holds_nonfinite else np.inf
-    return {
-        stage: spread(stage, max_error, truth.query_rows, truth.queries, elsewhere)
-        for stage, max_error in judged.items()
-        if _size_of_whole(truth, max_error) <= MAX_KEPT
-    }
+    elsewhere = np.nan if holds_nonfinite(truth.judged.problem) else np.inf
+    return _kept_whole(_bounds_of_judged(truth, rounding_model), truth.judged, elsewhere)
 
 
 def exact_values(truth: Truth) -> Stages:
     """Return the exact value of every whole stage, rounded to float64, NaN where there is none, or no row judged."""
     known = {stage: np.where(np.isfinite(each.radius), each.high, np.nan) for stage, each in truth.exact.items()}
-    return {
-        stage: spread(stage, values, truth.query_rows, truth.queries, np.nan)
-        for stage, values in known.items()
-        if _size_of_whole(truth, values) <= MAX_KEPT
-    }
+    return _kept_whole(known, truth.judged, np.nan)
 
 
 def kept_stages(stages: Stages) -> Stages:
@@ -197,19 +190,19 @@ def kept_stages(stages: Stages) -> Stages:
     return {stage: array for stage, array in stages.items() if array.size <= MAX_KEPT}
 
 
-def _size_of_whole(truth: Truth, judged: NDArray[Any]) -> int:
-    rows = truth.query_rows
-    return judged.size if rows is None else judged.size // len(rows) * truth.queries
+def _kept_whole(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
+    """Return whole stages that are not too large to be kept, with a number in the rows that were not judged."""
+    rows, queries = judged.query_rows, queries_of(judged.problem.inputs)
+    return {
+        stage: spread(stage, array, rows, queries, elsewhere)
+        for stage, array in stages.items()
+        if (array.size if rows is None else array.size // len(rows) * queries) <= MAX_KEPT
+    }
 
 
 def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
     """Return B of the judged rows; NaN where the exact answer leaves open what is right."""
-    if not truth.exact:
-        return {}
-    return {
-        stage: np.where(is_open(truth.exact[stage], bound, truth.dtype_of(stage)), np.nan, bound.max_error)
-        for stage, bound in truth.bounds(rounding_model).items()
-    }
+    return {stage: truth.reference(stage, rounding_model).max_error for stage in truth.bounds.of(rounding_model)}
 
 
 def judge_pairs(

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from attncheck.execution.operations import OVERWRITTEN, is_of_shape, is_of_state
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.empty_row_conventions import other_empty_rows
+from attncheck.judging.exact_stages import Stages
 from attncheck.judging.judge_stages import StageJudgement, judge_stages, where_it_begins
-from attncheck.judging.truth import Stages, Truth, truth_of_reading
+from attncheck.judging.truth import Truth, truth_of_reading
 from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
+from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
@@ -73,7 +75,7 @@ def judge_implementation(
     """
     truth = truth.for_returned(stages)
     judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
-    if not failed_stages(judgements) or truth.problem is None:
+    if not failed_stages(judgements):
         return JudgedStages(tuple(judgements), where_it_begins(judgements))
     starting_points = [StartingPoint(truth, judgements)]
     possible = _by_own_conventions(truth, judgements, stages, shapes, rounding_model, own or OwnEmptyRows())
@@ -158,10 +160,10 @@ def _by_own_conventions(
     known: OwnEmptyRows,
 ) -> Iterator[OwnStartingPoint]:
     """Yield the judgements by every convention that the implementation may follow, the likeliest first."""
-    bases = _possible_conventions(truth, known)
-    if not bases or truth.problem is None:
+    bases = _possible_conventions(truth.judged.problem, known)
+    if not bases:
         return
-    possible = {each.empty_rows: each for each in other_empty_rows(truth.problem)}
+    possible = {each.empty_rows: each for each in other_empty_rows(truth.judged.problem)}
     for value, basis in bases.items():
         if convention := possible.get(value):
             other = truth_of_reading(truth, convention.problem)
@@ -169,9 +171,9 @@ def _by_own_conventions(
             yield _explaining(OwnStartingPoint(other, own, convention=convention, basis=basis), under)
 
 
-def _possible_conventions(truth: Truth, known: OwnEmptyRows) -> dict[str, _Basis]:
+def _possible_conventions(problem: Problem, known: OwnEmptyRows) -> dict[str, _Basis]:
     """Return what an implementation may give for a query without a key, and why, the likeliest first."""
-    case = truth.problem.options.get("empty_rows") if truth.problem else None
+    case = problem.options.get("empty_rows")
     was_asked = case is not None and known.is_asked  # who can be asked gives what it is asked for, whatever it declares
     found: dict[str, _Basis] = {} if known.declared is None or was_asked else {known.declared: "declared"}
     found |= {value: "recorded" for value in known.recorded if value not in found}

@@ -21,7 +21,8 @@ from attncheck.attention.errors import Ball, Real
 from attncheck.attention.flags import Flags
 from attncheck.common.wording import stored_index, written_element
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
-from attncheck.judging.truth import Array, Stages, Truth, is_open, truth_of_case
+from attncheck.judging.exact_stages import Array, Stages
+from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.inputs import Inputs, convert_inputs, inputs_in, make_exact_inputs
 from attncheck.reading.lowering import rows_of_tables
@@ -122,15 +123,13 @@ class Reference:
         if computed_in not in self._balls:
             case, inputs = self.case, self.inputs
             if computed_in is not None:
-                inputs = convert_inputs(case, make_exact_inputs(case), self.truth.dtype, computed_in)
+                inputs = convert_inputs(case, make_exact_inputs(case), self.truth.bounds.dtype, computed_in)
             # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
             given = {**inputs.radius, **counts}
-            radius = {
-                **Problem(case.operation, case.options, given).without_layout().canonical().inputs,
-                **rows_of_tables(given, of_past=(0, 0)),
-            }
-            found = propagate(self.truth.canonical, radius)
+            problem = Problem(case.operation, case.options, given).without_layout()
+            radius = {**problem.canonical().inputs, **rows_of_tables(given, of_past=(0, 0))}
+            found = propagate(self.truth.judged.canonical, radius)
             self._balls[computed_in] = found, inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]
@@ -147,7 +146,7 @@ class Reference:
         """Return the largest error of a document that was computed in a precision."""
         if computed_in not in self._documents:
             truth, inputs = self.truth, self.inputs
-            if computed_in != truth.dtype:
+            if computed_in != truth.bounds.dtype:
                 inputs = inputs_in(self.case, computed_in)
                 truth = truth_of_case(self.case, computed_in, inputs, store=truth.store)
             self._documents[computed_in] = truth, inputs
@@ -174,13 +173,13 @@ def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs:
     """
     if expected.of not in truth.exact:
         return np.full(expected.shape, np.nan)
-    exact, bound = truth.exact[expected.of], truth.bounds(rounding_model)[expected.of]
-    max_error = np.where(is_open(exact, bound, truth.dtype_of(expected.of)), np.nan, bound.max_error)
+    reference = truth.reference(expected.of, rounding_model)
     if expected.name == expected.of:
-        return max_error
+        return reference.max_error
     exact_inputs = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}
+    radius_of = QUANTITIES[expected.name].radius
     with np.errstate(all="ignore"):
-        moved = QUANTITIES[expected.name].radius(max_error, exact.high, _as_float64(inputs), exact_inputs)
+        moved = radius_of(reference.max_error, reference.exact.high, _as_float64(inputs), exact_inputs)
         return moved + np.where(np.isfinite(value), np.spacing(np.abs(value)).astype(np.float64), 0.0)
 
 

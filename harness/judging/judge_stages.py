@@ -14,19 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attncheck.attention.bounds import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
-from attncheck.attention.sampling import index_in_all, rows_of_stage
+from attncheck.attention.sampling import index_in_all, queries_of, rows_of_stage
 from attncheck.common.wording import written_ratio
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
-from attncheck.judging.truth import Array, Truth, is_measured, is_prescribed
+from attncheck.judging.exact_stages import Array, Stages
+from attncheck.judging.stage_bounds import StageReference
+from attncheck.judging.truth import Truth
+from attncheck.judging.undefined import JudgedProblem
 from attncheck.reading.shapes import show
 from attncheck.spec import NORMALIZATIONS, ROTATIONS, STAGE_SPECS, Shape, query_axis, stage_position, wide_dtype
 from attncheck.spec.verdicts import Verdict
-
-_ONE_ROUNDING = frozenset({"capped", "biased"})
-"""Steps of one rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def judge_stages(
     sound = sound_stages(truth, stages, shapes)
     judgements = [
         judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
-        for stage in in_order(stages, truth.options)
+        for stage in in_order(stages, truth.judged.canonical.options)
     ]
     return with_one_beginning(judgements)
 
@@ -106,9 +105,9 @@ def with_one_beginning(judgements: list[StageJudgement]) -> list[StageJudgement]
 def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
     """Return the judged rows of the stages that have the right shape and dtype."""
     return {
-        stage: rows_of_stage(stage, array, truth.query_rows)
+        stage: rows_of_stage(stage, array, truth.judged.query_rows)
         for stage, array in stages.items()
-        if array.shape == shapes.get(stage) and str(array.dtype) == truth.dtype_of(stage)
+        if array.shape == shapes.get(stage) and str(array.dtype) == truth.bounds.dtype_of(stage)
     }
 
 
@@ -123,100 +122,63 @@ def judge_stage(
     truth: Truth,
     stage: str,
     array: Array,
-    sound: Mapping[str, Array],
+    sound: Stages,
     shapes: Mapping[str, Shape],
     rounding_model: str,
+    *,
+    has_step: bool = True,
 ) -> StageJudgement:
-    """Judge one stage; ``sound`` are all ``sound_stages``, of which it depends on those before it and on itself."""
+    """Judge one stage; ``sound`` are all ``sound_stages``, of which it depends on those before it and on itself.
+
+    Unless it ``has_step``, it is compared only with the exact answer, and not with the step from the stage before.
+    """
     wanted = shapes.get(stage)
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {show(wanted)}, got {show(array.shape)}"
         return StageJudgement(stage, Verdict.SHAPE, message=message)
-    own = truth.dtype_of(stage)
+    own = truth.bounds.dtype_of(stage)
     if wanted is not None and str(array.dtype) != own:
         expected = " or ".join(filter(None, (own, wide_dtype(stage, own))))
         return StageJudgement(stage, Verdict.DTYPE, message=f"expected {expected}, got {array.dtype}")
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
-    found = _of_whole(truth, _judge_values(truth, stage, sound, rounding_model))
-    return replace(found, has_wide_statistics=True) if truth.has_wide_statistics else found
-
-
-def _judge_values(truth: Truth, stage: str, sound: Mapping[str, Array], rounding_model: str) -> StageJudgement:
-    """Judge the rows of a stage that are known."""
-    array = sound[stage]
-    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    judged = is_measured(exact, bound, str(array.dtype))
-    odd = _odd_elements(exact, judged, array)
-    open_ = ~judged if judged.all() else ~(judged | is_prescribed(exact))
+    rows, reference = sound[stage], truth.reference(stage, rounding_model, sound[stage])
+    odd, unjudged = reference.odd(rows), int(reference.open.sum())
     if odd.any():
-        return replace(_nonfinite(stage, exact, array, odd), unjudged=int(open_.sum()))
-    accumulated = _measure(
-        exact, bound, array, judged, supports_statistics=_has_statistics(truth, stage, introduced=False)
-    )
-    step = truth.introduced(stage, sound, rounding_model)
-    introduced = None
-    if step is not None:
-        judged = is_measured(*step, str(array.dtype))
-        introduced = _measure(*step, array, judged, supports_statistics=_has_statistics(truth, stage, introduced=True))
-    is_whole = truth.query_rows is None
-    judgement = _numeric(stage, array, (exact, bound, accumulated), step, introduced, is_whole=is_whole)
-    return _with_unjudged(truth, judgement, open_)
+        found = _nonfinite(stage, reference.exact, rows, odd)
+    else:
+        step = truth.step(stage, sound, rounding_model) if has_step else None
+        found = _numeric(stage, rows, reference, step, is_whole=truth.judged.query_rows is None)
+    if unjudged and found.verdict is Verdict.AGREE:
+        found = _partly_judged(found, reference.open, truth.why_open(stage, index_of_largest(reference.open)))
+    found = replace(found, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
+    return _of_whole(found, truth.judged)
 
 
-def _with_unjudged(truth: Truth, judgement: StageJudgement, open_: Flags) -> StageJudgement:
-    """Count what was not judged; a stage that holds nothing else does not agree."""
-    unjudged = int(open_.sum())
-    if not unjudged:
-        return judgement
-    if judgement.verdict is not Verdict.AGREE:
-        return replace(judgement, unjudged=unjudged)
-    why = truth.why_open(judgement.stage, index_of_largest(open_))
-    if unjudged == open_.size:
-        message = f"there is no exact answer: {why}"
-        return StageJudgement(judgement.stage, Verdict.UNVERIFIED, unjudged=unjudged, message=message)
-    message = f"{unjudged} of {open_.size} elements were not judged, for want of an exact answer: {why}"
-    return replace(judgement, unjudged=unjudged, message=message)
+def _partly_judged(judgement: StageJudgement, open_: Flags, why: str) -> StageJudgement:
+    """Say why elements were not judged; a stage that holds nothing else does not agree."""
+    if open_.all():
+        return StageJudgement(judgement.stage, Verdict.UNVERIFIED, message=f"there is no exact answer: {why}")
+    message = f"{int(open_.sum())} of {open_.size} elements were not judged, for want of an exact answer: {why}"
+    return replace(judgement, message=message)
 
 
-def failing_elements(truth: Truth, stage: str, array: Array, rounding_model: str) -> Flags:
-    """Return where the judged rows of a stage are proved to be wrong against the exact answer."""
-    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    judged = is_measured(exact, bound, str(array.dtype))
-    return _beyond(exact, bound, array) | _odd_elements(exact, judged, array)
+def failing_elements(reference: StageReference, array: Array) -> Flags:
+    """Return where the judged rows of a stage are proved to be wrong."""
+    return reference.beyond(array) | reference.odd(array)
 
 
-def _beyond(exact: Enclosure, bound: Bound, array: Array) -> Flags:
-    """Return where an error is larger than its bound."""
-    with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
-        measured = is_measured(exact, bound, str(array.dtype))
-        beyond: Flags = measured & (exact.error_of(array) - exact.radius > bound.max_error)
-    return beyond
-
-
-def agrees(truth: Truth, stage: str, array: Array, rounding_model: str) -> bool:
-    """Whether the judged rows of a stage are right against the exact answer, whatever came before them."""
-    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    if exact.shape != array.shape:  # a reading may give a stage another shape, which no returned stage has
+def agrees(reference: StageReference, array: Array) -> bool:
+    """Whether the judged rows of a stage are right."""
+    if reference.exact.shape != array.shape:  # a reading may give a stage another shape, which no returned stage has
         return False
-    judged = is_measured(exact, bound, str(array.dtype))
-    if _odd_elements(exact, judged, array).any():
-        return False
-    return not _measure(
-        exact, bound, array, judged, supports_statistics=_has_statistics(truth, stage, introduced=False)
-    ).tier.fails
+    return not reference.odd(array).any() and not _measure(reference, array).tier.fails
 
 
-def _has_statistics(truth: Truth, stage: str, *, introduced: bool) -> bool:
-    """Whether an error is a sum of many roundings. That of masking is no more than the one of adding the bias."""
-    is_one_rounding = truth.operation == "masking" or (introduced and stage in _ONE_ROUNDING)
-    return truth.supports_statistics and not is_one_rounding
-
-
-def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
+def _of_whole(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
     """Say how many query rows were judged, and of which the elements are that are named."""
-    stage, rows = judgement.stage, truth.query_rows
+    stage, rows = judgement.stage, judged.query_rows
     if rows is None or query_axis(stage) is None:
         return judgement
 
@@ -229,17 +191,8 @@ def _of_whole(truth: Truth, judgement: StageJudgement) -> StageJudgement:
         introduced=moved(judgement.introduced),
         index=index_in_all(stage, judgement.index, rows),
         judged_rows=len(rows),
-        query_rows=truth.queries,
+        query_rows=queries_of(judged.problem.inputs),
     )
-
-
-def _odd_elements(exact: Enclosure, judged: Flags, array: Array) -> Flags:
-    """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
-    stored = array.astype(np.float64)
-    odd: Flags = ~np.isfinite(stored) & judged
-    if not judged.all():
-        odd |= is_prescribed(exact) & ~((stored == exact.high) | (np.isnan(stored) & np.isnan(exact.high)))
-    return odd
 
 
 def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJudgement:
@@ -252,34 +205,22 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJ
     )
 
 
-def _measure(exact: Enclosure, bound: Bound, array: Array, judged: Flags, *, supports_statistics: bool) -> Measured:
-    return measure(
-        exact.error_of(array),
-        exact.radius,
-        bound.max_error,
-        bound.sigma,
-        judged,
-        supports_statistics=supports_statistics,
-    )
+def _measure(reference: StageReference, array: Array) -> Measured:
+    exact, bound, has_statistics = reference.exact, reference.bound, reference.supports_statistics
+    errors = exact.error_of(array), exact.radius, bound.max_error, bound.sigma
+    return measure(*errors, reference.measured, supports_statistics=has_statistics)
 
 
 def _numeric(
-    stage: str,
-    array: Array,
-    whole: tuple[Enclosure, Bound, Measured],
-    step: tuple[Enclosure, Bound] | None,
-    introduced: Measured | None,
-    *,
-    is_whole: bool,
+    stage: str, array: Array, reference: StageReference, step: StageReference | None, *, is_whole: bool
 ) -> StageJudgement:
     """Name the element that is worst in whichever comparison fails; the step's own failure says more."""
-    exact, bound, accumulated = whole
+    accumulated, introduced = _measure(reference, array), None if step is None else _measure(step, array)
+    fails, named, failing = accumulated.tier.fails, accumulated, reference
     against: Literal["exact", "step"] = "exact"
-    fails = accumulated.tier.fails or (introduced is not None and introduced.tier.fails)
-    named = accumulated
     if step is not None and introduced is not None and introduced.tier.fails:
-        (exact, bound), named, against = step, introduced, "step"
-    index = named.index
+        fails, named, failing, against = True, introduced, step, "step"
+    index, exact, bound = named.index, failing.exact, failing.bound
     details: dict[str, Any] = {}
     if index is not None:
         details = {
@@ -292,7 +233,7 @@ def _numeric(
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
     message = explain_errors(accumulated, introduced) if fails else ""
     if fails and named.tier is Tier.PROVEN:
-        wrong = _beyond(exact, bound, array)
+        wrong = failing.beyond(array)
         if named.ratio == np.inf:
             message = explain_without_bound(stage, array, exact, wrong & (bound.max_error == 0), against)
         is_own = introduced is None or introduced.tier.fails

@@ -20,8 +20,8 @@ from attncheck.backends import EAGER
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import OR, Decision, decide
 from attncheck.judging.compare import Tier
+from attncheck.judging.exact_stages import Array
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import Array
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.verdicts import Verdict

@@ -13,7 +13,7 @@ itself wrong nothing more is to be learnt: those are judged by the exact answer 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from typing import Any, TypeAlias
 
@@ -23,8 +23,9 @@ from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import DIAGNOSABLE, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.worker import NOT_RETURNED, Computed, Failure, Outcome, evaluate_on
+from attncheck.judging.exact_stages import Stages, digest
 from attncheck.judging.judge_stages import StageJudgement, in_order, judge_stage, sound_stages
-from attncheck.judging.truth import Stages, Truth, digest, find_truth
+from attncheck.judging.truth import Truth, find_truth
 from attncheck.mutation.forms import ReadAs
 from attncheck.mutation.judgement import REFERENCE_CLASSES, Findings, StageResult, stage_result
 from attncheck.mutation.mutant import REFERENCE, MadePerCall, Mutant, Step, Subject, Variant, recording
@@ -161,31 +162,17 @@ class UnitScorer:
         shapes, bits = self.unit.case.stage_shapes, {each[0]: each for each in fingerprint}
         truth = self.truth.for_returned(stages)
         sound = sound_stages(truth, stages, shapes)
-        past: tuple[Any, ...] = (rounding_model, truth.has_wide_statistics)
+        past: tuple[Any, ...] = (rounding_model, truth.bounds.has_wide_statistics)
         found: list[tuple[StageJudgement, StageResult]] = []
-        for stage in in_order(stages, truth.options):
+        for stage in in_order(stages, truth.judged.canonical.options):
             past = (*past, bits[stage])
             if past not in self._judged:
-                if any(result.caught and result.own for _, result in found):
-                    truth = _TruthBehind.of(truth)
-                judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
+                has_step = not any(result.caught and result.own for _, result in found)
+                judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, has_step=has_step)
                 result = stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
                 self._judged[past] = judgement, result
             found.append(self._judged[past])
         return found
-
-
-@dataclass(frozen=True, eq=False)
-class _TruthBehind(Truth):
-    """The truth of stages that follow from a wrong one, so that no step from that is asked for."""
-
-    @classmethod
-    def of(cls, truth: Truth) -> _TruthBehind:
-        """Return the same truth, with whatever it remembers."""
-        return cls(**{each.name: getattr(truth, each.name) for each in fields(truth)})
-
-    def introduced(self, stage: str, returned: Stages, rounding_model: str) -> None:
-        """Return no step."""
 
 
 def _holds_nothing(subject: Subject, outcome: Outcome) -> bool:

@@ -196,7 +196,7 @@ def _levels_of_option(option: str) -> Iterator[Level]:
 def _has_empty_rows(case: Case) -> bool:
     if not {*case.inputs, *case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
         return False
-    from attncheck.judging.undefined_rows import empty_rows  # which loads what exact answers need
+    from attncheck.judging.undefined import empty_rows  # which loads what exact answers need
 
     problem = problem_of(case, inputs_in(case, "float32"))
     return bool(empty_rows(problem.without_layout()).any())

@@ -19,7 +19,7 @@ from attncheck.common.wording import stored_index, written_element
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
-from attncheck.judging.truth import Truth, find_truth, is_open
+from attncheck.judging.truth import Truth, find_truth
 from attncheck.properties.variants import PropertyVariant, result_of, times
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
@@ -86,15 +86,10 @@ def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: s
     if stage not in truth.exact:
         nothing = np.full(array.shape, np.nan)
         return Side(what, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
-    exact, bound = truth.exact_for(stage, array), truth.bounds(rounding_model)[stage]
-    return Side(
-        what,
-        array,
-        exact.high,
-        bound.max_error + exact.radius,
-        failing_elements(truth, stage, array, rounding_model),
-        is_open(exact, bound, truth.dtype_of(stage)),
-    )
+    reference = truth.reference(stage, rounding_model, array)
+    exact, bound = reference.exact, reference.bound
+    allowed, wrong = bound.max_error + exact.radius, failing_elements(reference, array)
+    return Side(what, array, exact.high, allowed, wrong, reference.open)
 
 
 def judge_variant(

@@ -38,7 +38,7 @@ import numpy as np
 
 from attncheck.common.errors import UsageError
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import Truth, is_measured, is_prescribed
+from attncheck.judging.truth import Truth
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
 from attncheck.spec import computed_stages, query_axis
@@ -359,7 +359,7 @@ def expected_stages(
 ) -> dict[str, Expected]:
     """Return what is right for the stages that were judged, or for every stage of the case where none came back."""
     if any(judgement.has_wide_statistics for judgement in judgements):
-        truth = truth.with_wide_statistics()
+        truth = truth.with_wide_statistics
     computed = computed_stages(case.operation, case.options, case.inputs)
     stages = [judgement.stage for judgement in judgements] or case.judged_stages or computed
     return {
@@ -371,16 +371,17 @@ def expected_stages(
 
 def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> Expected:
     """Return what is right for one stage: all that proves a number wrong, and nothing else."""
-    dtype = truth.dtype_of(stage)
+    dtype = truth.bounds.dtype_of(stage)
     if stage not in truth.exact:
         return Expected(shape, dtype)
-    exact, bound = truth.exact[stage], truth.bounds(rounding_model)[stage]
-    allowed = np.where(is_measured(exact, bound, dtype), bound.max_error + exact.radius, np.nan)
-    allowed[is_prescribed(exact)] = 0.0
+    reference = truth.reference(stage, rounding_model)
+    exact, max_error = reference.exact, reference.bound.max_error
+    allowed = np.where(reference.measured, max_error + exact.radius, np.nan)
+    allowed[reference.prescribed] = 0.0
     # Only in float64 are numbers so close to the exact answer that its own rounding to float64 counts.
-    rest = exact.low if truth.dtype == "float64" and exact.low.any() else 0.0
+    rest = exact.low if truth.bounds.dtype == "float64" and exact.low.any() else 0.0
     axis = query_axis(stage)
-    rows = None if axis is None else truth.query_rows
+    rows = None if axis is None else truth.judged.query_rows
     return Expected(shape, dtype, exact.high, allowed, rest, rows, -2 if axis is None else axis)
 
 

@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from attncheck.attention.sampling import queries_of
 from attncheck.common.errors import ExitCode, OutputError, UsageError
 from attncheck.judging.judge import exact_values
 from attncheck.judging.judge_numbers import judge_numbers
@@ -86,15 +87,15 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     }
     kept = panels.KeptCase(inputs.arrays, exact)
     drawings = panels.drawings_of(case_record(case, {}), kept, in_columns=in_columns, printed=printed)
-    rows = len(truth.query_rows) if truth.query_rows is not None else 0
+    rows = len(truth.judged.query_rows) if truth.judged.query_rows is not None else 0
     return Shown(
         case=case,
         dtype=dtype,
         drawings=_chosen(drawings, stages),
         numbers=numbers,
         outside=truth.outside,
-        undefined=truth.undefined_elements.reason if truth.undefined_elements else "",
-        sampled=f"{rows_judged(rows, truth.queries)}; they stand for all" if rows else "",
+        undefined=truth.undefined.elements.reason if truth.undefined.elements else "",
+        sampled=f"{rows_judged(rows, queries_of(truth.judged.problem.inputs))}; they stand for all" if rows else "",
         inputs={name: array for name, array in inputs.arrays.items() if not stages or name in stages},
         exact={name: array for name, array in exact.items() if not stages or name in stages},
     )
@@ -112,7 +113,7 @@ def _numbers(
     case: Case, inputs: Inputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
 ) -> dict[int, tuple[Row, ...]]:
     """Hold the exact answer against the document's numbers, as an implementation is compared with them."""
-    blank = Row(case.id, case.operation, truth.dtype, EXACT, "stage", "", Verdict.AGREE)
+    blank = Row(case.id, case.operation, truth.bounds.dtype, EXACT, "stage", "", Verdict.AGREE)
     return {
         number: tuple(
             judge_numbers(replace(case, expected=(expected,)), inputs, truth, {EXACT: exact}, {EXACT: "native"}, blank)

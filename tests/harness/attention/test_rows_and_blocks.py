@@ -78,7 +78,7 @@ class Sampled:
 
     @property
     def rows(self) -> NDArray[np.intp]:
-        return self.part.query_rows
+        return self.part.judged.query_rows
 
     @property
     def unjudged(self) -> int:
@@ -119,7 +119,7 @@ def test_numpy_is_right_stages_say_how_many_rows_were_judged_and_bounds_are_infi
         assert (found.judged_rows, found.query_rows) == ((None, None) if is_whole else (64, QUERIES))
         kept = rows_of_stage(stage, problem.stages[stage], problem.rows)
         assert found.accumulated.elements == int(np.isfinite(kept).sum())
-        bound = problem.part.bounds("native")[stage].max_error
+        bound = problem.part.bounds.of("native")[stage].max_error
         assert worst[stage].shape == problem.stages[stage].shape
         assert (rows_of_stage(stage, worst[stage], problem.rows) == bound).all()
         assert is_whole or np.isinf(rows_of_stage(stage, worst[stage], rest)).all()
@@ -140,7 +140,7 @@ def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole_and_in_no_ot
 
 
 def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_everywhere(attention: Sampled) -> None:
-    of_rows = {stage: bound.max_error for stage, bound in attention.part.bounds("native").items()}
+    of_rows = {stage: bound.max_error for stage, bound in attention.part.bounds.of("native").items()}
     judged, unjudged = (0, 1, 128, 2), (0, 0, attention.unjudged, 1)
     for index, by, verdict in (
         (judged, 0.25, Verdict.NUMERIC),
@@ -242,9 +242,9 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     assert (found.inner["weights"][~places] == whole["weights"].high[~places]).all()
     model = "fused" if dtype == "float16" else "native"
     blocked, plain = problem.truth(dtype, returned=[*RESULTS]), problem.truth(dtype)
-    assert (bool(blocked.inner), bool(plain.inner)) == (True, False)
-    for stage, bound in blocked.bounds(model).items():
-        other_bound = plain.bounds(model)[stage]
+    assert (bool(blocked.stages.inner), bool(plain.stages.inner)) == (True, False)
+    for stage, bound in blocked.bounds.of(model).items():
+        other_bound = plain.bounds.of(model)[stage]
         # The logarithm of a sum of weights just below 1 comes in steps of 2^-53.
         step = 2.0**-51 if stage == "log_sum_exp" else 0.0
         assert (bound.max_error <= other_bound.max_error * (1 + 1e-9) + step).all()
@@ -265,9 +265,9 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert are_blocked(Problem(operation, options, dict(PLAIN)), stages) is blocked
     truth = Problem("attention", {"is_causal": True}, PLAIN).truth(returned=["output"])
-    step = truth.introduced("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
+    step = truth.step("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
     assert step is not None, "a step that follows from nothing returned is the accumulated one"
-    assert (step[0] is truth.exact["output"], step[1] is truth.bounds("native")["output"]) == (True, True)
+    assert (step.exact is truth.exact["output"], step.bound is truth.bounds.of("native")["output"]) == (True, True)
     nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
         exact_results(Problem("attention", {}, nan), RESULTS)
@@ -275,7 +275,7 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(oracle, "MIN_ELEMENTS", least)  # small problems keep every stage
         problem = Problem("attention", {"scale": scale}, PLAIN)
         truth = problem.truth(returned=["output"])
-        assert (bool(truth.inner), "weights" in truth.exact) == (False, True)
+        assert (bool(truth.stages.inner), "weights" in truth.exact) == (False, True)
         if least == 0:  # logits that two numbers do not hold are worked out as ever
             assert exact_results(problem, RESULTS) is None
 
@@ -291,4 +291,4 @@ def test_stages_with_known_numbers_are_always_worked_out(load_text: LoadText, co
         outcomes = {"a": Computed({"output": stages["output"]})}
         found = judge(replace(case, expected=expected), "float64", inputs, outcomes, {"a": "native"})
         assert not found.disagrees
-        assert ("weights" in found.truth.exact, bool(found.truth.inner)) == (is_whole, not is_whole)
+        assert ("weights" in found.truth.exact, bool(found.truth.stages.inner)) == (is_whole, not is_whole)

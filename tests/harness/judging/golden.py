@@ -41,6 +41,7 @@ from attncheck.attention.bounds import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.common.processors import available_processors
 from attncheck.execution.call import end_with_parent
+from attncheck.judging import exact_stages
 from attncheck.judging import truth as judging_truth
 from attncheck.judging.truth import Truth
 from attncheck.planning.plan import Plan, standard_units
@@ -89,7 +90,8 @@ def fingerprints(
             stored = convert_inputs(case, inputs, dtype)
             truth = truth_of_case(case, dtype, stored)
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-            if score_elements(case.operation, truth.options, truth.inputs) > MAX_SCORES:
+            plain = truth.judged.canonical
+            if score_elements(case.operation, plain.options, plain.inputs) > MAX_SCORES:
                 models = [models[(len(case.id) + number) % len(models)]]
             if part is not None:
                 models = [models[place % len(models)] for place in range(draw, draw + min(3, len(models)))]
@@ -129,12 +131,12 @@ def differing(recorded: str, found: str) -> list[str]:
 
 def truth_of_case(case: Case, dtype: str, inputs: Inputs) -> Truth:
     """Evaluate the oracle for a case in a dtype; every bit that it finds counts, also those that judging rounds off."""
-    rounded = judging_truth._rounded
-    vars(judging_truth)["_rounded"] = dict
+    rounded = exact_stages._rounded
+    vars(exact_stages)["_rounded"] = dict
     try:
         return judging_truth.truth_of_case(case, dtype, inputs)
     finally:
-        vars(judging_truth)["_rounded"] = rounded
+        vars(exact_stages)["_rounded"] = rounded
 
 
 def read_golden(path: Path = GOLDEN_FILE) -> dict[str, str]:
@@ -155,13 +157,13 @@ def _fingerprints_of(truth: Truth, models: Iterable[str], *, every_bit: bool) ->
     if truth.outside:
         yield f"outside={_digest([truth.outside.encode()])}"
         return
-    returned = {stage: rounded_once(exact.high, truth.dtype_of(stage)) for stage, exact in truth.exact.items()}
+    returned = {stage: rounded_once(exact.high, truth.bounds.dtype_of(stage)) for stage, exact in truth.exact.items()}
     yield f"exact={_digest(_bytes_of_exact(truth.exact))}"
     for model in models:
-        steps = {stage: truth.introduced(stage, returned, model) for stage in truth.exact}
-        exact = {stage: step[0] for stage, step in steps.items() if step is not None}
-        introduced = {stage: step[1] for stage, step in steps.items() if step is not None}
-        bounds = [*_arrays_of(truth.bounds(model)), *_arrays_of(introduced)]
+        steps = {stage: truth.step(stage, returned, model) for stage in truth.exact}
+        exact = {stage: step.exact for stage, step in steps.items() if step is not None}
+        introduced = {stage: step.bound for stage, step in steps.items() if step is not None}
+        bounds = [*_arrays_of(truth.bounds.of(model)), *_arrays_of(introduced)]
         parts = (_bytes_of(array if every_bit else _undisputed(array)) for array in bounds)
         names = "".join([*sorted(truth.exact), "/", *sorted(exact)]).encode()
         digest = _digest([names, *_bytes_of_exact(exact), *parts])

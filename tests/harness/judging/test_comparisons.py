@@ -19,7 +19,7 @@ from tables import tables_beside
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.judging import truth as module
+from attncheck.judging import exact_stages as module
 from attncheck.judging.compare import (
     Comparison,
     Measured,
@@ -34,7 +34,8 @@ from attncheck.judging.compare import (
 )
 from attncheck.judging.judge import judge_pairs
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.truth import Conditioning, Truth, condition_numbers, within_range
+from attncheck.judging.stage_bounds import Conditioning, condition_numbers, within_range
+from attncheck.judging.truth import Truth
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.verdicts import Verdict
 
@@ -259,7 +260,7 @@ def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(mo
     assert (truth.exact, truth.outside) == ({}, "softmax: weights not settled")
     monkeypatch.setattr(module, "exact_stages", pytest.fail)
     truth = problem.truth(returned=())
-    assert (truth.exact, truth.bounds("native")) == ({}, {})
+    assert (truth.exact, truth.bounds.of("native")) == ({}, {})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -286,7 +287,7 @@ BACKWARD = {"grad_output": RNG.normal(size=(1, 2, 3, 5)), "bias": RNG.normal(siz
 
 
 def has_bound(truth: Truth, stage: str, model: str) -> NDArray[np.bool_]:
-    return np.isfinite(truth.bounds(model)[stage].max_error)
+    return np.isfinite(truth.bounds.of(model)[stage].max_error)
 
 
 def truth_of(operation: str, inputs: Arrays, dtype: str = "float16", **options: Any) -> Truth:
@@ -305,8 +306,8 @@ def test_the_row_behind_such_a_score_has_no_bound_where_scores_are_stored() -> N
             assert all(has_bound(truth, stage, model).all() for model in ("fused", "fused_bwd", "fused_lse"))
     output = truth.exact["output"].high.astype("float16")  # nor does it have one against its own steps
     output[0, 0, 1] = np.nan
-    step = truth.introduced("output", {"output": output}, "eager")
-    assert np.isfinite(step[1].max_error[0, 0]).all(axis=-1).tolist() == [True, False, True]
+    step = truth.step("output", {"output": output}, "eager")
+    assert np.isfinite(step.bound.max_error[0, 0]).all(axis=-1).tolist() == [True, False, True]
 
 
 def test_sums_over_queries_have_no_bound_in_that_head_alone_and_a_projection_has_every_head_in_it() -> None:
@@ -344,7 +345,9 @@ def truth(request: pytest.FixtureRequest) -> Truth:
 
 def right(truth: Truth, **other: str) -> Arrays:
     """Return exact stages, rounded once to the dtype of the case, or to another."""
-    return {stage: truth.exact[stage].high.astype(numpy_dtype(other.get(stage, truth.dtype))) for stage in SHAPES}
+    return {
+        stage: truth.exact[stage].high.astype(numpy_dtype(other.get(stage, truth.bounds.dtype))) for stage in SHAPES
+    }
 
 
 def judgements(truth: Truth, stages: Mapping[str, Array], model: str = "fused") -> dict[str, StageJudgement]:
@@ -355,17 +358,17 @@ def test_a_log_sum_exp_may_be_float32_by_another_bound_and_nothing_else_may(trut
     for model in ("fused", "fused_lse", "fused_fp8", "eager", "eager_pre"):
         for stages in (right(truth), right(truth, log_sum_exp="float32")):
             assert {each.verdict for each in judgements(truth, stages, model).values()} == {AGREE}
-        wide, narrow = truth.with_wide_statistics().bounds(model), truth.bounds(model)
+        wide, narrow = truth.with_wide_statistics.bounds.of(model), truth.bounds.of(model)
         assert (wide["log_sum_exp"].max_error < narrow["log_sum_exp"].max_error).all()
         for stage in ("scores", "weights", "output"):
             np.testing.assert_array_equal(wide[stage].max_error, narrow[stage].max_error)
             np.testing.assert_array_equal(wide[stage].sigma, narrow[stage].sigma)
-    bound = truth.with_wide_statistics().bounds("fused")["log_sum_exp"]
+    bound = truth.with_wide_statistics.bounds.of("fused")["log_sum_exp"]
     assert (bound.max_error < 100 * 2.0**-24 * (1 + np.abs(truth.exact["log_sum_exp"].high))).all()
     for stage, dtype in (("weights", "float32"), ("output", "float32"), ("log_sum_exp", "float64")):
         found = judgements(truth, right(truth, **{stage: dtype}))
         assert [name for name, each in found.items() if each.verdict is not AGREE] == [stage]
-        expected = f"{truth.dtype} or float32" if stage == "log_sum_exp" else truth.dtype
+        expected = f"{truth.bounds.dtype} or float32" if stage == "log_sum_exp" else truth.bounds.dtype
         assert (found[stage].verdict, found[stage].message) == (DTYPE, f"expected {expected}, got {dtype}")
     wider = truth_in("float64")
     assert judgements(wider, right(wider, log_sum_exp="float32"), "native")["log_sum_exp"].verdict is DTYPE
@@ -382,8 +385,8 @@ def test_in_float16_it_has_the_range_of_float32() -> None:
 
 def test_a_wide_and_a_narrow_one_are_compared_by_their_numbers(truth: Truth) -> None:
     bounds = {
-        name: {"log_sum_exp": each.bounds("fused")["log_sum_exp"].max_error}
-        for name, each in (("narrow", truth), ("wide", truth.with_wide_statistics()))
+        name: {"log_sum_exp": each.bounds.of("fused")["log_sum_exp"].max_error}
+        for name, each in (("narrow", truth), ("wide", truth.with_wide_statistics))
     }
     narrow, wide = right(truth), right(truth, log_sum_exp="float32", output="float32")
     for by, verdict in ((0, AGREE), (1, NUMERIC)):

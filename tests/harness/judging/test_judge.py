@@ -180,7 +180,7 @@ FAULTS: Mapping[str, tuple[dict[str, Callable[..., Any]], dict[str, Verdict], se
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, case: Case) -> None:
     steps, verdicts, own, ends = FAULTS[fault]
-    stages = computed(truth.inputs, **steps)
+    stages = computed(truth.judged.canonical.inputs, **steps)
     judgements = judge_stages(truth, {"mine": stages["output"], **stages}, case.stage_shapes, "native")
     *found, last = judgements
     assert [each.stage for each in found] == STAGES
@@ -211,7 +211,7 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(
     truth: Truth, case: Case
 ) -> None:
-    stages = computed(truth.inputs)
+    stages = computed(truth.judged.canonical.inputs)
     for found in judge_stages(truth, stages, case.stage_shapes, "native"):
         exact, value = truth.exact[found.stage], float(stages[found.stage][found.index])
         assert (found.verdict, found.message, found.value) == (AGREE, "", value)
@@ -219,10 +219,10 @@ def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic
         assert found.error == abs(value - exact.high[found.index] - exact.low[found.index])
         assert found.error <= found.bound
     # Half the bound at every element: possible, but roundings do not conspire so.
-    off = truth.exact["output"].high + truth.bounds("native")["output"].max_error / 2
+    off = truth.exact["output"].high + truth.bounds.of("native")["output"].max_error / 2
     for supports_statistics, verdict in ((False, AGREE), (True, NUMERIC)):
         generic = replace(truth, supports_statistics=supports_statistics)
-        (found,) = judge_stages(generic, {"output": off.astype(truth.dtype)}, case.stage_shapes, "native")
+        (found,) = judge_stages(generic, {"output": off.astype(truth.bounds.dtype)}, case.stage_shapes, "native")
         assert found.verdict is verdict
         assert found.accumulated.ratio == pytest.approx(0.5, rel=0.1)
     assert found.message.startswith("errors too large to be rounding")
@@ -233,7 +233,7 @@ def test_noise_agrees_and_is_told_but_not_of_a_bias_that_is_added_in_one_roundin
     scores = np.random.default_rng(5).standard_normal(shape)
     truth = Problem("softmax", {}, {"scores": scores}).truth()
     for z, noisy in ((0.25, False), (0.75, True)):
-        weights = truth.exact["weights"].high + z * truth.bounds("native")["weights"].sigma
+        weights = truth.exact["weights"].high + z * truth.bounds.of("native")["weights"].sigma
         (found,) = judge_stages(truth, {"weights": weights}, {"weights": shape}, "native")
         assert (found.verdict, found.is_noisy) == (AGREE, noisy)
         assert found.accumulated.mean_z == pytest.approx(z, rel=0.2)
@@ -280,7 +280,7 @@ def test_a_row_says_which_element_what_was_computed_and_what_is_exact(
 def test_two_disagree_where_they_differ_by_more_than_both_bounds_together(truth: Truth) -> None:
     # Moved by nearly a bound to either side, each might be right; a little more, and one of them is wrong.
     for stage in STAGES:
-        exact, max_error = truth.exact[stage].high, truth.bounds("native")[stage].max_error
+        exact, max_error = truth.exact[stage].high, truth.bounds.of("native")[stage].max_error
         for factor, verdict in ((0.875, AGREE), (1.125, NUMERIC)):
             sides = {"a": {stage: exact + factor * max_error}, "b": {stage: exact - factor * max_error}}
             (comparison,) = judge_pairs(sides, dict.fromkeys("ab", worst_bounds(truth, "native"))).values()

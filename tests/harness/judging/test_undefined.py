@@ -14,7 +14,7 @@ from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
 from attncheck.judging.judge_implementation import OwnEmptyRows
 from attncheck.judging.judge_stages import StageJudgement, agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
-from attncheck.judging.undefined_rows import find_undefined_elements
+from attncheck.judging.undefined import find_undefined_elements
 from attncheck.spec.verdicts import Verdict
 
 AGREE, NUMERIC, SEMANTIC, UNVERIFIED = Verdict.AGREE, Verdict.NUMERIC, Verdict.SEMANTIC, Verdict.UNVERIFIED
@@ -36,7 +36,7 @@ def spoilt_at(problem: Problem, name: str, index: Any, number: float = np.nan) -
 @pytest.mark.parametrize("name", NAMES)
 def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
     problem = draw(name)
-    assert problem.truth().undefined_elements is None, "nothing is, in finite inputs nor by what forbids a key"
+    assert problem.truth().undefined.elements is None, "nothing is, in finite inputs nor by what forbids a key"
     # A mask hides NaN from some kernels and not from others: that has tests of its own.
     hidden = {"mask", "query_mask", "key_lengths", "is_causal", "window", "mask_fill"}
     options = {each: value for each, value in problem.options.items() if each not in hidden}
@@ -83,7 +83,7 @@ def infinite() -> Truth:
 
 @pytest.fixture(scope="module")
 def stages(infinite: Truth) -> Arrays:
-    return Problem("attention", {}, infinite.problem.inputs).returned()
+    return Problem("attention", {}, infinite.judged.problem.inputs).returned()
 
 
 def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_not_judged(
@@ -98,20 +98,20 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
         assert (judged[stage].verdict, (~known).sum()) == (AGREE, counts[stage])
         np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
         assert np.isnan(exact_values(infinite)[stage][~known]).all()
-        step = infinite.introduced(stage, {name: each for name, each in stages.items() if name != stage}, "native")
-        np.testing.assert_array_equal(np.isinf(step[0].radius), infinite.undefined_elements.of(stage, known.shape))
+        step = infinite.step(stage, {name: each for name, each in stages.items() if name != stage}, "native")
+        np.testing.assert_array_equal(np.isinf(step.exact.radius), infinite.undefined.elements.of(stage, known.shape))
     expected = f"13 of 120 elements were not judged, for want of an exact answer: query {REASON}; value {REASON}"
     assert judged["output"].message == expected
 
 
 def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stages: Arrays) -> None:
     for stage in ("scores", "weights", "log_sum_exp", "output"):
-        flags = infinite.undefined_elements.of(stage, stages[stage].shape)
+        flags = infinite.undefined.elements.of(stage, stages[stage].shape)
         for is_wrong in (False, True):
             changed = stages[stage].copy()
             changed[tuple(np.argwhere(flags != is_wrong)[0])] = 0.25
-            assert failing_elements(infinite, stage, changed, "native").any() == is_wrong
-            assert agrees(infinite, stage, changed, "native") != is_wrong
+            assert failing_elements(infinite.reference(stage, "native", changed), changed).any() == is_wrong
+            assert agrees(infinite.reference(stage, "native", changed), changed) != is_wrong
             verdict = judged_of(infinite, {**stages, stage: changed})[stage].verdict
             assert verdict == (NUMERIC if is_wrong else AGREE)
 
@@ -172,16 +172,16 @@ def test_behind_a_mask_the_numbers_without_that_key_are_right_and_so_is_nan_and_
         assert {(str(found.verdict), found.unjudged) for found in judged.values()} == {("agree", 0)}
         changed = 0
         for stage, array in stages.items():
-            behind = truth.undefined_elements.behind_a_mask(stage, array.shape)
+            behind = truth.undefined.elements.behind_a_mask(stage, array.shape)
             spread = {**stages, stage: np.where(behind, np.nan, array)}
-            assert agrees(truth, stage, spread[stage], "native")
+            assert agrees(truth.reference(stage, "native", spread[stage]), spread[stage])
             found = judged_of(truth, spread)[stage]
             assert (found.verdict, found.unjudged) == (UNVERIFIED if behind.all() else AGREE, behind.sum())
             if behind.any():
                 assert "only keys that may not be attended hold NaN or infinity" in found.message
                 wrong = np.where(behind, array + 0.5, array)
-                assert failing_elements(truth, stage, wrong, "native")[behind].all()
-                assert not agrees(truth, stage, wrong, "native")
+                assert failing_elements(truth.reference(stage, "native", wrong), wrong)[behind].all()
+                assert not agrees(truth.reference(stage, "native", wrong), wrong)
                 changed += 1
         assert changed
 
@@ -193,11 +193,11 @@ def test_a_row_or_a_sum_over_queries_that_holds_nan_beside_other_numbers_is_not_
         ("gradients", "grad_value", np.nan, np.arange(6)[:, np.newaxis] == 5),
     ):
         truth, stages = spoilt_behind(name, "key", number)
-        behind = truth.undefined_elements.behind_a_mask(stage, stages[stage].shape)
+        behind = truth.undefined.elements.behind_a_mask(stage, stages[stage].shape)
         spread = np.where(behind, np.where(places, np.nan, 0.0), stages[stage])
-        assert agrees(truth, stage, spread, "native")
-        assert not agrees(truth, stage, np.where(behind, 0.0, stages[stage]), "native")
-        assert not agrees(truth, stage, np.where(behind, spread, 0.0), "native")
+        zeros = np.where(behind, 0.0, stages[stage])
+        for array, is_right in ((spread, True), (zeros, False), (np.where(behind, spread, 0.0), False)):
+            assert agrees(truth.reference(stage, "native", array), array) == is_right
 
 
 # Rows without a key, by each convention.

@@ -29,7 +29,7 @@ from attncheck.attention.errors import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags, any_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
-from attncheck.attention.sampling import queries_of
+from attncheck.attention.sampling import Rows, queries_of, sampled_rows
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients, score_elements
@@ -74,11 +74,8 @@ class UndefinedRows:
     nan_rows: Flags
     forbidden: Flags | None = None
     nan_elements: Flags | None = None
-
-    @cached_property
-    def _unusual_elements(self) -> dict[tuple[str, Shape], tuple[Flags, Flags]]:
-        """What was found already; no field, for digests are of what a problem is."""
-        return {}
+    _unusual_elements: dict[tuple[str, Shape], tuple[Flags, Flags]] = field(default_factory=dict, init=False)
+    _of_empty: dict[tuple[str, Shape], Flags] = field(default_factory=dict, init=False)
 
     @cached_property
     def _hidden(self) -> Flags:
@@ -86,10 +83,6 @@ class UndefinedRows:
         if not self.problem.own_keys:
             return self.nan_rows
         return self.nan_rows & (False if self.forbidden is None else self.forbidden.all(axis=-1))
-
-    @cached_property
-    def _of_empty(self) -> dict[tuple[str, Shape], Flags]:
-        return {}
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -139,6 +132,14 @@ class UndefinedRows:
             bias = inputs["bias"]
             inputs["bias"] = np.where(empty, np.zeros((), bias.dtype), np.broadcast_to(bias, shape))
         return Problem(self.problem.operation, {**options, "is_causal": False}, without_nan(inputs))
+
+    def with_equal_logits(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Set the logits of rows without a key to 0, for uniform weights: any number will do, if it is the same."""
+
+        def equal(stage: str, array: Array) -> Array:
+            return np.where(self.affected_by_empty(stage, array.shape) & (array == -np.inf), 0, array)
+
+        return {stage: equal(stage, array) if stage in LOGITS else array for stage, array in values.items()}
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""
@@ -226,6 +227,11 @@ def find_undefined_rows(plain: Problem, convention: str) -> UndefinedRows:
     return UndefinedRows(given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
 
 
+def empty_rows_convention(problem: Problem) -> str:
+    """Return what a query without a key gives in a problem."""
+    return str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
+
+
 def empty_rows(problem: Problem) -> Flags:
     """Return which rows of a computation as it was asked for have no key, (B, H, Lq); some rows at a time."""
     queries = queries_of(problem.inputs)
@@ -249,10 +255,9 @@ def scores_shape(plain: Problem) -> Shape:
 
 
 def _rows_with_nan(inputs: Inputs) -> Flags:
-    name = "query" if "query" in inputs else "scores"
-    if name == "scores":
-        return np.zeros(inputs[name].shape[:-1], dtype=np.bool_)
-    return any_of(np.isnan(inputs[name].astype(np.float64)), -1)[..., 0]
+    if "query" not in inputs:
+        return np.zeros(inputs["scores"].shape[:-1], dtype=np.bool_)
+    return any_of(np.isnan(inputs["query"].astype(np.float64)), -1)[..., 0]
 
 
 def _nan_elements(operation: str, inputs: Inputs) -> Flags | None:
@@ -335,6 +340,92 @@ class UndefinedElements:
         return np.where(by_right, np.zeros((), returned.dtype), returned)
 
 
+@dataclass(frozen=True, eq=False)
+class Undefined:
+    """The query rows and the elements of one problem that have no exact answer; None if there are none."""
+
+    rows: UndefinedRows | None = None
+    elements: UndefinedElements | None = None
+
+    @property
+    def uniform_rows(self) -> UndefinedRows | None:
+        """The rows, if those without a key have uniform weights by convention."""
+        return self.rows if self.rows is not None and self.rows.convention == "uniform" else None
+
+    def apply(self, values: Mapping[str, Enclosure]) -> Mapping[str, Enclosure]:
+        """Return the exact answer of every stage, given its value as the oracle evaluates it."""
+        if self.rows is not None:
+            values = {stage: self.rows.apply(stage, value) for stage, value in values.items()}
+        if self.elements is not None:
+            values = {stage: self.elements.withdrawn(stage, value) for stage, value in values.items()}
+        return values
+
+    def apply_to_returned(self, stage: str, value: Enclosure, returned: Array) -> Enclosure:
+        """Return the exact answer of a stage; if several are right, the one that was returned."""
+        exact = value
+        if self.rows is not None:
+            exact = self.rows.by_masking(stage, self.rows.apply(stage, exact), value, returned)
+        return exact if self.elements is None else self.elements.withdrawn(stage, exact, returned)
+
+    def apply_to_step(self, stage: str, value: Enclosure, earlier: Collection[str]) -> Enclosure:
+        """Return the exact answer of a step from the stages before it."""
+        exact = value if self.rows is None else self.rows.apply_to_step(stage, value, earlier)
+        return exact if self.elements is None else self.elements.withdrawn(stage, exact)
+
+    def without_undefined(self, stage: str, returned: Array) -> Array:
+        """Set to 0 what is not finite by right in a returned stage, so that other elements can be followed from it."""
+        for part in (self.rows, self.elements):
+            returned = returned if part is None else part.without_undefined(stage, returned)
+        return returned
+
+    def reason(self, stage: str, shape: Shape, index: tuple[int, ...]) -> str:
+        """Say why an element of a stage has no exact answer; empty if it has one."""
+        rows, elements = self.rows, self.elements
+        if elements is not None and elements.of(stage, shape)[index]:
+            return BEHIND_A_MASK if elements.behind_a_mask(stage, shape)[index] else elements.reason
+        if rows is not None and rows.affected_elements(stage, shape, rows.empty | rows.nan_rows)[index]:
+            return "what a query without a key, or one that holds NaN, gives here is a matter of convention"
+        return ""
+
+
+NOTHING_UNDEFINED = Undefined()
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedProblem:
+    """A problem as it was ``called``, laid out (``problem``), and in ``canonical`` form, for the rows that are judged.
+
+    The canonical form has one mask and finite numbers: ones replace NaN in query rows, and undefined elements.
+    ``with_nan`` is the same before that. ``query_rows`` are the judged rows if they stand for all.
+    """
+
+    called: Problem
+    problem: Problem
+    query_rows: Rows | None
+    with_nan: Problem
+    canonical: Problem
+    undefined_elements: UndefinedElements | None
+
+
+def judged_problem(called: Problem, *, whole: bool) -> JudgedProblem:
+    """Lay a problem out, choose the query rows that are judged, unless all are, and fill what is undefined there."""
+    problem = called.without_layout()
+    rows = None if whole else sampled_rows(problem)
+    plain = problem.canonical(rows)
+    if empty_rows_convention(problem) == "uniform":
+        plain = plain.with_options(empty_rows="uniform")
+    finite = replace(plain, inputs=without_nan(plain.inputs))
+    undefined = find_undefined_elements(finite)
+    canonical = finite if undefined is None else replace(finite, inputs=undefined.filled(finite.inputs))
+    return JudgedProblem(called, problem, rows, plain, canonical, undefined)
+
+
+def find_undefined(judged: JudgedProblem) -> Undefined:
+    """Find the query rows and the elements that have no exact answer."""
+    rows = find_undefined_rows(judged.with_nan, empty_rows_convention(judged.problem))
+    return Undefined(rows or None, judged.undefined_elements)
+
+
 def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     """Find what is undefined in a problem in canonical form, without NaN in whole query rows; None if nothing is."""
     operation, options, inputs = plain.operation, plain.options, plain.inputs
@@ -366,6 +457,11 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     return UndefinedElements(
         found, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
     )
+
+
+def holds_nonfinite(problem: Problem) -> bool:
+    """Return whether inputs hold NaN or infinity, except for -inf where it forbids a key."""
+    return any(is_odd(name, array).any() for name, array in problem.inputs.items())
 
 
 def is_odd(name: str, array: Array) -> Flags:

@@ -1,0 +1,155 @@
+"""The exact stages of one problem, and exact steps from stages that an implementation returned.
+
+The oracle evaluates a problem in canonical form: one mask, and finite numbers. All implementations share the values,
+and all that return the same stages before a step, bit by bit, share that step. If no implementation returned a stage
+with an axis of keys, the oracle takes the keys of large shapes in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from numpy.typing import NDArray
+
+from attncheck.attention.bounds import for_bounds
+from attncheck.attention.exact_array import Enclosure
+from attncheck.attention.oracle import (
+    PrecisionExhausted,
+    are_blocked,
+    exact_from,
+    exact_results,
+    exact_stages,
+    predecessors,
+)
+from attncheck.attention.problem import Computation, OutsideDomain
+from attncheck.attention.sampling import ADDS_QUERIES_UP, Rows, every_row_counts
+from attncheck.common.store import Store
+from attncheck.judging.remembered import enclosures_from_bytes, enclosures_to_bytes, key_of
+from attncheck.reading.problem import Problem
+from attncheck.reading.shapes import score_elements
+from attncheck.spec import computed_stages
+
+Array = NDArray[Any]
+Stages = Mapping[str, Array]
+
+MAX_WHOLE = 1 << 22
+"""Elements of a score matrix of which all rows are judged, because gradients add them up or their numbers are known.
+The exact answer of so many takes half a minute and gigabytes."""
+
+_EVALUATED_TOGETHER = (("raw_scores", "scores"), ("weights", "log_sum_exp"))
+"""Stages that follow from the same product, or from the same exponentials."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactStep:
+    """The exact ``values`` of ``stages``, given the returned stages that come ``earlier``.
+
+    ``key`` begins with the names of the stages, and goes on with the name, dtype and digest of every stage that they
+    follow from. Steps with the same key have the same values.
+    """
+
+    stages: tuple[str, ...]
+    earlier: Stages
+    key: tuple[Any, ...]
+    values: Mapping[str, Enclosure]
+
+
+@dataclass(frozen=True, eq=False)
+class ExactStages:
+    """The exact stages of a ``canonical`` problem.
+
+    ``values`` are those of the oracle, before any is withdrawn as undefined. ``inner`` are stages between, in float64,
+    if the oracle took keys in blocks.
+    """
+
+    canonical: Problem
+    values: Mapping[str, Enclosure] = field(default_factory=dict)
+    inner: Stages = field(default_factory=dict)
+    _steps: dict[tuple[Any, ...], Mapping[str, Enclosure] | None] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def computation(self) -> Computation:
+        """The computation that the oracle evaluates."""
+        return Computation.of(self.canonical)
+
+    @cached_property
+    def wide_computation(self) -> Computation:
+        """The same for bounds."""
+        return for_bounds(self.computation)
+
+    @cached_property
+    def high(self) -> dict[str, Array]:
+        """The values, rounded to float64."""
+        return {stage: enclosure.high for stage, enclosure in self.values.items()}
+
+    def step(self, stage: str, returned: Stages) -> ExactStep | None:
+        """Return the exact values of a stage, and of those evaluated with it, given the returned stages before it.
+
+        ``returned`` are the rows of the canonical problem. None if a stage before it is not finite, or missing.
+        """
+        if self.inner and stage in self.values:  # no returned stage comes before it
+            return ExactStep((stage,), returned, (stage,), self.values)
+        if self.canonical.operation in ADDS_QUERIES_UP:
+            return None  # no gradient follows from another
+        together = next((names for names in _EVALUATED_TOGETHER if stage in names), (stage,))
+        stages = tuple(name for name in together if name == stage or (name in self.values and name in returned))
+        earlier = {name: array for name, array in returned.items() if name not in stages}
+        needed = sorted(predecessors(self.computation, earlier, stages[0]))
+        key = (*stages, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
+        if not needed and self.values.keys() >= {*stages}:
+            return ExactStep(stages, earlier, key, self.values)
+        if key not in self._steps:
+            try:
+                self._steps[key] = exact_from(self.computation, earlier, stages)
+            except (OutsideDomain, PrecisionExhausted):
+                self._steps[key] = None
+        values = self._steps[key]
+        return None if values is None else ExactStep(stages, earlier, key, values)
+
+
+def digest(array: Array) -> bytes:
+    """Return what stands for every bit of an array's numbers."""
+    return blake2b(array.tobytes(), digest_size=16).digest()
+
+
+def evaluate(
+    canonical: Problem, query_rows: Rows | None, returned: Collection[str] | None, store: Store
+) -> ExactStages:
+    """Evaluate all stages of a problem with some query rows, or with all.
+
+    ``returned`` are the stages that any implementation returned, None for all: without any, no stage is evaluated, and
+    on large shapes no other, if that saves the score matrix. Earlier results come out of the ``store``. Raises
+    ``OutsideDomain`` and ``PrecisionExhausted``.
+    """
+    if returned is not None and not returned:
+        return ExactStages(canonical)
+    operation, options, inputs = canonical.operation, canonical.options, canonical.inputs
+    scores = score_elements(operation, options, inputs)
+    if every_row_counts(canonical, query_rows) and scores > MAX_WHOLE:
+        reason = f"has {scores:,} scores; at most {MAX_WHOLE:,} are judged where every row counts"
+        raise OutsideDomain(operation, reason)
+    asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
+    blocked = asked if asked and are_blocked(canonical, asked) else []
+    exact, inner = store.remembered(
+        lambda: key_of("exact", operation, options, inputs, blocked or None),
+        lambda: _values_of(canonical, blocked),
+        lambda found: enclosures_to_bytes(*found),
+        enclosures_from_bytes,
+    )
+    return ExactStages(canonical, exact, inner)
+
+
+def _values_of(canonical: Problem, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
+    """Return stages that are ``blocked`` with keys in blocks, if possible, and the inner ones; else all stages."""
+    if blocked and (found := exact_results(canonical, blocked)):
+        return _rounded(found.exact), found.inner
+    return _rounded(exact_stages(canonical)), {}
+
+
+def _rounded(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
+    """Return enclosures of a third of the size, whether they are kept or not: a store must not show in any verdict."""
+    return {stage: enclosure.rounded() for stage, enclosure in exact.items()}

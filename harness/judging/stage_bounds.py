@@ -1,0 +1,216 @@
+"""Error bounds of stages by rounding model, the exact values that they belong to, and condition numbers.
+
+Bounds are worked out once for all implementations of a rounding model. How well the inputs determine a number follows
+from its bound beside the number itself: ``docs/numerics.md``, section 7, on condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attncheck.attention.bounds import Bound, accumulated_bounds, bounds_by_rows, bounds_of, introduced_bounds
+from attncheck.attention.errors import Real
+from attncheck.attention.exact_array import Enclosure
+from attncheck.attention.flags import Flags
+from attncheck.attention.problem import Computation
+from attncheck.judging.exact_stages import Array, ExactStages, ExactStep, Stages
+from attncheck.judging.undefined import UndefinedRows, without_overflown
+from attncheck.spec import GRADIENTS, OPERATIONS, THROUGH_SCORES, stage_dtype, wide_dtype
+from attncheck.spec.classes import rounding_model_named
+from attncheck.spec.rounding import FORMATS, RoundingModel
+
+_OF_WEIGHTS = frozenset(GRADIENTS).difference(THROUGH_SCORES)
+
+
+@dataclass(frozen=True, eq=False)
+class StageBounds:
+    """The error bounds of exact stages in a dtype.
+
+    ``uniform_rows`` are the rows without a key, if their weights are uniform by convention. Bounds that
+    ``has_wide_statistics`` are for implementations that return log_sum_exp in float32 and outputs in 16 bits.
+    """
+
+    stages: ExactStages
+    dtype: str
+    uniform_rows: UndefinedRows | None = None
+    has_wide_statistics: bool = False
+    _known: dict[str, Mapping[str, Bound]] = field(default_factory=dict, init=False)
+    _from_inputs: dict[RoundingModel, Mapping[str, Bound]] = field(default_factory=dict, init=False)
+    """Bounds from the inputs alone, before values that are not finite get a bound of 0."""
+    _last_step: dict[tuple[Any, ...], Mapping[str, Bound] | None] = field(default_factory=dict, init=False)
+
+    def dtype_of(self, stage: str) -> str:
+        """Return the dtype in which a stage is returned."""
+        own = stage_dtype(self.stages.canonical.operation, stage, self.dtype)
+        return (wide_dtype(stage, own) if self.has_wide_statistics else None) or own
+
+    def is_wide(self, stages: Stages) -> bool:
+        """Return whether a stage has a wider dtype than these bounds are for, and may have it."""
+        return any(str(array.dtype) == wide_dtype(stage, self.dtype_of(stage)) for stage, array in stages.items())
+
+    def rounding(self, rounding_model: str) -> RoundingModel:
+        """Return a rounding model by its name, in the dtype of the inputs."""
+        rounding = rounding_model_named(rounding_model, self.dtype)
+        return replace(rounding, wide_statistics=True) if self.has_wide_statistics else rounding
+
+    def of(self, rounding_model: str) -> Mapping[str, Bound]:
+        """Return the bounds of every stage against its exact value."""
+        if rounding_model not in self._known:
+            self._known[rounding_model] = self._find(rounding_model)
+        return self._known[rounding_model]
+
+    def with_known(self, rounding_model: str, bounds: Mapping[str, Bound]) -> StageBounds:
+        """Return the same with other bounds for a rounding model."""
+        other = replace(self)
+        other._known[rounding_model] = bounds
+        return other
+
+    def _find(self, rounding_model: str) -> dict[str, Bound]:
+        if not self.stages.values:
+            return {}
+        rounding, rows, canonical = self.rounding(rounding_model), self.uniform_rows, self.stages.canonical
+        values, exact = self.stages.high, {**self.stages.inner, **self.stages.high}
+        if rows is not None:
+            canonical = replace(canonical, inputs=rows.with_equal_logits(canonical.inputs))
+            exact = rows.with_equal_logits(exact)
+        if self.stages.inner:
+            bounds = bounds_by_rows(canonical, rounding, exact, tuple(values))
+        elif rows is not None:
+            bounds = bounds_of(Computation.of(canonical), rounding, exact, exact)
+            if sums := [stage for stage in exact if stage in _OF_WEIGHTS]:  # uniform weights take part, without a key
+                bounds |= accumulated_bounds(rows.with_equal_scores(canonical.options), rounding, exact, sums)
+            bounds = self._without_overflown(rounding, bounds)
+        else:
+            bounds = bounds_of(self.stages.wide_computation, rounding, exact, exact)
+            bounds = self._without_overflown(rounding, bounds)
+            if not OPERATIONS[canonical.operation].has_projections:
+                self._from_inputs[rounding] = bounds
+        return {stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()}
+
+    def of_step(self, step: ExactStep, rounding_model: str) -> Mapping[str, Bound] | None:
+        """Return the bounds of a step; None if a stage before it is missing or not finite.
+
+        The last ones are kept for implementations with the same stages before it.
+        """
+        if self.stages.inner and step.values is self.stages.values:
+            return self.of(rounding_model)
+        key = (rounding_model, *step.key, *sorted(step.earlier))
+        if key not in self._last_step:
+            rounding = self.rounding(rounding_model)
+            if step.values is self.stages.values and rounding in self._from_inputs:
+                return self._from_inputs[rounding]
+            values = {stage: step.values[stage].high for stage in step.stages}
+            bounds = introduced_bounds(self.stages.wide_computation, rounding, step.earlier, values)
+            self._last_step.clear()
+            self._last_step[key] = bounds and self._without_overflown(rounding, bounds)
+        return self._last_step[key]
+
+    def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
+        """Leave without a bound what follows from scores that the format in which they are stored cannot hold."""
+        return without_overflown(self.stages.canonical, rounding, self.stages.high.get("raw_scores"), bounds)
+
+
+def _where_finite(bound: Bound, exact: Array) -> Bound:
+    """Return a bound of 0 where the exact value is not finite: such values are compared, not measured."""
+    finite = np.isfinite(exact)
+    return bound if finite.all() else bound.mapped(lambda part: np.where(finite, part, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class StageReference:
+    """The exact values of one stage, or of one step, and the bound of a rounding model for a result in a dtype.
+
+    If it ``supports_statistics``, errors are sums of many roundings of generic inputs.
+    """
+
+    exact: Enclosure
+    bound: Bound
+    dtype: str
+    supports_statistics: bool
+
+    @cached_property
+    def measured(self) -> Flags:
+        """The elements with an error: the exact value is a number of the dtype, and its bound is finite."""
+        return within_range(self.exact, self.dtype) & np.isfinite(self.bound.max_error)
+
+    @cached_property
+    def prescribed(self) -> Flags:
+        """The elements whose exact answer is -inf or NaN: the result has to be the same."""
+        high = self.exact.high
+        prescribed: Flags = ((high == -np.inf) | np.isnan(high)) & (self.exact.radius == 0)
+        return prescribed
+
+    @cached_property
+    def open(self) -> Flags:
+        """The elements that cannot be judged: neither measured nor prescribed."""
+        return ~self.measured if self.measured.all() else ~(self.measured | self.prescribed)
+
+    @property
+    def max_error(self) -> Real:
+        """The largest error that is possible, NaN where the exact answer leaves open what is right."""
+        return np.where(self.open, np.nan, self.bound.max_error)
+
+    def odd(self, array: Array) -> Flags:
+        """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
+        stored = array.astype(np.float64)
+        odd: Flags = ~np.isfinite(stored) & self.measured
+        if not self.measured.all():
+            high = self.exact.high
+            odd |= self.prescribed & ~((stored == high) | (np.isnan(stored) & np.isnan(high)))
+        return odd
+
+    def beyond(self, array: Array) -> Flags:
+        """Return where an error is larger than its bound."""
+        with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
+            error = self.exact.error_of(array) - self.exact.radius
+            beyond: Flags = self.measured & (error > self.bound.max_error)
+        return beyond
+
+
+def within_range(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
+    """Return where the exact value is a number that a dtype has: enclosed, and no larger than its largest."""
+    return np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The condition numbers of the elements of a stage that are measured.
+
+    ``ill`` counts those whose bound exceeds the value, of so many ``elements``.
+    """
+
+    median: float
+    largest: float
+    ill: int
+    elements: int
+    unit_roundoff: float
+
+    def of(self, bound: float, exact: float) -> float:
+        """Return the condition number of one element."""
+        return float(condition_numbers(np.array(exact), np.array(bound), self.unit_roundoff))
+
+
+def condition_numbers(
+    exact: NDArray[np.float64], bound: NDArray[np.float64], unit_roundoff: float
+) -> NDArray[np.float64]:
+    """Return B / (u |x|): 0 where no error is possible, infinity where that of a zero is."""
+    with np.errstate(all="ignore"):
+        found: NDArray[np.float64] = np.where(bound == 0, 0.0, bound / (unit_roundoff * np.abs(exact)))
+    return found
+
+
+def conditioning_of(reference: StageReference) -> Conditioning | None:
+    """Return the condition numbers of a stage; None where nothing of it is measured."""
+    measured, unit_roundoff = reference.measured, FORMATS[reference.dtype].unit_roundoff
+    if not measured.any():
+        return None
+    values, errors = reference.exact.high[measured], reference.bound.max_error[measured]
+    numbers = condition_numbers(values, errors, unit_roundoff)
+    ill = int((errors > np.abs(values)).sum())
+    return Conditioning(float(np.median(numbers)), float(numbers.max()), ill, int(numbers.size), unit_roundoff)
