@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from attncheck.common.wording import at_stage
 from attncheck.reports.frames import Column, Frames, begins_of, case_order, goes_wrong, once_for_frames, stage_order
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
@@ -61,7 +62,7 @@ class Cell:
     @property
     def text(self) -> str:
         """Return the word, and where a failing cell begins."""
-        return f"{self.word} at {self.stage}" if self.stage else self.word
+        return at_stage(self.word, self.stage)
 
 
 CellRow = dict[Column, dict[str, Cell]]

@@ -24,18 +24,16 @@ from posixpath import normpath
 from typing import Any
 from urllib.parse import quote
 
-import pandas as pd
-
 from attncheck.common.errors import ExitCode, OutputError
 from attncheck.common.wording import at_most
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
-from attncheck.reports.frames import Frames, records
+from attncheck.reports.failures import KEYS, failures_of
+from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import environment
 from attncheck.reports.json_documents import Failure, header, plain
 from attncheck.reports.markdown import blocks_lines, code, escape
-from attncheck.reports.outcome import failures_of
 from attncheck.reports.sections import cut, implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.results.format import FAILURE_NUMBERS
@@ -44,6 +42,7 @@ from attncheck.spec.verdicts import Verdict
 MAX_SUMMARY_BYTES = 1024 * 1024
 """What a step's summary may have in all: a longer one is not shown at all."""
 MAX_ANNOTATIONS = 10
+NOISY = "noisy"
 _MAX_LISTED = 20
 _MAX_LETTERS = 400
 _CUT = "\n\n(The rest is left out: a summary may have 1 MiB.)\n"
@@ -95,13 +94,13 @@ def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -
     Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
     none: it fails nothing, and there would be too many. Where no report is written, ``report`` is the results' folder.
     """
-    noisy = noisy_rows(frames)
+    noisy = noisy_stages(frames)
     # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
     found = [_of_defect(each, frames) for each in defects(frames)[:MAX_ANNOTATIONS]]
     errors = [*problems[:MAX_ANNOTATIONS], *found][:MAX_ANNOTATIONS]
     yield from errors
-    yield from (_annotation("warning", row, frames) for row in records(noisy.head(MAX_ANNOTATIONS)))
+    yield from (_annotation("warning", each, frames) for each in noisy[:MAX_ANNOTATIONS])
     counts = {
         "error": (len(problems) + len(defects(frames)), len(errors)),
         "warning": (len(noisy), min(len(noisy), MAX_ANNOTATIONS)),
@@ -112,34 +111,32 @@ def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -
         yield _command("notice", {"title": "attncheck"}, f"{' and '.join(cut)} in the {rest}: {report}")
 
 
-def noisy_rows(frames: Frames) -> pd.DataFrame:
+def noisy_stages(frames: Frames) -> list[Failure]:
     """Return the first stage of each case that agrees and is noisier than known good implementations."""
     results = frames.results
     noisy = results["tier"].eq("warning") | results["introduced_tier"].eq("warning")
-    rows = results[noisy & results["verdict"].eq(Verdict.AGREE)]
-    rows = rows.drop_duplicates(["case", "dtype", "environment", "implementation"])
-    return rows.assign(
-        verdict="noisy", message="larger errors than known good implementations make; a warning, which fails nothing"
-    )
+    rows = results[noisy & results["verdict"].eq(Verdict.AGREE)].drop_duplicates(list(KEYS))
+    message = "larger errors than known good implementations make; a warning, which fails nothing"
+    return failures_of(frames, rows.assign(verdict=NOISY, message=message, begins_at=None))
 
 
 def _of_defect(defect: Defect, frames: Frames) -> str:
     cases = f"{len(defect.cases):,} cases, the simplest " if defect.others else ""
-    row = {**defect.row, "verdict": defect.name, "dtype": ", ".join(defect.dtypes), "message": defect.text}
-    return _annotation("error", row, frames, cases)
+    shown = replace(defect.first, verdict=defect.name, dtype=", ".join(defect.dtypes), message=defect.text)
+    return _annotation("error", shown, frames, cases)
 
 
-def _annotation(kind: str, row: Mapping[str, Any], frames: Frames, cases: str = "") -> str:
+def _annotation(kind: str, failure: Failure, frames: Frames, cases: str = "") -> str:
     """Return an annotation: at the ``def`` of somebody's own implementation, else at the line of the case."""
-    case = frames.cases[row["case"]]
-    source = frames.sources.get((row["environment"], row["implementation"]))
+    case = frames.cases[failure.case]
+    source = frames.sources.get((failure.environment, failure.implementation))
     location = source or case
-    dtype = f" in {row['dtype']}" if row["dtype"] else ""
-    who = frames.named(row["implementation"], row["environment"])
-    title = f"{row['verdict']}: {who or case['title']}{dtype}"
-    stage = f"{row['stage']}: " if row["stage"] else ""
+    dtype = f" in {failure.dtype}" if failure.dtype else ""
+    who = frames.named(failure.implementation, failure.environment)
+    title = f"{failure.verdict}: {who or case['title']}{dtype}"
+    stage = f"{failure.stage}: " if failure.stage else ""
     named = f"{case['name']} ({case['file']}:{case['line']})" if source else case["name"]
-    message = f"{cases}{named}: {stage}{row['message'] or row['verdict']}"
+    message = f"{cases}{named}: {stage}{failure.message or failure.verdict}"
     return _command(kind, {"file": location["file"], "line": location["line"], "title": title}, message)
 
 
@@ -154,7 +151,6 @@ def _data(text: str) -> str:
 
 
 SCHEMA_URI = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-NOISY = "noisy"
 _MAX_RELATED = 20
 _MAX_CASES = 50
 _WITHOUT_CASE = ("verdict", "stage", *FAILURE_NUMBERS)
@@ -182,9 +178,7 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
 
     ``below`` is the folder of the run in its repository, by which files are named there.
     """
-    noisy = grouped(frames, noisy_rows(frames).assign(rows=1), {})
-    found = [*defects(frames), *noisy]
-    firsts = failures_of(frames, pd.DataFrame([each.row for each in found])) if found else []
+    found = [*defects(frames), *grouped(frames, noisy_stages(frames), {})]
     rules = sorted({each.name for each in found})
     place = below or PurePosixPath()
     has_failed = bool(frames.problems) or frames.has_faults
@@ -200,10 +194,7 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
             }
         },
         "invocations": [{"executionSuccessful": not has_failed, **why, "toolExecutionNotifications": notifications}],
-        "results": [
-            _result(each, replace(first, message=each.text), frames, rules, place)
-            for each, first in zip(found, firsts, strict=True)
-        ],
+        "results": [_result(each, frames, rules, place) for each in found],
         "columnKind": "unicodeCodePoints",
     }
     log = {"$schema": SCHEMA_URI, "version": "2.1.0", "runs": [run]}
@@ -225,10 +216,8 @@ def _rule(name: str) -> dict[str, Any]:
     }
 
 
-def _result(
-    defect: Defect, first: Failure, frames: Frames, rules: Sequence[str], below: PurePosixPath
-) -> dict[str, Any]:
-    rule = defect.name
+def _result(defect: Defect, frames: Frames, rules: Sequence[str], below: PurePosixPath) -> dict[str, Any]:
+    first, rule = defect.first, defect.name
     source = frames.sources.get((first.environment, first.implementation))  # its def, or else the line of the case
     file, line = (source["file"], source["line"]) if source else (first.file, first.line or 1)
     # Of files that are here: bundled cases are no part of anybody's repository.
@@ -239,7 +228,7 @@ def _result(
         "ruleId": rule,
         "ruleIndex": rules.index(rule),
         "level": "warning" if rule == NOISY else "error",
-        "message": {"text": _message(first, defect.cases)},
+        "message": {"text": _message(defect)},
         "locations": [_location(file, line, below)],
         "relatedLocations": [
             {"id": number, **_location(case["file"], case["line"], below), "message": {"text": case["name"]}}
@@ -256,12 +245,13 @@ def _result(
     }
 
 
-def _message(first: Failure, cases: Sequence[str]) -> str:
+def _message(defect: Defect) -> str:
+    first, cases = defect.first, defect.cases
     who = f"{first.implementation}: " if first.implementation else ""
     stage = f"{first.stage}: " if first.stage else ""
     more = f" It happens in {len(cases):,} cases; this is the simplest." if len(cases) > 1 else ""
     again = f" Run: {first.next[0]}" if first.next else ""
-    what = " ".join((first.message or first.verdict).split())
+    what = " ".join((defect.text or first.verdict).split())
     return f"{who}{stage}{what} (case {first.case}{f' in {first.dtype}' if first.dtype else ''}).{more}{again}"
 
 

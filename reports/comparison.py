@@ -26,23 +26,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from attncheck.common.errors import ExitCode, OutputError, ResultsError, UsageError
-from attncheck.common.wording import counted
+from attncheck.common.wording import at_stage, counted
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
+from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text
 from attncheck.reports.frames import Frames, begins_of, by_key, expected_failures, groups, records, stage_order
 from attncheck.reports.markdown import number, page_text
-from attncheck.reports.sections import (
-    Block,
-    Items,
-    Mark,
-    Page,
-    Section,
-    Table,
-    Text,
-    documents_at_a_glance,
-    expected_to_fail,
-    wrong,
-)
+from attncheck.reports.sections import documents_at_a_glance, expected_to_fail, wrong
 from attncheck.reports.summary import make_summary
 from attncheck.reports.write import csv_text, harmless, read_csv_text, write_texts
 from attncheck.spec import DTYPES
@@ -77,16 +67,11 @@ class Outcome(NamedTuple):
     message: str = ""
 
     def __str__(self) -> str:
-        return outcome_text(self.word, self.stage) + self.detail
+        return at_stage(self.word, self.stage) + self.detail
 
 
 Outcomes = Mapping[Evaluation, Outcome]
 NOTHING = Outcome(HARMLESS, "nothing")
-
-
-def outcome_text(word: str, stage: str) -> str:
-    """Write a verdict with the stage at which it begins, if there is one."""
-    return f"{word} at {stage}" if stage else word
 
 
 def level_of(verdict: str) -> int:
@@ -173,7 +158,7 @@ def change_cells(name: str, rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def _verdict(row: Row, who: str) -> tuple[str, ...]:
     other_case = " (another case by this id)" if row.get("case_changed") else ""
-    before, after = (outcome_text(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
+    before, after = (at_stage(row[side], row[f"{side}_stage"]) for side in ("before", "after"))
     return who, row["case"], row["dtype"], f"{before} -> {after}{other_case}", row["message"]
 
 
@@ -185,7 +170,7 @@ def _error(row: Row, who: str) -> tuple[str, ...]:
 
 def _expected_failure(row: Row, who: str) -> tuple[str, ...]:
     cases = f"{row['before_cases']:,} -> {row['after_cases']:,} cases"
-    return who, outcome_text(row["verdict"], row["stage"]), cases, f"{row['reason']} {row['thread']}".strip()
+    return who, at_stage(row["verdict"], row["stage"]), cases, f"{row['reason']} {row['thread']}".strip()
 
 
 def _environment(row: Row, who: str) -> tuple[str, ...]:

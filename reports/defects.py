@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
-
-import pandas as pd
 
 from attncheck.common.errors import ExitCode
 from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, counted, listed
 from attncheck.execution.user_code import declaration
 from attncheck.reports.failure_patterns import LACKING, in_common
+from attncheck.reports.failures import failures, how_wrong
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -35,8 +35,7 @@ from attncheck.reports.frames import (
     records,
     stage_order,
 )
-from attncheck.reports.summary import findings
-from attncheck.settings.commands import command, words_of
+from attncheck.reports.json_documents import Failure
 from attncheck.spec import DECLARED_READINGS, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import Verdict
 
@@ -60,9 +59,9 @@ _OF_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC)
 
 @dataclass(frozen=True)
 class Defect:
-    """One thing that is wrong, and the cases and dtypes that show it; ``row`` is that of the simplest, of findings."""
+    """One thing that is wrong, and the cases and dtypes that show it; ``first`` is the failure of the simplest case."""
 
-    row: Row
+    first: Failure
     diagnosis: str
     text: str
     """The convention or mistake; without one, what happened in the simplest case."""
@@ -75,7 +74,7 @@ class Defect:
     @property
     def name(self) -> str:
         """The name of the diagnosis, or the verdict."""
-        return self.diagnosis or str(self.row["verdict"])
+        return self.diagnosis or self.first.verdict
 
     @property
     def others(self) -> int:
@@ -85,12 +84,17 @@ class Defect:
     @property
     def is_shown_by_calls(self) -> bool:
         """Whether it is an implementation's, and no document's or list's."""
-        return _is_shown_by_calls(self.row)
+        return _is_shown_by_calls(self.first)
 
     @property
     def column(self) -> tuple[str, str]:
         """The environment and the implementation; both are empty where it is a document's."""
-        return self.row["environment"], self.row["implementation"]
+        return self.first.environment, self.first.implementation
+
+    @property
+    def how_wrong(self) -> str:
+        """The worst element of the simplest case, in a sentence."""
+        return how_wrong(self.first, of_several=len(self.dtypes) > 1)
 
 
 @once_for_frames
@@ -101,27 +105,27 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
     """
     rows = failing(frames.results)
     rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
-    first = {_place(row): row for row in reversed(records(rows))}
+    first = {itemgetter(*_PLACE)(row): row for row in reversed(records(rows))}
     # What was not tried comes after what it was not tried for.
     return tuple(
         sorted(
-            grouped(frames, findings(frames), first),
-            key=lambda of: (not of.is_shown_by_calls, _raised(of.row), of.name == Verdict.UNTRIED, -of.others),
+            grouped(frames, failures(frames), first),
+            key=lambda of: (not of.is_shown_by_calls, _raised(of.first), of.name == Verdict.UNTRIED, -of.others),
         )
     )
 
 
-def grouped(frames: Frames, rows: pd.DataFrame, diagnosed: Diagnosed) -> list[Defect]:
-    """Put rows such as those of ``findings`` together where they are of one defect, in the order of the first ones."""
-    alike = by_key(enumerate(records(rows)), lambda each: _key(each[1], diagnosed, each[0]))
-    return [_defect(frames, [row for _, row in of], diagnosed) for of in alike.values()]
+def grouped(frames: Frames, found: Iterable[Failure], diagnosed: Diagnosed) -> list[Defect]:
+    """Put failures together where they are of one defect, in the order of the first ones."""
+    alike = by_key(enumerate(found), lambda each: _key(each[1], diagnosed, each[0]))
+    return [_defect(frames, [failure for _, failure in of], diagnosed) for of in alike.values()]
 
 
 def cause_line(found: Sequence[Defect]) -> str:
     """Return why one implementation's numbers are wrong, without the last full stop; empty where nothing is known."""
-    wrong = [each for each in found if each.is_shown_by_calls and each.row["verdict"] in _OF_NUMBERS]
+    wrong = [each for each in found if each.is_shown_by_calls and each.first.verdict in _OF_NUMBERS]
     named, unnamed = [each for each in wrong if each.diagnosis], [each for each in wrong if not each.diagnosis]
-    hint = str(unnamed[0].row["message"]).partition(BY_ITSELF)[2] if unnamed else ""
+    hint = unnamed[0].first.message.partition(BY_ITSELF)[2] if unnamed else ""
     if not named and not hint:
         return ""
     if len(wrong) == 1 and named:
@@ -174,7 +178,7 @@ def _declaration(frames: Frames, column: Column) -> str:
     if column.implementation not in asked.own:
         return ""
     own = sorted(defects_of(frames, column), key=lambda each: -len(each.cases))
-    options = [_declarations(each) for each in own if each.is_shown_by_calls and each.row["verdict"] in _OF_NUMBERS]
+    options = [_declarations(each) for each in own if each.is_shown_by_calls and each.first.verdict in _OF_NUMBERS]
     conventions = [option for of in options for option in of if option is not None]
     if not options or not all(options) or len(conventions) < sum(map(len, options)):
         return ""  # a convention explains some of the failing cases only: more likely it is a fault
@@ -247,7 +251,7 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
 
 def _meant_parts(defect: Defect) -> list[str]:
     """Return those of a defect's readings that somebody may mean: conventions, and what can be declared."""
-    parts, is_convention = defect.diagnosis.split(AND), bool(defect.row["verdict"] == Verdict.SEMANTIC)
+    parts, is_convention = defect.diagnosis.split(AND), bool(defect.first.verdict == Verdict.SEMANTIC)
     return [part for part, option in zip(parts, _declarations(defect), strict=True) if is_convention or option]
 
 
@@ -256,42 +260,41 @@ def defects_of(frames: Frames, column: Column) -> list[Defect]:
     return [each for each in defects(frames) if each.column == column.key]
 
 
-def _is_shown_by_calls(row: Row) -> bool:
-    return bool(row["implementation"] and row["dtype"]) and row["verdict"] != Verdict.XPASS
+def _is_shown_by_calls(failure: Failure) -> bool:
+    return bool(failure.implementation and failure.dtype) and failure.verdict != Verdict.XPASS
 
 
-def _raised(row: Row) -> bool:
-    return not row["stage"] and Verdict(row["verdict"]).exit_code is ExitCode.NOT_RUN
+def _raised(failure: Failure) -> bool:
+    return not failure.stage and Verdict(failure.verdict).exit_code is ExitCode.NOT_RUN
 
 
-def _place(row: Row) -> tuple[str, str, str]:
-    return row["case"], row["environment"], row["implementation"]
+_PLACE = ("case", "environment", "implementation")
+_place = attrgetter(*_PLACE)
 
 
-def _key(row: Row, diagnosed: Diagnosed, number: int) -> tuple[object, ...]:
-    if not _is_shown_by_calls(row):
+def _key(failure: Failure, diagnosed: Diagnosed, number: int) -> tuple[object, ...]:
+    if not _is_shown_by_calls(failure):
         return (number,)
-    if _raised(row):
-        alike: tuple[object, ...] = (row["verdict"], _OF_ONE_CALL.sub("", row["message"]))
-    elif found := diagnosed.get(_place(row)):
+    if _raised(failure):
+        alike: tuple[object, ...] = (failure.verdict, _OF_ONE_CALL.sub("", failure.message))
+    elif found := diagnosed.get(_place(failure)):
         alike = (found["diagnosis"],)
     else:
-        alike = (row["verdict"], row["stage"])
-    return row["environment"], row["implementation"], *alike
+        alike = (failure.verdict, failure.stage)
+    return failure.environment, failure.implementation, *alike
 
 
-def _defect(frames: Frames, rows: Sequence[Row], diagnosed: Diagnosed) -> Defect:
-    first, dtypes = rows[0], {row["dtype"] for row in rows}
-    cases = tuple(dict.fromkeys(row["case"] for row in rows))
-    named = [] if _raised(first) else [diagnosed[place] for row in rows if (place := _place(row)) in diagnosed]
+def _defect(frames: Frames, found: Sequence[Failure], diagnosed: Diagnosed) -> Defect:
+    first, dtypes = found[0], {each.dtype for each in found}
+    named = [] if _raised(first) else [diagnosed[place] for each in found if (place := _place(each)) in diagnosed]
     return Defect(
-        row=first,
+        first,
         diagnosis=named[0]["diagnosis"] if named else "",
-        text=_text(frames, list({row["case"]: row for row in named}.values())) if named else first["message"],
-        cases=cases,
+        text=_text(frames, list({row["case"]: row for row in named}.values())) if named else first.message,
+        cases=tuple(dict.fromkeys(each.case for each in found)),
         dtypes=tuple(sorted(dtypes, key=[*DTYPES, *sorted(dtypes - set(DTYPES))].index)),
-        evaluations=len(rows),
-        rows=sum(row["rows"] for row in rows),
+        evaluations=len(found),
+        rows=sum(each.rows for each in found),
     )
 
 
@@ -322,23 +325,13 @@ def _text(frames: Frames, rows: Sequence[Row]) -> str:
 _MAX_SHOWN = 3
 
 
-def commands_again(frames: Frames, cell: Mapping[str, Any], names: tuple[str, ...] = ("explain",)) -> tuple[str, ...]:
-    """Return commands about a cell, a record with its case, dtype, environment and implementation.
-
-    There are none where no command line can name the implementation: it was handed over as an object.
-    """
-    words = words_of(cell["implementation"], frames.again.get(cell["environment"], {}))
-    case = frames.cases[cell["case"]]
-    return tuple(command(name, case, words, cell["dtype"]) for name in names) if words else ()
-
-
 def first_commands(frames: Frames) -> list[str]:
     """Return a command for the first defect of each of some implementations.
 
     What a document prints wrongly is no implementation's, and has no dtype.
     """
     of_columns = by_key((each for each in defects(frames) if each.is_shown_by_calls), lambda each: each.column)
-    found = (line for first, *_ in of_columns.values() for line in commands_again(frames, first.row))
+    found = (line for each, *_ in of_columns.values() for line in each.first.next[:1])
     return list(islice(found, _MAX_SHOWN))
 
 

@@ -43,14 +43,14 @@ from attncheck.judging.compare import Tier, noise_limit
 from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
+from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text, more_in
+from attncheck.reports.failures import what_is_wrong
 from attncheck.reports.frames import Frames, environment_facts, failing, make_frames, records
 from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening
 from attncheck.reports.markdown import page_text
 from attncheck.reports.merge import merge_runs
-from attncheck.reports.outcome import failures_of, first_of_each, rows_of
-from attncheck.reports.sections import Block, Items, Mark, Page, Section, Table, Text
-from attncheck.reports.summary import what_is_wrong
-from attncheck.reports.terminal import Line, print_lines
+from attncheck.reports.outcome import first_of_each, rows_of
+from attncheck.reports.terminal import Line
 from attncheck.reports.write import write_csv, write_parquet, write_texts
 from attncheck.results.reader import find_runs, read_runs
 from attncheck.results.records import changed
@@ -146,13 +146,13 @@ def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
     is_stale = bad["verdict"].eq(Verdict.XPASS)  # an expected failure or erratum that no longer happens
     xpassed = set(map(_key, records(bad[is_stale]))) - set(map(_key, records(bad[~is_stale])))
-    for row in records(what_is_wrong(frames)):
-        key = _key(row)
+    for failure in what_is_wrong(frames):
+        key = _key(vars(failure))
         outcome = found.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
-        word = outcome.word if outcome is not None and outcome.level else row["verdict"]
+        word = outcome.word if outcome is not None and outcome.level else failure.verdict
         level = comparison.HARMLESS if key in xpassed else comparison.level_of(word)
-        found[key] = comparison.Outcome(level, word, row["stage"], message=row["message"])
+        found[key] = comparison.Outcome(level, word, failure.stage, message=failure.message)
     return found
 
 
@@ -366,14 +366,16 @@ def sentences(difference: Difference) -> list[str]:
     return [*lines, *(f"{note}." for note in difference.notes)]
 
 
-def print_difference(difference: Difference, *, quiet: bool, verbose: bool = False) -> None:
-    """Print what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all changes."""
+def difference_lines(difference: Difference, *, quiet: bool, verbose: bool = False) -> Iterator[Line]:
+    """Yield what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all changes."""
     tables = difference.tables()
     if quiet:
         tables = {"verdicts": tables["verdicts"][tables["verdicts"]["change"].eq(comparison.WORSE)]}
-    title: Line = (f"{difference.before} -> {difference.after}", "bold")
-    opening = [] if quiet else [title, *sentences(difference)]
-    print_lines([*opening, *(line for of in tables.items() for line in _change_lines(*of, verbose=verbose))])
+    if not quiet:
+        yield Text(f"{difference.before} -> {difference.after}", "bold")
+        yield from sentences(difference)
+    for name, frame in tables.items():
+        yield from _change_lines(name, frame, verbose=verbose)
 
 
 def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> Iterator[Line]:
@@ -382,9 +384,9 @@ def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> I
     read = records(frame if verbose or name == "verdicts" else frame.head(comparison.MAX_LISTED))
     rows = comparison.with_dtypes_together(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
-    yield from ("", (_TITLES[name], "bold"))
+    yield from ("", Text(_TITLES[name], "bold"))
     for line, row in zip(comparison.change_lines(name, shown), shown, strict=True):
-        yield line, "red" if row["change"] == comparison.WORSE else ""
+        yield Text(line, "red" if row["change"] == comparison.WORSE else "")
     if more := len(rows) - len(shown) + len(frame) - len(read):
         yield f"and {more:,} more: --verbose lists all"
 
@@ -400,8 +402,8 @@ def render_diff_markdown(difference: Difference) -> str:
         cells = comparison.change_cells(name, comparison.with_dtypes_together(records(frame.head(_MAX_IN_MARKDOWN))))
         rows = [(Mark(change, "strong") if change == comparison.WORSE else change, *rest) for change, *rest in cells]
         table = Table(_TITLES[name], comparison.HEADINGS[name], rows)
-        more = f"And {len(frame) - _MAX_IN_MARKDOWN:,} more, in "
-        rest = [Text((more, Mark(f"diff_{name}.csv"), "."))] if len(frame) > _MAX_IN_MARKDOWN else []
+        more = len(frame) - _MAX_IN_MARKDOWN
+        rest = [more_in(f"{more:,} more", f"diff_{name}.csv")] if more > 0 else []
         sections += [Section(_TITLES[name], name, [Text(_EXPLAINED[name]), table, *rest])] if rows else []
     return page_text(Page("What changed", opening, sections))
 
@@ -465,26 +467,27 @@ class Bisection:
             }
 
 
-def print_bisection(found: Bisection) -> None:
-    """Print a line for each release, and below it every verdict that one of them changed."""
+def bisection_lines(found: Bisection) -> Iterator[Line]:
+    """Yield a row for each release, and below it every verdict that one of them changed."""
     headings = ("release", "right", "failing", "unsupported", *_CHANGES)
     rows = [
         (f"{found.distribution} {release}", *("-" if value is None else str(value) for value in counts))
         for release, *counts in (row.values() for row in found.rows())
     ]
-    lines: list[Line] = [Table("Releases", headings, rows, "lrrrrrr")]
+    yield Table("Releases", headings, rows, "lrrrrrr")
     changed = [step for step in found.steps if len(step.verdicts)]
     for step in changed:
-        lines += ["", f"{found.distribution} {step.after} changed, against {step.before}:"]
-        lines += _change_lines("verdicts", step.verdicts)
-    print_lines([*lines, *([_answer(found)] if found.steps and not changed else []), *found.missed.values()])
+        yield from ("", f"{found.distribution} {step.after} changed, against {step.before}:")
+        yield from _change_lines("verdicts", step.verdicts)
+    yield from [_answer(found)] if found.steps and not changed else []
+    yield from found.missed.values()
 
 
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
     """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
-    wrong = what_is_wrong(after)
-    failures = failures_of(after, wrong[_evaluations(wrong).isin(_evaluations(worse))])
+    keys = set(map(_key, records(worse)))
+    failures = [each for each in what_is_wrong(after) if _key(vars(each)) in keys]
     return DifferenceDocument.derive(
         difference,
         **opening("diff", difference.exit_code, sentences(difference)[0]),

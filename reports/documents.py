@@ -18,9 +18,20 @@ from numpy.typing import NDArray
 
 from attncheck.common.wording import DocumentLayout, counted, index_from, written_element
 from attncheck.reports.cells import State
+from attncheck.reports.document_model import (
+    Block,
+    Coloured,
+    Details,
+    Inline,
+    Items,
+    Mark,
+    OnPage,
+    Subsection,
+    Table,
+    Text,
+)
 from attncheck.reports.frames import Frames, by_key, documents_of, once_for_frames, records
 from attncheck.reports.panels import Drawing, KeptCase, drawings_of, exact_value, input_text, kept_of
-from attncheck.reports.sections import Block, Coloured, Details, Inline, Items, Mark, OnPage, Subsection, Table, Text
 from attncheck.spec import DTYPES
 from attncheck.spec.verdicts import Verdict
 

@@ -26,6 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ExitCode
+from attncheck.common.wording import at_stage
 from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.frames import Column, Frames, failing, of_column, once_for_frames
@@ -125,7 +126,7 @@ def _way(verdict: str, stage: str) -> str:
 
 def _kind(verdict: str, stage: str) -> str:
     way = _way(verdict, stage)
-    return f"{way} ({verdict}{f' at {stage}' if stage else ''})" if way == _IS_WRONG else way
+    return f"{way} ({at_stage(verdict, stage)})" if way == _IS_WRONG else way
 
 
 def _told(
@@ -445,18 +446,6 @@ def _one_of(text: str, found: Sequence[Collection[Any]], names: Iterable[str] = 
     """Yield which cases have each of some names, or of all that there are."""
     for name in names or sorted(set().union(*found)):
         yield Feature(text.format(name), np.array([name in each for each in found]))
-
-
-def simplest_first(frames: Frames, wrong: pd.DataFrame) -> pd.DataFrame:
-    """Sort what is wrong with implementations by its cases; what is wrong with documents and records comes last."""
-    if wrong.empty:
-        return wrong
-    order = {case: simplicity(frames.cases[case]) for case in wrong["case"].unique()}
-    keys = [
-        (not (implementation and dtype), *(order[case] if implementation and dtype else (0, 0)))
-        for case, implementation, dtype in zip(wrong["case"], wrong["implementation"], wrong["dtype"], strict=True)
-    ]
-    return wrong.iloc[sorted(range(len(keys)), key=keys.__getitem__)].reset_index(drop=True)
 
 
 def simplicity(case: Record) -> tuple[int, int]:

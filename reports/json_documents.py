@@ -184,10 +184,12 @@ class InCommon(Record):
 class DefectRecord(Record):
     """One thing that is wrong, in however many cases and dtypes it shows."""
 
-    environment: Annotated[str, "The label of the run; empty where a document prints wrong numbers.", "row.environment"]
-    implementation: Annotated[str, "The implementation; empty where a document is wrong.", "row.implementation"]
-    verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case.", "row.verdict"]
-    stage: Annotated[str, "The first wrong stage of the simplest case; empty where nothing came back.", "row.stage"]
+    environment: Annotated[
+        str, "The label of the run; empty where a document prints wrong numbers.", "first.environment"
+    ]
+    implementation: Annotated[str, "The implementation; empty where a document is wrong.", "first.implementation"]
+    verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case.", "first.verdict"]
+    stage: Annotated[str, "The first wrong stage of the simplest case; empty where nothing came back.", "first.stage"]
     diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
     text: Annotated[str, "What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."]
     cases: Annotated[Sequence[str], "The ids of the cases that show it, the simplest first."]

@@ -2,7 +2,7 @@
 
 In order: the answer; a row for each implementation; what is wrong or expected to be; each document's printed numbers
 beside each implementation's; the verdict of every case on every implementation, or, of very many, of those that do not
-agree; properties; the largest differences; versions. Sections are rendered from their blocks (``sections.py``).
+agree; properties; the largest differences; versions. Sections are rendered from their blocks (``document_model.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,25 @@ from typing import Any
 
 from attncheck.reports import sections
 from attncheck.reports.cells import FAILS_A_RUN
+from attncheck.reports.document_model import (
+    Block,
+    Code,
+    Coloured,
+    Details,
+    Entries,
+    Figure,
+    Inline,
+    Items,
+    Mark,
+    Nested,
+    OnPage,
+    Page,
+    Section,
+    Subsection,
+    Table,
+    Text,
+    anchor_of,
+)
 from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
 from attncheck.reports.frames import Column, Frames, by_key, element_in, records, sampled_cases
 from attncheck.reports.summary import make_summary, verdict_table
@@ -26,7 +45,7 @@ _LARGEST = 15
 def render_markdown(frames: Frames) -> str:
     """Return the whole report. The same frames give the same text."""
     answer = make_summary(frames)
-    said = sections.Items([*answer.sentences, *(f"{note}." for note in frames.notes)])
+    said = Items([*answer.sentences, *(f"{note}." for note in frames.notes)])
     shown = (
         sections.by_implementation(frames),
         sections.wrong(frames, _MAX_LISTED),
@@ -39,11 +58,11 @@ def render_markdown(frames: Frames) -> str:
         _largest(frames),
         sections.environments(frames),
     )
-    opening: list[sections.Block] = [
-        sections.Text(sections.Mark(answer.first_line, "strong")),
+    opening: list[Block] = [
+        Text(Mark(answer.first_line, "strong")),
         *([said] if said.items else []),
     ]
-    return page_text(sections.Page("Attention conformance report", opening, list(filter(None, shown))))
+    return page_text(Page("Attention conformance report", opening, list(filter(None, shown))))
 
 
 _DIFFERENCES_EXPLAINED = (
@@ -52,21 +71,21 @@ _DIFFERENCES_EXPLAINED = (
 )
 
 
-def _largest(frames: Frames) -> sections.Section | None:
+def _largest(frames: Frames) -> Section | None:
     """Return the pairs that differ most, whether or not they still agree; None without any."""
     pairs = frames.pairs[frames.pairs["ratio"].notna()]
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
     rows = [_pair_cells(frames, row) for row in records(pairs)]
     headings = ("case", "stage", "dtype", "one", "other", "at", "value", "other value", "difference")
     title = "Largest differences between two implementations"
-    table = sections.Table(title, (*headings, "of the allowed", "verdict"), rows, "llllllrrrrl")
-    return sections.Section(title, "largest", [sections.Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
+    table = Table(title, (*headings, "of the allowed", "verdict"), rows, "llllllrrrrl")
+    return Section(title, "largest", [Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
 
 
-def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[sections.Inline, ...]:
+def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[Inline, ...]:
     digits = 9 if row["dtype"] == "float32" else 17
     return (
-        *(sections.Mark(row["case"]), sections.Mark(row["stage"]), row["dtype"]),
+        *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
         frames.named(row["implementation"], row["environment"]),
         frames.named(row["other"], row["other_environment"]),
         element_in(frames.cases[row["case"]], row),
@@ -75,60 +94,55 @@ def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[sections.Inline
     )
 
 
-def _documents(frames: Frames) -> sections.Section | None:
+def _documents(frames: Frames) -> Section | None:
     """Return each document's cases: what it prints, and what it computes without printing; None without any."""
     parts = [_document(frames, *each) for each in documents(frames).items()]
-    text = sections.Text(NUMBERS_EXPLAINED)
-    return sections.Section("Documents", "documents", [text, *parts]) if parts else None
+    text = Text(NUMBERS_EXPLAINED)
+    return Section("Documents", "documents", [text, *parts]) if parts else None
 
 
-def _document(frames: Frames, name: str, found: Sequence[Computation]) -> sections.Subsection:
+def _document(frames: Frames, name: str, found: Sequence[Computation]) -> Subsection:
     """Return one document; it leads to its pictures in the HTML report."""
     first = found[0].case
     drawn = (
         "Drawn in ",
-        sections.Mark("report.html", "link", f"report.html#{sections.anchor_of('document', name)}"),
+        Mark("report.html", "link", f"report.html#{anchor_of('document', name)}"),
         ".",
     )
     cases = (
-        sections.Subsection(each.case["name"], [*map(sections.Text, each.notes), *expectation_parts(frames, each)], 4)
-        for each in found
+        Subsection(each.case["name"], [*map(Text, each.notes), *expectation_parts(frames, each)], 4) for each in found
     )
-    return sections.Subsection(first["title"], [*source_blocks(first), sections.Text(drawn), *cases], 3)
+    return Subsection(first["title"], [*source_blocks(first), Text(drawn), *cases], 3)
 
 
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
 """A forge shows no file of many megabytes, and nobody reads one."""
-_VERDICTS_EXPLAINED = (
-    "An implementation agrees where every stage is within its derived error bound of the exact answer, statistically "
-    "too on inputs for which that can be said, and where every printed number holds. Without another word, all dtypes "
-    "agree."
-)
-
-Verdicts = Mapping[str, Mapping[Column, str]]
+Verdicts = Mapping[str, Mapping[Column, Inline]]
 
 
-def verdict_section(frames: Frames) -> sections.Section:
+def verdict_section(frames: Frames) -> Section:
     """Return the verdict of every case on every implementation, a table per topic; of very many those that fail."""
     verdicts: Verdicts = verdict_table(frames)
     most = min(_MAX_LISTED_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
-    instead: list[sections.Block] = []
+    instead: list[Block] = []
     if len(verdicts) > most:
         others = [case for case, cells in verdicts.items() if set(cells.values()) != {"agree"}]
-        shown = set(sorted(others, key=lambda case: not any("**" in cell for cell in verdicts[case].values()))[:most])
+        shown = set(
+            sorted(others, key=lambda case: not any("**" in inline(cell) for cell in verdicts[case].values()))[:most]
+        )
         which = f"the {len(shown):,}" if len(shown) == len(others) else f"{len(shown):,} of the {len(others):,}"
         text = (
             f"{len(verdicts):,} cases on {len(frames.columns):,} implementations are too many to be read one by one. "
             f"The tables below show {which} in which some implementation does not agree or did not run, those that "
             "fail first; every verdict is in "
         )
-        instead = [sections.Text((text, sections.Mark("results.csv"), "."))]
+        instead = [Text((text, Mark("results.csv"), "."))]
         verdicts = {case: cells for case, cells in verdicts.items() if case in shown}
-    explained = sections.Text(_VERDICTS_EXPLAINED)
-    return sections.Section("Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), explained])
+    explained = Text(f"{sections.VERDICTS_NOTE} Without another word, all dtypes agree.")
+    return Section("Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), explained])
 
 
-def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[sections.Subsection]:
+def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
     sampled = {case: f" ({text})" for case, text in sampled_cases(frames).items()}
     for file, cases in by_key(verdicts, lambda case: str(frames.cases[case]["file"])).items():
@@ -136,67 +150,60 @@ def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[sections.Subsection]
         rows = [
             (
                 frames.cases[case]["name"] + sampled.get(case, ""),
-                *(_verdict_cell(verdicts[case][column]) for column in frames.columns),
+                *(verdicts[case][column] for column in frames.columns),
             )
             for case in cases
         ]
-        yield sections.Subsection((f"{title} (", sections.Mark(file), ")"), [sections.Table(title, headings, rows)], 3)
+        yield Subsection((f"{title} (", Mark(file), ")"), [Table(title, headings, rows)], 3)
 
 
-def _verdict_cell(words: str) -> sections.Inline:
-    """Return a cell; the stars around a verdict make it bold."""
-    return tuple(
-        sections.Mark(part, "strong") if number % 2 else part for number, part in enumerate(words.split("**")) if part
-    )
-
-
-def page_text(page: sections.Page) -> str:
+def page_text(page: Page) -> str:
     """Return a whole page."""
     parts = [[f"# {page.title}", "", *blocks_lines(page.opening)], *map(section_lines, page.sections)]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def section_lines(section: sections.Section | None) -> list[str]:
+def section_lines(section: Section | None) -> list[str]:
     """Render a section; nothing for none."""
     return [] if section is None else [f"## {section.title}", "", *blocks_lines(section.blocks)]
 
 
-def blocks_lines(blocks: Iterable[sections.Block]) -> list[str]:
+def blocks_lines(blocks: Iterable[Block]) -> list[str]:
     """Render blocks, an empty line between them."""
     lines = [line for block in blocks for line in [*_block(block), ""]]
     return lines[:-1]
 
 
-def _block(block: sections.Block) -> list[str]:
+def _block(block: Block) -> list[str]:
     lines: list[str] = []
     match block:
-        case sections.Items():
+        case Items():
             for item in block.items:
-                content, *inner = (item.content, *item.items) if isinstance(item, sections.Nested) else (item,)
+                content, *inner = (item.content, *item.items) if isinstance(item, Nested) else (item,)
                 lines += [f"- {inline(content)}", *(f"  - {inline(each)}" for each in inner)]
-        case sections.Table():
+        case Table():
             lines = _table(block)
-        case sections.Code():
+        case Code():
             lines = ["```", *block.lines, "```"]
-        case sections.Details():
+        case Details():
             summary = html.escape(" ".join(block.summary.split()))  # in one line: a line of its own may be a heading
             start = f"<details{' open' * block.is_open}>", f"<summary>{summary}</summary>"
             lines = [*start, "", *blocks_lines(block.blocks), "", "</details>"]
-        case sections.Subsection():
+        case Subsection():
             lines = [f"{'#' * block.level} {inline(block.title)}", "", *blocks_lines(block.blocks)]
-        case sections.OnPage():
+        case OnPage():
             lines = blocks_lines(block.in_words)
-        case sections.Entries():
+        case Entries():
             entries = ((f"{number}. ", blocks) for number, (_, blocks) in enumerate(block.entries, 1))
             lines = [line for entry in entries for line in _entry(*entry)]
-        case sections.Figure():
+        case Figure():
             lines = [escape(block.words)]
-        case sections.Text():
+        case Text():
             lines = [inline(block.content)]
     return lines
 
 
-def _table(block: sections.Table) -> list[str]:
+def _table(block: Table) -> list[str]:
     """Render a table without columns of pictures, which have no heading."""
     kept = [number for number, heading in enumerate(block.headings) if heading or not number]
     align = block.align.ljust(len(block.headings), "l")
@@ -208,23 +215,23 @@ def _table(block: sections.Table) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def _entry(number: str, blocks: Sequence[sections.Block]) -> list[str]:
+def _entry(number: str, blocks: Sequence[Block]) -> list[str]:
     """Render an entry of a numbered list: its texts line by line, then what else it has, as far in as the number."""
-    texts = [block for block in blocks if isinstance(block, sections.Text)]
+    texts = [block for block in blocks if isinstance(block, Text)]
     first = "<br>".join(inline(text.content) for text in texts)
-    rest = blocks_lines(block for block in blocks if not isinstance(block, sections.Text))
+    rest = blocks_lines(block for block in blocks if not isinstance(block, Text))
     return [f"{number}{first}", *(f"{' ' * len(number)}{line}".rstrip() for line in (["", *rest, ""] if rest else []))]
 
 
-def inline(part: sections.Inline) -> str:
+def inline(part: Inline) -> str:
     """Render a text with its marks."""
     if isinstance(part, tuple):
         return "".join(map(inline, part))
     if isinstance(part, str):
         edges = (" " if part != part.lstrip() else "", " " if part.strip() != part.lstrip() else "")
         return escape(part).join(edges) if part.strip() else part
-    if isinstance(part, sections.Figure | sections.Coloured):
-        return escape(part.words) if isinstance(part, sections.Figure) else inline(part.content)
+    if isinstance(part, Figure | Coloured):
+        return escape(part.words) if isinstance(part, Figure) else inline(part.content)
     if part.kind == "break":
         return "<br>"
     if part.address:

@@ -1,94 +1,24 @@
-"""Failures as every document has them, and the documents of what cases and properties came to."""
+"""The documents of what cases and properties came to."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import index_from
 from attncheck.reports import json_documents, properties
 from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
-from attncheck.reports.defects import commands_again, defects, first_commands
-from attncheck.reports.failure_patterns import in_common, shape_text
-from attncheck.reports.frames import Frames, by_key, failing, once_for_frames, records
-from attncheck.reports.summary import findings, make_summary, verdict_table
-from attncheck.results.format import FAILURE_NUMBERS, Row
+from attncheck.reports.defects import defects, first_commands
+from attncheck.reports.document_model import plain_text
+from attncheck.reports.failure_patterns import in_common
+from attncheck.reports.failures import failures
+from attncheck.reports.frames import Frames, by_key, records
+from attncheck.reports.summary import make_summary, verdict_table
+from attncheck.results.format import Row
 
-AGAIN = ("explain", "repro")
-"""Commands about one case on one implementation that say more of its failure."""
-_KEYS = ("case", "dtype", "environment", "implementation")
-_ELEMENT = re.compile(r"\d+(?:,\d+)*")
-_NONE_NAMED: Mapping[str, Any] = dict.fromkeys(FAILURE_NUMBERS)
 _MOST_COMMANDS = 3
-
-
-def failures_of(frames: Frames, wrong: pd.DataFrame | None = None) -> list[json_documents.Failure]:
-    """Return what is wrong, the simplest case first, with the numbers of the element that is worst.
-
-    ``wrong`` are some rows of ``findings``; None is all of them.
-    """
-    found = findings(frames) if wrong is None else wrong
-    rows = _failing_rows(frames)
-    return [_failure(frames, row, rows.get(tuple(row[key] for key in _KEYS), [])) for row in records(found)]
-
-
-@once_for_frames
-def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]:
-    """Return the rows that fail, by what they are of: of stages, then of numbers, then of pairs."""
-    tables = (frames.results, frames.numbers, frames.pairs)
-    return by_key((row for frame in tables for row in records(failing(frame))), itemgetter(*_KEYS))
-
-
-def _failure(frames: Frames, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> json_documents.Failure:
-    case = frames.cases[row["case"]]
-    shown = next((each for each in rows if each["stage"] == row["stage"]), rows[0] if rows else None)
-    diagnosed = next((each["diagnosis"] for each in rows if each.get("diagnosis") is not None), None)
-    numbers = _NONE_NAMED if shown is None else {**_numbers_of_row(shown), "diagnosis": diagnosed or None}
-    of_implementation = bool(row["implementation"] and row["dtype"])
-    return json_documents.Failure(
-        **{key: row[key] for key in (*_KEYS, "verdict", "stage", "message", "rows")},
-        **numbers,
-        **facts_of_case(case),
-        next=list(commands_again(frames, row, AGAIN)) if of_implementation else [],
-    )
-
-
-def facts_of_case(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a failure says of its case."""
-    return {"file": case["file"], "line": case["line"], "shape": shape_text(case), "tags": list(case["tags"])}
-
-
-def _numbers_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of the element that a row names. In frames, what is not there is NaN."""
-    against = row.get("against")
-    ratio = row.get("introduced_ratio") if against == "step" else row.get("ratio")
-    if row["index"] is None:
-        return {**_NONE_NAMED, "ratio": _number(ratio)}
-    return {
-        "element_stage": row["stage"],
-        "element": _element(row["index"]),
-        "computed": float(row["value"]),
-        "exact": float(row["reference"]),
-        "error": _number(row["difference"]),
-        "bound": _number(row["allowed"]),
-        "ratio": _number(ratio),
-        "against": against,
-    }
-
-
-def _element(index: str) -> list[int] | None:
-    """Read an index; what names no single element is none."""
-    return list(index_from(index)) if not index or _ELEMENT.fullmatch(index) else None
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value)
 
 
 def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
@@ -96,9 +26,9 @@ def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
     return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in records(frame)]
 
 
-def first_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
+def first_of_each(found: Iterable[json_documents.Failure]) -> list[str]:
     """Return the first command of the first failure of each of some implementations."""
-    firsts = by_key((each for each in failures if each.next), lambda each: (each.environment, each.implementation))
+    firsts = by_key((each for each in found if each.next), lambda each: (each.environment, each.implementation))
     return [first.next[0] for first, *_ in firsts.values()][:_MOST_COMMANDS]
 
 
@@ -110,7 +40,6 @@ def outcome_document(
     ``report`` is None where none is written, ``results`` where there are several.
     """
     answer = make_summary(frames)
-    failures = failures_of(frames)
     padded = padded_cases(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
     asked = properties.property_table(properties.asked_rows(frames))
@@ -124,7 +53,7 @@ def outcome_document(
             )
             for each in defects(frames)
         ],
-        failures=failures,
+        failures=failures(frames),
         next=[*first_commands(frames), *(command for _, command in broken[:1] if command)],
         notes=list(frames.notes),
         judged=answer.judged,
@@ -149,7 +78,7 @@ def outcome_document(
             for each in in_common(frames)
         ],
         verdicts={
-            case: {titles[column]: words.replace("**", "") for column, words in cells.items()}
+            case: {titles[column]: plain_text(words) for column, words in cells.items()}
             for case, cells in verdict_table(frames).items()
         },
         properties={

@@ -1,24 +1,32 @@
-"""Sections of a report, made once from the frames: the terminal, Markdown and the page each render the same blocks.
-
-A section has a title and blocks: texts, lists, tables, figures, code, and what is folded away. A text is made of plain
-strings and marks, which a format shows as well as it can. The matrix, maps and pictures are the page's alone.
-"""
+"""Sections of a report, made once from the frames: the terminal, Markdown and the page each render the same blocks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from urllib.parse import quote
 
-import pandas as pd
-
-from attncheck.common.wording import counted, told_apart, written_element, written_ratio
+from attncheck.common.wording import counted
 from attncheck.reports import defects
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
+from attncheck.reports.document_model import (
+    BREAK,
+    Block,
+    Code,
+    Details,
+    Entries,
+    Inline,
+    Items,
+    Key,
+    Mark,
+    Section,
+    Table,
+    Text,
+    more_in,
+)
 from attncheck.reports.failure_patterns import described, in_common_lines
+from attncheck.reports.failures import comparisons_fail
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -30,8 +38,6 @@ from attncheck.reports.frames import (
     once_for_frames,
     under_erratum,
 )
-from attncheck.reports.json_documents import Failure
-from attncheck.reports.outcome import failures_of
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
     asked_rows,
@@ -44,156 +50,6 @@ from attncheck.reports.properties import (
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, PROPERTIES
 from attncheck.spec.verdicts import PropertyOutcome, Verdict
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A part of a text that is set apart: ``code``, ``strong``, ``small``, a ``case`` of the report, or a verdict.
-
-    Of a verdict ``kind`` is a ``State``. ``address`` is where a link leads; ``case`` the id of the case that is linked
-    to, where the text is another, and ``column`` the environment and the implementation that it is linked to as.
-    """
-
-    text: str
-    kind: str = "code"
-    address: str = ""
-    column: tuple[str, str] = ("", "")
-    case: str = ""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture as markup of the page, and what it shows in words, for formats that draw nothing."""
-
-    words: str
-    markup: str
-
-
-@dataclass(frozen=True)
-class Coloured:
-    """A cell of a table that has the colour of a state."""
-
-    content: Inline
-    state: str
-
-
-Inline = str | Mark | Figure | Coloured | tuple["Inline", ...]
-BREAK = Mark("\n", "break")
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph; ``kind`` is its class on the page."""
-
-    content: Inline
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Nested:
-    """An item of a list that has items of its own."""
-
-    content: Inline
-    items: Sequence[Inline]
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list; ``kind`` is its class on the page."""
-
-    items: Sequence[Inline | Nested]
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; ``align`` has l or r for each column, l where it is short. The first column names the rows.
-
-    ``kind`` is its class on the page; one that has a class says its caption to screen readers alone.
-    """
-
-    caption: str
-    headings: Sequence[Inline]
-    rows: Sequence[Sequence[Inline]]
-    align: str = ""
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Code:
-    """Commands, a line each."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Details:
-    """Blocks behind a summary; on the page that may be a heading of a level, with a note, and ``kind`` is their class.
-
-    Of many the ``late`` ones are laid out only when they come into view. An ``anchor`` is where links lead.
-    """
-
-    summary: str
-    blocks: Sequence[Block]
-    is_open: bool = False
-    note: Inline = ""
-    kind: str = "plain"
-    level: int = 0
-    anchor: str = ""
-    late: Sequence[Block] = ()
-
-
-@dataclass(frozen=True)
-class Subsection:
-    """Blocks below a heading of a level from 3 to 6."""
-
-    title: Inline
-    blocks: Sequence[Block]
-    level: int
-
-
-@dataclass(frozen=True)
-class OnPage:
-    """Blocks that the page alone has, and those that stand for them in formats that draw nothing."""
-
-    blocks: Sequence[Block]
-    in_words: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Entries:
-    """A numbered list whose entries are blocks, each with a state."""
-
-    entries: Sequence[tuple[str, Sequence[Block]]]
-
-
-Key = tuple[str, str, str, str]
-"""An environment, an implementation, a case and a dtype."""
-Block = Text | Items | Table | Code | Details | Figure | Subsection | OnPage | Entries
-
-
-@dataclass(frozen=True)
-class Section:
-    """A title, an anchor that links lead to, and blocks."""
-
-    title: str
-    anchor: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A document of its own: a title, blocks below it, and sections."""
-
-    title: str
-    opening: Sequence[Block]
-    sections: Sequence[Section]
-
-
-def anchor_of(kind: str, *names: str) -> str:
-    """Return the id of a part of the page, such as a case, of which no other has the same names."""
-    return ":".join([kind, *(quote(name, safe="/") for name in names)])
-
 
 _OF_RECORDS = (State.MISPRINT, State.XPASS)
 _ALWAYS_SHOWN = (State.AGREE, State.FAILING)
@@ -210,6 +66,12 @@ _SPELT_OUT = (State.FAILING, State.XFAIL)
 """States of which a count says which verdicts they are."""
 _MAX_CASES = 3
 """Cases that a cell of a table names."""
+
+
+VERDICTS_NOTE = (
+    "An implementation agrees where every stage is within its derived error bound of the exact answer, statistically "
+    "too on inputs for which that can be said, and where every printed number holds."
+)
 
 
 @once_for_frames
@@ -298,17 +160,14 @@ def wrong(
     found = defects.defects(frames)
     if not found:
         return None
-    shown = found[:most]
-    failures = failures_of(frames, pd.DataFrame([each.row for each in shown]))
     entries = []
-    for defect, failure in zip(shown, failures, strict=True):
-        message = how_wrong(failure, of_several=len(defect.dtypes) > 1) if defect.diagnosis else failure.message
-        shown_by = pictures.get((*defect.column, str(defect.row["case"]), str(defect.row["dtype"])), ())
-        entries.append(_entry(frames, defect, cut(message, most_letters), shown_by, most_cases))
+    for defect in found[:most]:
+        message = cut(defect.how_wrong if defect.diagnosis else defect.first.message, most_letters)
+        shown_by = pictures.get((*defect.column, defect.first.case, defect.first.dtype), ())
+        entries.append(_entry(frames, defect, message, shown_by, most_cases))
         most_cases -= len(defect.cases)
-    more = len(found) - len(shown)
-    files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
-    rest = [Text((f"And {counted(more, 'more defect')}, in ", *files, "."))] if more else []
+    more = len(found) - len(entries)
+    rest = [more_in(counted(more, "more defect"), "results.csv", "numbers.csv")] if more else []
     lines = (*defects.declaration_lines(frames), *(f"{cut(line, most_letters)}." for line in in_common_lines(frames)))
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
@@ -317,25 +176,23 @@ def wrong(
 def _entry(
     frames: Frames, defect: defects.Defect, message: str, pictures: Sequence[Block], most_cases: int
 ) -> tuple[str, list[Block]]:
-    row, cases = defect.row, defect.cases
-    state = row["verdict"] if row["verdict"] in _OF_RECORDS else State.FAILING.value
-    who = frames.named(row["implementation"], row["environment"])
-    dtypes = f", in {', '.join(defect.dtypes)}" if row["dtype"] else ""
-    stage: Inline = (" at ", Mark(row["stage"])) if row["stage"] else ""
+    first, cases = defect.first, defect.cases
+    state = first.verdict if first.verdict in _OF_RECORDS else State.FAILING.value
+    who = frames.named(first.implementation, first.environment)
+    dtypes = f", in {', '.join(defect.dtypes)}" if first.dtype else ""
+    stage: Inline = (" at ", Mark(first.stage)) if first.stage else ""
     what: Inline = (" ", Mark(defect.text, "strong")) if defect.diagnosis else stage
-    comparisons = "1 comparison fails" if defect.rows == 1 else f"{defect.rows:,} comparisons fail"
-    simplest: Inline = (("The simplest: " if defect.others else ""), Mark(row["case"], "case", column=defect.column))
+    simplest: Inline = (("The simplest: " if defect.others else ""), Mark(first.case, "case", column=defect.column))
     blocks: list[Block] = [
-        Text((Mark(row["verdict"], state), what), "what"),
-        Text(f"{f'{who}: ' if who else ''}{counted(len(cases), 'case')}{dtypes}; {comparisons}"),
+        Text((Mark(first.verdict, state), what), "what"),
+        Text(f"{f'{who}: ' if who else ''}{counted(len(cases), 'case')}{dtypes}; {comparisons_fail(defect.rows)}"),
         Text(simplest, "where"),
     ]
-    shape = described(frames.cases[row["case"]]) if row["implementation"] else ""
+    shape = described(frames.cases[first.case]) if first.implementation else ""
     blocks += [Text(shape, "muted")] if shape else []
     blocks += [Text(message, "message")] if message else []
     blocks += pictures
-    again = defects.commands_again(frames, row) if defect.is_shown_by_calls else ()
-    blocks += [Code(again)] if again else []
+    blocks += [Code(first.next[:1])] if first.next and defect.is_shown_by_calls else []
     blocks += [_folded_cases(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
     return state, blocks
 
@@ -442,7 +299,7 @@ def properties(frames: Frames, most: int = 50) -> Section | None:
         return None
     broken = broken_properties(frames)
     more = len(broken) - most
-    rest = [Text((f"And {more} more, in ", Mark("properties.csv"), "."))] if more > 0 else []
+    rest = [more_in(f"{more} more", "properties.csv")] if more > 0 else []
     heading = [Text(Mark("Properties that do not hold", "strong"))] if broken else []
     folded = [_broken(*each) for each in broken[:most]]
     return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_of(rows), *heading, *folded, *rest])
@@ -492,16 +349,3 @@ def _broken(row: Row, command: str) -> Details:
 def cut(text: str, most: int) -> str:
     """Leave out what is too long."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def how_wrong(failure: Failure, *, of_several: bool) -> str:
-    """Describe a wrong element: its value, the right one, and the error in units of the bound."""
-    if failure.element is None or failure.computed is None or failure.exact is None:
-        return failure.message
-    computed, exact = told_apart(failure.computed, failure.exact)
-    element = written_element(failure.element, failure.element_stage or "")
-    where = f" in {failure.dtype}" if of_several else ""
-    text = f"{element} is {computed}{where}, should be {exact}"
-    if failure.ratio is None or not abs(failure.ratio) < float("inf"):
-        return text
-    return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -18,22 +17,18 @@ from attncheck.common.errors import ExitCode
 from attncheck.common.wording import READ_AS, at_most, counted, listed
 from attncheck.reports import coverage
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
-from attncheck.reports.failure_patterns import simplest_first
+from attncheck.reports.document_model import Inline, Mark
 from attncheck.reports.frames import (
     Column,
     Frames,
-    begins_of,
     by_convention,
     by_key,
     count_numbers,
-    element_in,
     expected_failures,
     failing,
     groups,
     is_document,
     once_for_frames,
-    records,
-    stage_order,
 )
 from attncheck.reports.properties import exit_code_of as properties_exit_code
 from attncheck.reports.properties import sentence_of
@@ -103,7 +98,7 @@ def exit_code_of(frames: Frames) -> ExitCode:
 
 
 @once_for_frames
-def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
+def verdict_table(frames: Frames) -> dict[str, dict[Column, Inline]]:
     """Return the words for every case and column: the worst verdict, where it begins, in which dtypes."""
     return {
         case: {column: _cell(cells[column]) if column in cells else "not run" for column in frames.columns}
@@ -111,83 +106,17 @@ def verdict_table(frames: Frames) -> dict[str, dict[Column, str]]:
     }
 
 
-def _cell(cells: Mapping[str, Cell]) -> str:
-    """Say one word for all dtypes, or one per dtype where they differ; in bold what fails a run."""
-    words = {
-        dtype: cell.text.replace(cell.word, f"**{cell.word}**", 1) if cell.state in FAILS_A_RUN else cell.word
+def _cell(cells: Mapping[str, Cell]) -> Inline:
+    """Return one word for all dtypes, or one per dtype where they differ; in bold what fails a run."""
+    words: dict[str, Inline] = {
+        dtype: (Mark(cell.word, "strong"), cell.text[len(cell.word) :]) if cell.state in FAILS_A_RUN else cell.word
         for dtype, cell in cells.items()
     }
-    if len(set(words.values())) == 1:
-        return next(iter(words.values()))
-    return "; ".join(f"{dtype}: {word}" for dtype, word in words.items())
-
-
-def what_is_wrong(frames: Frames, *, with_records: bool = True) -> pd.DataFrame:
-    """Return one row per failing case, dtype and implementation: where it begins, and how many rows fail in all.
-
-    Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed. ``with_records``, what
-    is printed or recorded wrongly is listed too, with every implementation that shows it.
-    """
-    columns = ["case", "dtype", "environment", "implementation", "stage", "verdict", "message"]
-    results, numbers = failing(frames.results), failing(frames.numbers)
-    if not with_records:
-        results = results[results["verdict"].ne(Verdict.XPASS)]
-        numbers = numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)]
-    results = results[[*columns, "begins_at"]].assign(is_number=False)
-    bad = pd.concat([results, numbers[columns].assign(is_number=True)])
-    pairs = failing(frames.pairs)
-    explained = set(zip(bad["case"], bad["dtype"], bad["stage"], strict=True))
-    loose = pairs[[key not in explained for key in zip(pairs["case"], pairs["dtype"], pairs["stage"], strict=True)]]
-    if len(loose):
-        messages = [f"differs from {row['other']}{_apart(frames, row)}" for row in records(loose)]
-        bad = pd.concat([bad, loose.assign(message=messages)[columns].assign(is_number=False)])
-    if bad.empty:
-        return bad[columns].assign(rows=0)
-    keys = ["case", "dtype", "environment", "implementation"]
-    # A stage that only inherits an error comes after the one where it begins, wherever it stands in the computation.
-    # So does a number, of a stage that fails itself: what is said of the stage says why the number misses.
-    inherited = (bad["begins_at"].notna() & bad["begins_at"].ne(bad["stage"])) | bad["is_number"]
-    # An implementation that does not return the stage where it goes wrong is told it all the same.
-    bad = bad.assign(inherited=inherited, order=bad["stage"].map(stage_order), stage=begins_of(bad))
-    bad = bad.sort_values([*keys, "inherited", "order"], kind="stable")
-    first = bad.groupby(keys, sort=False).first().reset_index()
-    first["rows"] = bad.groupby(keys, sort=False).size().to_numpy()
-    return first[[*columns, "rows"]]
-
-
-@once_for_frames
-def wrong_implementations(frames: Frames) -> pd.DataFrame:
-    """Return what is wrong without what documents print or lists record, for which no implementation is to blame."""
-    return what_is_wrong(frames, with_records=False)
-
-
-@once_for_frames
-def findings(frames: Frames) -> pd.DataFrame:
-    """Return what is reported as wrong: of implementations as above, of documents and records each thing once.
-
-    The simplest cases come first.
-    What is printed or recorded wrongly has neither implementation nor dtype: every one of them shows it.
-    """
-    wrong = wrong_implementations(frames)
-    found = [
-        dict.fromkeys(wrong.columns, "")
-        | {"case": each.case, "stage": each.stage, "verdict": each.verdict, "message": each.message, "rows": each.rows}
-        for each in coverage.misprints(frames)
-    ]
-    xpassed = failing(frames.results)
-    xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].drop_duplicates("message")
-    found += [
-        {name: row.get(name, "") for name in wrong.columns} | {"implementation": row["implementation"], "rows": 1}
-        for row in records(xpassed)
-    ]
-    wrong = simplest_first(frames, wrong)
-    return pd.concat([wrong, pd.DataFrame(found, columns=wrong.columns)], ignore_index=True) if found else wrong
-
-
-def _apart(frames: Frames, row: Mapping[str, Any]) -> str:
-    if row["message"]:
-        return f": {row['message']}"
-    return f" by {row['difference']:.3g} at {element_in(frames.cases[row['case']], row)}"
+    first, *others = words.values()
+    if all(word == first for word in others):
+        return first
+    parts = [part for dtype, word in words.items() for part in ("; ", f"{dtype}: ", word)]
+    return tuple(parts[1:])
 
 
 def facts(frames: Frames) -> tuple[str, ...]:

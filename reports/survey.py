@@ -22,9 +22,9 @@ import pandas as pd
 from attncheck.common.errors import ResultsError
 from attncheck.reports.cells import FAILS_A_RUN, Cell, State, cell_table
 from attncheck.reports.comparison import OTHER, WORSE
+from attncheck.reports.document_model import Inline, Mark
 from attncheck.reports.failure_patterns import given_of
 from attncheck.reports.frames import Frames, by_key
-from attncheck.reports.sections import Inline, Mark
 from attncheck.results.format import Row
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PROPERTIES
 from attncheck.spec.verdicts import ALL_CASES, PropertyOutcome, Verdict

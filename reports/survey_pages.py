@@ -10,12 +10,7 @@ from typing import Any, get_type_hints
 from attncheck.backends import EVERYTHING
 from attncheck.common.errors import ResultsError
 from attncheck.reports.cells import State
-from attncheck.reports.frames import by_key
-from attncheck.reports.html.contents import SYMBOLS, drawn
-from attncheck.reports.html.page import render_page
-from attncheck.reports.markdown import number, page_text
-from attncheck.reports.properties import OUTCOMES_NOTE
-from attncheck.reports.sections import (
+from attncheck.reports.document_model import (
     Block,
     Code,
     Details,
@@ -30,6 +25,11 @@ from attncheck.reports.sections import (
     Table,
     Text,
 )
+from attncheck.reports.frames import by_key
+from attncheck.reports.html.contents import SYMBOLS, drawn
+from attncheck.reports.html.page import render_page
+from attncheck.reports.markdown import number, page_text
+from attncheck.reports.properties import OUTCOMES_NOTE
 from attncheck.reports.survey import (
     ALL,
     Accuracy,

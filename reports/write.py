@@ -23,6 +23,7 @@ from functools import cache
 from gzip import GzipFile
 from importlib.util import find_spec
 from io import StringIO, TextIOWrapper
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -33,23 +34,23 @@ from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.common.wording import ESCAPED
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
-from attncheck.reports.defects import commands_again
+from attncheck.reports.failures import KEYS, comparisons_fail, outdated_records, wrong_implementations
 from attncheck.reports.frames import (
     PROPERTIES,
     Column,
     Frames,
     by_key,
     expected_failures,
-    failing,
     groups,
     of_column,
     property_columns,
     records,
 )
 from attncheck.reports.html.page import html_pieces
+from attncheck.reports.json_documents import Failure
 from attncheck.reports.markdown import render_markdown
 from attncheck.reports.properties import command_for, sentence_of, worst_of
-from attncheck.reports.summary import make_summary, wrong_implementations
+from attncheck.reports.summary import make_summary
 from attncheck.results.format import PROPERTIES_TABLE, Row
 from attncheck.spec.verdicts import PropertyOutcome, Verdict
 
@@ -242,10 +243,8 @@ def write_property_junit(rows: Sequence[Row], again: Mapping[str, Sequence[str]]
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _INDENT = "  "
-_KEYS = ["case", "dtype", "environment", "implementation"]
+_KEY = attrgetter(*KEYS)
 _Key = tuple[str, str, str, str]
-
-
 _Notes = Mapping[State, Mapping[_Key, Mapping[str, Any]]]
 """By state, what the results say of tests, by case, dtype, environment and implementation."""
 
@@ -296,15 +295,13 @@ def _seconds(seconds: float) -> str:
 
 
 def _suites(frames: Frames) -> Iterator[Suite]:
-    xpassed = failing(frames.results)
-    xpassed = xpassed[xpassed["verdict"].eq(Verdict.XPASS)].assign(rows=1)
+    wrong = {_KEY(each): each for each in (*outdated_records(frames), *wrong_implementations(frames))}
     rows = {
-        State.FAILING: pd.concat([wrong_implementations(frames), xpassed]),
         State.XFAIL: pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)]),
         State.UNSUPPORTED: frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)],
     }
     notes: _Notes = {
-        state: {tuple(row[key] for key in _KEYS): row for row in records(of_state.drop_duplicates(_KEYS))}
+        state: {tuple(row[key] for key in KEYS): row for row in records(of_state.drop_duplicates(list(KEYS)))}
         for state, of_state in rows.items()
     }
     table = cell_table(frames)
@@ -315,7 +312,7 @@ def _suites(frames: Frames) -> Iterator[Suite]:
         tests = [_properties(column, environments[column.environment], found)]
         for case, cells in table.items():
             for dtype, cell in cells.get(column, {}).items():
-                tests.append(test := _test(frames, case, column, dtype, cell, notes))
+                tests.append(test := _test(frames.cases[case], column, dtype, cell, notes, wrong))
                 if (case, dtype) in seconds:
                     test.set("time", _seconds(seconds[case, dtype]))
         name, started = f"{column.environment}: {column.implementation}", frames.started.get(column.environment, "")
@@ -330,15 +327,16 @@ def _properties(column: Column, environment: Mapping[str, Any], found: Coverage)
     return properties
 
 
-def _test(frames: Frames, identity: str, column: Column, dtype: str, cell: Cell, notes: _Notes) -> Element:
-    case = frames.cases[identity]
+def _test(
+    case: Mapping[str, Any], column: Column, dtype: str, cell: Cell, notes: _Notes, failures: Mapping[_Key, Failure]
+) -> Element:
     key = (case["id"], dtype, *column.key)
     # Jenkins takes what stands before the last dot for a package, and a class and a name for one test in all suites.
     classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
     test = Element("testcase", {"classname": xml_text(classname), "name": xml_text(name)})
-    if wrong := notes[State.FAILING].get(key):
-        _add_failure(test, case, cell, wrong, commands_again(frames, wrong))
+    if wrong := failures.get(key):
+        _add_failure(test, case, cell, wrong)
     elif cell.state is State.UNSUPPORTED:
         add_result(test, "skipped", _in_words(notes[State.UNSUPPORTED].get(key, {}).get("message"), "unsupported"))
     elif cell.state is State.UNVERIFIED:
@@ -360,17 +358,14 @@ def _topic(file: str) -> str:
     return ".".join(part for part in (*path.parent.parts, path.stem) if part not in ("/", ""))
 
 
-def _add_failure(
-    test: Element, case: Mapping[str, Any], cell: Cell, row: Mapping[str, Any], commands: Iterable[str]
-) -> None:
+def _add_failure(test: Element, case: Mapping[str, Any], cell: Cell, failure: Failure) -> None:
     # A pair that differs although no stage is blamed leaves the cell itself harmless.
-    verdict = Verdict(cell.verdict if cell.state is State.FAILING else row["verdict"])
+    verdict = Verdict(cell.verdict if cell.state is State.FAILING else failure.verdict)
     kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
-    message = ": ".join(filter(None, (row["stage"], row["message"]))) or verdict.value
-    count = "1 comparison fails" if row["rows"] == 1 else f"{row['rows']} comparisons fail"
+    message = ": ".join(filter(None, (failure.stage, failure.message))) or verdict.value
     element = add_result(test, kind, message, verdict.value)
-    lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", count, *commands, ""]
-    element.text = xml_text("\n".join(lines))
+    lines = [message, "", f"{case['file']}:{case['line']}: {case['name']}", comparisons_fail(failure.rows)]
+    element.text = xml_text("\n".join([*lines, *failure.next[:1], ""]))
 
 
 def _documents(frames: Frames) -> Iterator[Suite]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
@@ -32,7 +31,7 @@ from attncheck.judging.xfail import (
 )
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
-from attncheck.results.format import FAILURE_NUMBERS, Row
+from attncheck.results.format import Row
 from attncheck.spec.verdicts import Verdict
 
 
@@ -148,25 +147,6 @@ class Answer:
         """
         failing = [each for each in self.judgements if each.verdict.exit_code]
         return next((each for each in failing if each.stage == self.begins_at), failing[0] if failing else None)
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """The numbers that ``FAILURE_NUMBERS`` names, of the element where it is worst; None for what there is not."""
-        judgement = self.first_failing
-        if judgement is None:
-            return dict.fromkeys(FAILURE_NUMBERS)
-        measured = judgement.introduced if judgement.against == "step" else judgement.accumulated
-        return {
-            "element_stage": None if judgement.index is None else judgement.stage,
-            "element": None if judgement.index is None else list(judgement.index),
-            "computed": judgement.value,
-            "exact": judgement.exact,
-            "error": judgement.error,
-            "bound": judgement.bound,
-            "ratio": None if measured is None else measured.ratio,
-            "against": judgement.against,
-            "diagnosis": self.diagnosis,
-        }
 
 
 def judge_outcome(

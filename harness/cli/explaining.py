@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import checked_in, echo, end, open_page, print_document, select_one
+from attncheck.cli.output import checked_in, commands_about, end, open_page, select_one, show_outcome
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -67,16 +67,16 @@ def explain(
     The case is computed again, in a fresh process, and judged stage by stage. If a check found it wrong and the fresh
     process does not, the case is repeated after the calls that came before it in the check.
     """
-    from attncheck.showing.explanation import explanation_document, print_explanation
+    from attncheck.reading.case import case_record
+    from attncheck.showing.explanation import explanation_document, explanation_lines
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     answer = _ask(subject, limits, expected_failures)
     code = ExitCode.DISAGREE if answer.begins_at else ExitCode.AGREE
     code = ExitCode.NOT_RUN if answer.failure else code
-    if as_json:
-        print_document(explanation_document(answer, code, _commands(subject, limits, ("repro", "reduce"))))
-    else:
-        print_explanation(answer, subject.selection.tags)
+    about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
+    document = explanation_document(answer, code, commands_about(*about, ("repro", "reduce")))
+    show_outcome(document, explanation_lines(answer, subject.selection.tags), as_json=as_json)
     if opens_page:
         own = {**vars(function), **vars(allowed), "expected_failure_lists": expected_failures}
         open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **own))
@@ -142,22 +142,20 @@ def repro(
     except OSError as error:
         raise OutputError.of(path, error) from None
     says = f"{path}: it ends with 1 where it finds an error, with 0 where it finds none. Run it with"
-    end(
-        ExitCode.AGREE,
-        lambda: _script_document(answer, tries, subject, path, command, limits),
-        lambda: echo(says, f"  {command}"),
-        as_json=as_json,
-    )
+    document = _script_document(answer, tries, subject, path, command, limits)
+    end(document, [says, f"  {command}"], as_json=as_json)
 
 
 def _script_document(
     answer: Answer, tries: int, subject: _CaseSubject, path: Path, command: str, limits: Limits
 ) -> ScriptDocument:
+    from attncheck.reading.case import case_record
     from attncheck.reports.json_documents import opening
     from attncheck.showing.explanation import answer_of, failure_of, of_case
     from attncheck.showing.json_schema import ScriptDocument
 
-    failure = failure_of(answer, [command, *_commands(subject, limits, ("explain",))])
+    about = case_record(subject.case, {}), subject.implementation, limits, subject.dtype
+    failure = failure_of(answer, [command, *commands_about(*about, ("explain",))])
     return ScriptDocument(
         **opening("repro", ExitCode.AGREE, answer_of(answer)),
         failures=[] if failure is None else [failure],
@@ -169,16 +167,6 @@ def _script_document(
         command=command,
         tries=tries,
     )
-
-
-def _commands(subject: _CaseSubject, limits: Limits, names: Sequence[str]) -> list[str]:
-    """Return commands about the same case on the same implementation."""
-    from attncheck.reading.case import case_record
-    from attncheck.settings.commands import command, words_again
-
-    words = words_again([subject.implementation], limits, None).get(subject.implementation.name)
-    record = case_record(subject.case, {})
-    return [command(name, record, words, subject.dtype) for name in names] if words else []
 
 
 def _reduced(answer: Answer, subject: _CaseSubject, limits: Limits) -> tuple[Answer, int]:

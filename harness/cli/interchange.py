@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from attncheck.cli.app import app, examples
-from attncheck.cli.output import ReportPlace, echo, end, frames_of, outcome_of, show_answer, split, write_frames
+from attncheck.cli.output import ReportPlace, end, frames_of, outcome_of, show_answer, split, write_frames
 from attncheck.cli.parameters import AsJson
 from attncheck.common.errors import ExitCode, OnnxDataError, UsageError
 from attncheck.settings.options import DtypeNames, Quiet, RunOptions, TagNames, UseCache, store_of
@@ -82,11 +82,12 @@ def import_data(
 
     require_onnx(f"import {form.value}")
     from attncheck.onnx_data.importing import import_tests, lines_of
+    from attncheck.reports.terminal import print_lines
 
     imported = import_tests(folder, output)
     lines = list(lines_of(imported))
     if not imported.files:
-        echo(*([] if as_json or quiet else lines))
+        print_lines([] if as_json or quiet else lines)
         raise OnnxDataError(f"{folder}: none of its tests is a case")
     written = {"folder": str(output), "written": sum(imported.files.values()), "left_out": imported.left_out}
     _end("import", lines, written, as_json=as_json, quiet=quiet)
@@ -94,13 +95,8 @@ def import_data(
 
 def _end(command: str, lines: Sequence[str], written: Mapping[str, Any], *, as_json: bool, quiet: bool) -> NoReturn:
     """Show what a command wrote: the first line is its answer, the others are notes."""
-    end(
-        ExitCode.AGREE,
-        lambda: outcome_of(command, ExitCode.AGREE, lines[0], notes=lines[1:], **written),
-        lambda: echo(*lines),
-        as_json=as_json,
-        quiet=quiet,
-    )
+    document = outcome_of(command, ExitCode.AGREE, lines[0], notes=lines[1:], **written)
+    end(document, lines, as_json=as_json, quiet=quiet)
 
 
 class Action(StrEnum):
@@ -161,13 +157,9 @@ def vectors(
     models = split(rounding_model) or list(DEFAULT_MODELS)
     exported = export_vectors(selection.cases, dtypes, models, folder, store)
     fields = {"folder": str(folder), "written": exported.written, "left_out": dict(exported.left_out)}
-    end(
-        ExitCode.AGREE,
-        lambda: outcome_of("vectors export", ExitCode.AGREE, "; ".join(lines_of(exported)), **fields),
-        lambda: echo(*lines_of(exported), f"Vectors: {folder}"),
-        as_json=as_json,
-        quiet=quiet,
-    )
+    lines = list(lines_of(exported))
+    document = outcome_of("vectors export", ExitCode.AGREE, "; ".join(lines), **fields)
+    end(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)
 
 
 def _models_by_dtype(given: list[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attncheck.reading.selection import Selection
     from attncheck.reports.frames import Frames
     from attncheck.reports.json_documents import Document
+    from attncheck.reports.terminal import Line
     from attncheck.results.coverage import Minimum
     from attncheck.results.last_failed import Checked
 
@@ -45,21 +46,20 @@ def outcome_of(command: str, code: int, answer: str, **fields: Any) -> Document:
     return DOCUMENTS[command](**opening(command, code, answer), **fields)
 
 
-def end(
-    code: int, document: Callable[[], Document], show: Callable[[], object], *, as_json: bool, quiet: bool = False
-) -> NoReturn:
-    """Show an outcome, for programs as a document and else for people, and end the command with its exit code."""
+def show_outcome(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool = False) -> None:
+    """Print an outcome, as a document for programs or as lines for people."""
+    from attncheck.reports.terminal import print_lines
+
     if as_json:
-        print_document(document())
+        print_document(document)
     elif not quiet:
-        show()
-    raise typer.Exit(code)
+        print_lines(lines)
 
 
-def echo(*lines: str) -> None:
-    """Print the lines that are not empty."""
-    for line in filter(None, lines):
-        typer.echo(line)
+def end(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool = False) -> NoReturn:
+    """Print an outcome, and end the command with its exit code."""
+    show_outcome(document, lines, as_json=as_json, quiet=quiet)
+    raise typer.Exit(document.exit_code)
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -90,12 +90,18 @@ def command_of(arguments: Sequence[str]) -> str:
     return " ".join(words[: 2 if words[:1] == ["vectors"] else 1])
 
 
-def commands_about(path: Path, implementation: Implementation, limits: Limits, dtype: str) -> list[str]:
-    """Return commands that say more of a case in a file of its own on an implementation."""
+def commands_about(
+    case: Mapping[str, Any],
+    implementation: Implementation,
+    limits: Limits,
+    dtype: str,
+    names: Sequence[str] = ("explain", "repro"),
+) -> list[str]:
+    """Return commands about a case, given as its record, on an implementation."""
     from attncheck.settings.commands import command, words_again
 
     again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
-    return [command(name, {"id": str(path)}, again, dtype) for name in ("explain", "repro")]
+    return [command(name, case, again, dtype) for name in names]
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
@@ -179,20 +185,19 @@ def show_answer(
 
     People are not told again what was ``announced``.
     """
-    from attncheck.reports.terminal import print_summary
+    from attncheck.reports.outcome import outcome_document
+    from attncheck.reports.short_form import summary_lines
+    from attncheck.reports.terminal import print_lines
+    from attncheck.settings.commands import joined
 
     if as_json:
-        from attncheck.reports.outcome import outcome_document
-
         print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
-    elif place.report is not None:
-        print_summary(frames, place.report.with_suffix(".html"), quiet=quiet, announced=announced)
-    else:
-        from attncheck.settings.commands import joined
-
-        print_summary(frames, place.results, quiet=quiet, announced=announced, ending="Results")
-        if not quiet:
-            typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
+        return
+    page = None if place.report is None else place.report.with_suffix(".html")
+    ending = "Results" if page is None else "Report"
+    print_lines(summary_lines(frames, page or place.results, quiet=quiet, announced=announced, ending=ending))
+    if page is None and not quiet:
+        typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
 
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"

@@ -14,7 +14,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_properties
-from attncheck.cli.output import commands_about, echo, end, outcome_of, print_faults, select_one, split
+from attncheck.cli.output import commands_about, end, outcome_of, print_faults, select_one, split
 from attncheck.cli.parameters import (
     AsJson,
     CaseName,
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation, ImplementationSelection
     from attncheck.execution.programs import Rule
-    from attncheck.properties.run import PropertyQuestion
     from attncheck.reports.json_documents import Document
-    from attncheck.results.format import Row
     from attncheck.searching.search import Search
     from attncheck.showing.json_schema import AccuracyDocument
 
@@ -95,7 +93,7 @@ def search(
     from attncheck.searching.findings import ProblemSubject, SearchFolder
     from attncheck.searching.results import SearchResults
     from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, ended_after
-    from attncheck.showing.probes import print_search, search_document
+    from attncheck.showing.probes import search_document, search_lines
     from attncheck.spec import OPERATIONS
 
     if operation is not None and operation not in OPERATIONS:
@@ -123,9 +121,10 @@ def search(
     code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
     commands = {
-        each.file: commands_about(folder.path / each.file, chosen, limits, each.dtype) for each in folder.findings
+        each.file: commands_about({"id": str(folder.path / each.file)}, chosen, limits, each.dtype)
+        for each in folder.findings
     }
-    end(code, lambda: search_document(found, commands, code), lambda: print_search(found, commands), as_json=as_json)
+    end(search_document(found, commands, code), search_lines(found, commands), as_json=as_json)
 
 
 def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -209,12 +208,8 @@ def design(
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
     check = joined(["attncheck", "check", str(path), "-i", *request.entry.given])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
-    end(
-        ExitCode.AGREE,
-        lambda: outcome_of("design", ExitCode.AGREE, answer, **fields),
-        lambda: echo(answer, f"Check them: {check}"),
-        as_json=as_json,
-    )
+    document = outcome_of("design", ExitCode.AGREE, answer, **fields)
+    end(document, [answer, f"Check them: {check}"], as_json=as_json)
 
 
 def _whole_numbers(words: Sequence[str]) -> tuple[int, ...]:
@@ -263,17 +258,12 @@ def reduce(
         raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.answer.failure}")
     if reduced.problem is None:
         nothing = f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce"
-        document = reduction_document(found, reduced, None, [])
-        end(ExitCode.AGREE, lambda: document, lambda: echo(nothing), as_json=as_json)
+        end(reduction_document(found, reduced, None, []), [nothing], as_json=as_json)
     path = output or Path(f"reduced_{found.id.rpartition('/')[2][:60]}.yaml")
     write_case(reduced.problem, path, f"{found.name[:180]} (reduced)", f"attncheck reduce {found.id}"[:4000])
-    commands = commands_about(path, chosen, limits, chosen_dtype)
-    end(
-        ExitCode.DISAGREE,
-        lambda: reduction_document(found, reduced, path, commands),
-        lambda: echo(*reduction_lines(reduced, path, commands)),
-        as_json=as_json,
-    )
+    commands = commands_about({"id": str(path)}, chosen, limits, chosen_dtype)
+    document = reduction_document(found, reduced, path, commands)
+    end(document, reduction_lines(reduced, path, commands), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -328,9 +318,16 @@ def properties(
     layouts and memory: bitwise the same, within the error bounds of both, or broken. The exit code is 1 if a property
     is broken, or less than the implementation claims, and 3 if a call failed.
     """
-    from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
+    from attncheck.properties.run import (
+        Asking,
+        ask_properties,
+        described_call,
+        questions_of,
+        select_property_cases,
+    )
     from attncheck.reports.outcome import properties_document
     from attncheck.reports.properties import exit_code_of
+    from attncheck.reports.short_form import property_lines
     from attncheck.settings.commands import words_again
     from attncheck.settings.config import check_own_cases
 
@@ -360,12 +357,11 @@ def properties(
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
     notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
-    end(
-        code,
-        lambda: properties_document(rows, again, code, notes),
-        lambda: _print(rows, questions, again, explain=explain, quiet=quiet),
-        as_json=as_json,
-    )
+    calls = {(each.name, each.case.id, each.dtype): described_call(each) for each in questions}
+    told = [row for row in rows if explain and row.verdict not in ("bitwise", "unsupported")]
+    explained = ((row, calls[row.property_name, row.case, row.dtype]) for row in told)
+    document = properties_document(rows, again, code, notes)
+    end(document, property_lines(rows, again, explained, quiet=quiet), as_json=as_json)
 
 
 def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> ImplementationSelection:
@@ -376,26 +372,6 @@ def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> Impl
     for missing in chosen.missing:
         typer.echo(f"attncheck: {missing} is not installed", err=True)
     return chosen
-
-
-def _print(
-    rows: Sequence[Row],
-    questions: Sequence[PropertyQuestion],
-    again: dict[str, list[str]],
-    *,
-    explain: bool,
-    quiet: bool,
-) -> None:
-    from attncheck.properties.run import described_call
-    from attncheck.reports.terminal import explanation_of, print_properties
-
-    print_properties(rows, again, quiet=quiet)
-    if explain:
-        calls = {(each.name, each.case.id, each.dtype): described_call(each) for each in questions}
-        for row in rows:
-            if row.verdict not in ("bitwise", "unsupported"):
-                lines = explanation_of(row, calls[row.property_name, row.case, row.dtype])
-                typer.echo("\n" + "\n".join(lines))
 
 
 def _known_names(given: list[str] | None) -> list[str]:
@@ -434,7 +410,7 @@ def conventions(
     """
     from attncheck.asking.conventions import ask_all, most_exact_dtype
     from attncheck.results.writer import ResultsWriter
-    from attncheck.showing.probes import conventions_document, print_conventions
+    from attncheck.showing.probes import convention_lines, conventions_document
 
     limits = allowed.limits()
     chosen = _chosen(implementations, function, limits)
@@ -449,13 +425,7 @@ def conventions(
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):
         code = ExitCode.NOT_RUN
-    missing = chosen.missing
-    end(
-        code,
-        lambda: conventions_document(measured, code, missing),
-        lambda: print_conventions(measured),
-        as_json=as_json,
-    )
+    end(conventions_document(measured, code, chosen.missing), convention_lines(measured), as_json=as_json)
 
 
 @app.command(epilog=examples("attncheck accuracy my_kernel.py:attention", "attncheck accuracy numpy --dtype float32"))
@@ -493,12 +463,8 @@ def accuracy(
     ]
     code = ExitCode.DISAGREE if not all(each.holds_declared for each in found) else ExitCode.AGREE
     code = code if any(each.is_measured for each in found) else ExitCode.NOT_RUN
-    end(
-        code,
-        lambda: _accuracy_document(chosen.name, found, code),
-        lambda: typer.echo("\n".join(line for each in found for line in lines_of(each))),
-        as_json=as_json,
-    )
+    lines = (line for each in found for line in lines_of(each))
+    end(_accuracy_document(chosen.name, found, code), lines, as_json=as_json)
 
 
 def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
@@ -540,9 +506,9 @@ def protocol(
             if rule.wrong or rule.reason:
                 typer.echo(f"       {rule.wrong or rule.reason}")
     is_broken = any(rule.wrong for rule in rules)
-    speaks = "" if is_broken else f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}"
+    speaks = [] if is_broken else [f"It speaks the protocol. Judge its numbers: attncheck check -i {program!r}"]
     code = ExitCode.DISAGREE if is_broken else ExitCode.AGREE
-    end(code, lambda: _protocol_document(program, rules, code), lambda: echo(speaks), as_json=as_json)
+    end(_protocol_document(program, rules, code), speaks, as_json=as_json)
 
 
 def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:

@@ -12,7 +12,6 @@ from attncheck.cli.app import app, examples
 from attncheck.cli.completion import complete_implementation
 from attncheck.cli.output import (
     ReportPlace,
-    echo,
     end,
     frames_of,
     outcome_of,
@@ -101,7 +100,7 @@ def publish(
 
         path = write(frames, published)
         document = _document("publish", path, len(verdicts_of(frames)), None)
-        end(ExitCode.AGREE, lambda: document, lambda: echo(f"Published: {path}"), as_json=as_json, quiet=quiet)
+        end(document, [f"Published: {path}"], as_json=as_json, quiet=quiet)
     changes, compared, unpublished = drift(frames, published)
     new = f"{counted(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
     _Checked(
@@ -183,7 +182,7 @@ def survey(
         kept.update(found)
         path = write_survey(kept, output)
         document = _document("survey", path, number, None)
-        end(ExitCode.AGREE, lambda: document, lambda: echo(f"Survey: {path}"), as_json=as_json, quiet=quiet)
+        end(document, [f"Survey: {path}"], as_json=as_json, quiet=quiet)
     _Checked(
         "survey",
         output,
@@ -228,8 +227,7 @@ class _Checked(NamedTuple):
         told = [self.agreement, *self.notes]
         if self.rows:
             told = [self.heading, *(f"  {line}" for line in listed_changes(self.table, self.rows)), self.advice]
-        code = ExitCode.DISAGREE if self.rows else ExitCode.AGREE
-        end(code, lambda: document, lambda: echo(*told), as_json=as_json, quiet=quiet and not self.rows)
+        end(document, filter(None, told), as_json=as_json, quiet=quiet and not self.rows)
 
 
 def _document(
@@ -273,7 +271,7 @@ def diff(
     quiet: Quiet = False,
 ) -> None:
     """Compare two results. The exit code is 1 if something got worse, and 0 if nothing did."""
-    from attncheck.reports.difference import difference_document, make_difference, print_difference, write_difference
+    from attncheck.reports.difference import difference_document, difference_lines, make_difference, write_difference
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
     from attncheck.results.reader import find_runs, matched_runs, read_runs
@@ -283,11 +281,9 @@ def diff(
     difference = make_difference(frames[0], frames[1], (str(before), str(after)))
     path = write_difference(difference, output) if output else None
 
-    def show() -> None:
-        print_difference(difference, quiet=quiet, verbose=verbose)
-        echo(f"Difference: {path}" if path and not quiet else "")
-
-    end(difference.exit_code, lambda: difference_document(difference, frames[1]), show, as_json=as_json)
+    written = [f"Difference: {path}"] if path and not quiet else []
+    lines = [*difference_lines(difference, quiet=quiet, verbose=verbose), *written]
+    end(difference_document(difference, frames[1]), lines, as_json=as_json)
 
 
 @app.command(
@@ -333,7 +329,7 @@ def bisect(
     made something worse, and 3 if one could not be installed or run.
     """
     from attncheck.cli.releases import Release, ReleaseError, check, install
-    from attncheck.reports.difference import Bisection, bisection_document, print_bisection, read_frames
+    from attncheck.reports.difference import Bisection, bisection_document, bisection_lines, read_frames
 
     asked = split([versions])
     if len(asked) < 2:
@@ -359,7 +355,7 @@ def bisect(
         except ReleaseError as error:
             found.missed[version] = str(error)
     code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
-    end(code, lambda: bisection_document(found, code), lambda: print_bisection(found), as_json=as_json)
+    end(bisection_document(found, code), bisection_lines(found), as_json=as_json)
 
 
 def _distribution(implementation: str) -> str:

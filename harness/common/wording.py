@@ -48,6 +48,11 @@ def at_most(most: int, texts: Sequence[str], more: str = "and {:,} more") -> lis
     return [*texts[:most], *([more.format(len(texts) - most)] if len(texts) > most else [])]
 
 
+def at_stage(word: str, stage: str) -> str:
+    """Write a verdict with the stage at which it begins, if there is one."""
+    return f"{word} at {stage}" if stage else word
+
+
 def listed_or(names: Iterable[str]) -> str:
     """Write one, or one or two, or one, two or three; nothing for no name."""
     return listed(names, "or")

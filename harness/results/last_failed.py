@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import listed
+from attncheck.common.wording import at_stage, listed
 from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
 from attncheck.results.coverage import Stop
@@ -47,8 +47,7 @@ class FailedEvaluation:
         return self.case, self.dtype, self.implementation
 
     def __str__(self) -> str:
-        at = f" at {self.stage}" if self.stage else ""
-        return f"{self.implementation}: {self.case} [{self.dtype}]: {self.verdict}{at}"
+        return f"{self.implementation}: {self.case} [{self.dtype}]: {at_stage(self.verdict, self.stage)}"
 
 
 def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
@@ -304,5 +303,4 @@ def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def what_was_found(verdict: str, stage: str, message: str) -> str:
     """Describe in a few words what is wrong."""
-    where = f" at {stage}" if stage else ""
-    return f"{verdict}{where}{f': {message}' if message else ''}"
+    return f"{at_stage(verdict, stage)}{f': {message}' if message else ''}"

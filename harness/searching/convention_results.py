@@ -6,8 +6,7 @@ cases mean. That it means something else fails only if it declares otherwise. Wh
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +14,13 @@ from attncheck.asking.conventions import QUESTIONS, ConventionQuestion, Measured
 from attncheck.common.wording import slug
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import ImplementationSelection
-from attncheck.executors.base import ResultRecorder
-from attncheck.judging.xfail import ExpectedFailureRecord, blank_row
-from attncheck.reading.case import Case, case_record
+from attncheck.judging.xfail import blank_row
+from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
-from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
-from attncheck.run import Settings, environment_record, summarise
 from attncheck.searching.findings import write_case
+from attncheck.searching.results import ProbeResults
 from attncheck.spec.verdicts import Verdict
 
 
@@ -46,20 +43,14 @@ def write_conventions(
     Raises:
         OutputError: If the folder cannot be written.
     """
-    output, own = writer.directory, tuple(dict.fromkeys(dtypes.values()))
-    settings = Settings(output, dtypes=own, limits=limits, command=sys.orig_argv, keeps_results=False)
-    environment = environment_record(chosen, settings)
-    writer.write_json("environment.json", environment)
-    cases = {question.name: _case_of(question, output, own[0]) for question in QUESTIONS}
-    recorder = ResultRecorder(writer, ExpectedFailureRecord(()))
+    own = tuple(dict.fromkeys(dtypes.values()))
+    results = ProbeResults.begin(writer, chosen, own, limits)
+    cases = {question.name: _case_of(question, writer.directory, own[0]) for question in QUESTIONS}
     for name, answers in measured.items():
-        recorder.add_rows(_rows(name, answers, cases, dtypes[name]))
-        recorder.evaluations += len(answers)
-    writer.flush()
-    writer.write_cases(case_record(case, {}) for case in cases.values())
-    summary = summarise(chosen, recorder, recorder.failures, RequestedRun.of(environment, len(cases)))
-    names = [item.name for item in chosen.implementations]
-    writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
+        for answer in answers:
+            case = cases[answer.question.name]
+            results.add(case, [_row(answer, replace(blank_row(case, dtypes[name]), implementation=name))])
+    results.write()
 
 
 def _case_of(question: ConventionQuestion, folder: Path, dtype: str) -> Case:
@@ -71,20 +62,16 @@ def _case_of(question: ConventionQuestion, folder: Path, dtype: str) -> Case:
     )
 
 
-def _rows(name: str, answers: Sequence[MeasuredConvention], cases: Mapping[str, Case], dtype: str) -> Iterator[Row]:
-    for answer in answers:
-        question = answer.question
-        blank = replace(blank_row(cases[question.name], dtype), implementation=name, stage=question.stage)
-        if answer.kind in ("unsupported", "failed"):
-            verdict = Verdict.UNSUPPORTED if answer.kind == "unsupported" else Verdict.ERROR
-            yield replace(blank, stage="", verdict=verdict, message=answer.means)
-        elif answer.contradicts:
-            message = f"it declares: {answer.declared}; it means: {answer.means}"
-            yield replace(blank, verdict=Verdict.SEMANTIC, message=message)
-        elif not question.expected:
-            yield replace(blank, verdict=Verdict.UNVERIFIED, message=f"it means: {answer.means}")
-        elif answer.departs:
-            message = f"it means: {answer.means}; attncheck's cases mean: {question.expected}"
-            yield replace(blank, verdict=Verdict.SEMANTIC, message=message, xfail=True, reason=message)
-        else:
-            yield replace(blank, verdict=Verdict.AGREE, message=f"it means: {answer.means}")
+def _row(answer: MeasuredConvention, blank: Row) -> Row:
+    means, row = f"it means: {answer.means}", replace(blank, stage=answer.question.stage)
+    if answer.kind in ("unsupported", "failed"):
+        verdict = Verdict.UNSUPPORTED if answer.kind == "unsupported" else Verdict.ERROR
+        return replace(blank, verdict=verdict, message=answer.means)
+    if answer.contradicts:
+        return replace(row, verdict=Verdict.SEMANTIC, message=f"it declares: {answer.declared}; {means}")
+    if not answer.question.expected:
+        return replace(row, verdict=Verdict.UNVERIFIED, message=means)
+    if answer.departs:
+        message = f"{means}; attncheck's cases mean: {answer.question.expected}"
+        return replace(row, verdict=Verdict.SEMANTIC, message=message, xfail=True, reason=message)
+    return replace(row, verdict=Verdict.AGREE, message=means)

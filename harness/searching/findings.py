@@ -162,7 +162,7 @@ class Finding:
     ``file`` and ``script`` lie in the folder of the search; ``element`` says where it is worst. ``problem`` is the
     number of what was drawn. It ``has_nonfinite`` numbers where it takes NaN or infinity. One that ``needs_calls`` does
     not happen in a fresh process: so many other calls came before. ``times`` counts the problems that fail alike.
-    ``numbers`` are those of the element that is worst, as ``Answer.numbers`` has them.
+    ``numbers`` are those of the element that is worst, by ``FAILURE_NUMBERS``.
     """
 
     symptom: Symptom

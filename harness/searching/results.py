@@ -1,4 +1,4 @@
-"""The results of a search, which ``attncheck report`` reads like those of a check.
+"""The results of probes, which ``attncheck report`` and ``diff`` read like those of a check.
 
 Each problem of the last search is a case, and so is each finding that is on disk, whichever search found it. A problem
 that fails like a finding, or as a list of expected failures says, gets no rows: no file has it, so that no command
@@ -30,23 +30,58 @@ from attncheck.spec.verdicts import Verdict
 
 
 @dataclass
+class ProbeResults:
+    """Writes the answers of implementations to a probe, case by case; ``environment`` is written first."""
+
+    chosen: ImplementationSelection
+    environment: Mapping[str, Any]
+    recorder: ResultRecorder
+    _cases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def begin(
+        cls, writer: ResultsWriter, chosen: ImplementationSelection, dtypes: Sequence[str], limits: Limits
+    ) -> ProbeResults:
+        """Write environment.json to the folder of a writer. Raises ``OutputError``."""
+        settings = Settings(
+            writer.directory, dtypes=tuple(dtypes), limits=limits, command=sys.orig_argv, keeps_results=False
+        )
+        environment = environment_record(chosen, settings)
+        writer.write_json("environment.json", environment)
+        return cls(chosen, environment, ResultRecorder(writer, ExpectedFailureRecord(())))
+
+    def add(self, case: Case, rows: Sequence[Row]) -> None:
+        """Write the rows of one evaluation."""
+        self._cases[case.id] = case_record(case, {})
+        self.recorder.evaluations += 1
+        self.recorder.add_rows(rows)
+
+    def write(self, searched: Sequence[str] = ()) -> None:
+        """Write the cases and the summary. ``searched`` describes the problems that a search drew."""
+        writer, names = self.recorder.writer, [item.name for item in self.chosen.implementations]
+        picked = {"searched": list(searched)} if searched else {}
+        environment = {**self.environment, "asked": {**self.environment["asked"], **picked}}
+        writer.flush()
+        writer.write_cases(self._cases.values())
+        writer.write_json("environment.json", environment)
+        request = RequestedRun.of(environment, len(self._cases))
+        summary = summarise(self.chosen, self.recorder, self.recorder.failures, request)
+        writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
+
+
+@dataclass
 class SearchResults:
     """Writes the answers of one search.
 
     Attributes:
         folder: The folder of the search.
-        environment: The content of environment.json.
-        chosen: The implementation.
-        recorder: Writes rows, and counts what they say.
+        written: The answers.
         left_out: How many problems failed like a finding, or as was expected.
     """
 
     folder: SearchFolder
-    environment: Mapping[str, Any]
-    chosen: ImplementationSelection
-    recorder: ResultRecorder
+    written: ProbeResults
     left_out: int = 0
-    _records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _files: set[str] = field(default_factory=set)
 
     @classmethod
@@ -59,24 +94,19 @@ class SearchResults:
             OutputError: If it holds results of something else, or cannot be written.
         """
         chosen = ImplementationSelection((implementation,), by_name=(implementation.name,))
-        settings = Settings(
-            folder.path, dtypes=tuple(dtypes), limits=limits, command=sys.orig_argv, keeps_results=False
-        )
         writer = ResultsWriter(folder.path, is_search=True)
         folder.write()  # before anything else, so that whatever ends the search its folder is known by it
-        environment = environment_record(chosen, settings)
-        writer.write_json("environment.json", environment)
-        return cls(folder, environment, chosen, ResultRecorder(writer, ExpectedFailureRecord(())))
+        return cls(folder, ProbeResults.begin(writer, chosen, dtypes, limits))
 
     def add(self, answer: Answer) -> None:
         """Write the rows of a problem."""
-        self._add(answer.case, answer.rows)
+        self.written.add(answer.case, answer.rows)
 
     def add_finding(self, path: Path, answer: Answer) -> None:
         """Write the rows of the case in a file of the folder."""
         case = written_case(path)
         self._files.add(path.name)
-        self._add(case, [replace(row, case=case.id) for row in answer.rows])
+        self.written.add(case, [replace(row, case=case.id) for row in answer.rows])
 
     def _add_as_found(self, finding: Finding) -> None:
         """Write a row of a finding that was not asked again, or that fails only after other calls."""
@@ -91,12 +121,7 @@ class SearchResults:
             verdict=Verdict(finding.symptom.verdict),
             message=f"{finding.element} (as it was found)",
         )
-        self._add(case, [row])
-
-    def _add(self, case: Case, rows: Sequence[Row]) -> None:
-        self._records[case.id] = case_record(case, {})
-        self.recorder.evaluations += 1
-        self.recorder.add_rows(rows)
+        self.written.add(case, [row])
 
     def write(self, asked: int, seed: int, *, is_interrupted: bool) -> None:
         """Write the cases, and what the search came to, of so many problems of a seed."""
@@ -105,12 +130,5 @@ class SearchResults:
                 self._add_as_found(finding)
         left_out = f", of which {self.left_out:,} fail like a finding or as expected" if self.left_out else ""
         interrupted = "; the search was interrupted" if is_interrupted else ""
-        drawn = [f"{counted(asked, 'problem')} of seed {seed}{left_out}{interrupted}"]
-        environment = {**self.environment, "asked": {**self.environment["asked"], "searched": drawn}}
-        writer, names = self.recorder.writer, [item.name for item in self.chosen.implementations]
-        writer.flush()
-        writer.write_cases(self._records.values())
-        writer.write_json("environment.json", environment)
-        request = RequestedRun.of(environment, len(self._records))
-        summary = summarise(self.chosen, self.recorder, self.recorder.failures, request)
-        writer.write_json("summary.json", {**summary.record, "implementations": names, "faults": 0})
+        drawn = f"{counted(asked, 'problem')} of seed {seed}{left_out}{interrupted}"
+        self.written.write([drawn])

@@ -24,8 +24,10 @@ from attncheck.common.errors import CaseError
 from attncheck.common.wording import written_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.reading.case import Case
+from attncheck.reading.case import Case, case_record
 from attncheck.reading.problem import Problem
+from attncheck.reports.failures import failure_of_rows
+from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.searching.concrete import asked_of, concrete_case, count_elements, has_nonfinite, kind_of, read_concrete
 from attncheck.searching.findings import (
     Finding,
@@ -276,6 +278,7 @@ class Search:
         path = self.folder.path / file_name(symptom, problem, identity)
         write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
         self.results.add_finding(path, answer)
+        failure = failure_of_rows(answer.rows, case_record(answer.case, {}), diagnosis=answer.diagnosis)
         return Finding(
             symptom,
             kind_of(problem),
@@ -289,7 +292,7 @@ class Search:
             element_of(answer),
             path.name,
             has_nonfinite=has_nonfinite(problem),
-            numbers=answer.numbers,
+            numbers={each: getattr(failure, each, None) for each in FAILURE_NUMBERS},
         )
 
 

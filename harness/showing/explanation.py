@@ -16,10 +16,10 @@ from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reading.shapes import show
+from attncheck.reports.document_model import Table, Text
+from attncheck.reports.failures import failure_of_rows
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import Failure, opening
-from attncheck.reports.outcome import facts_of_case
-from attncheck.reports.sections import Table
 from attncheck.reports.terminal import Line, print_lines
 from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, StageRecord
 from attncheck.spec.verdicts import Verdict
@@ -29,35 +29,31 @@ _MAX_CALLS = 10
 
 
 def explanation_text(answer: Answer, tags: Mapping[str, TagEntry]) -> str:
-    """Return as plain text what ``print_explanation`` prints."""
+    """Return ``explanation_lines`` as plain text."""
     text = StringIO()
-    print_explanation(answer, tags, Console(file=text, width=120, highlight=False, markup=False))
+    print_lines(explanation_lines(answer, tags), Console(file=text, width=120, highlight=False, markup=False))
     return text.getvalue().rstrip()
 
 
-def print_explanation(answer: Answer, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
-    """Print what the case is, every stage with its errors, and where it goes wrong.
+def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
+    """Yield what the case is, every stage with its errors, and where it goes wrong.
 
     Before it, of a failure that a fresh process does not show, when it happens.
     """
-    print_lines(_explanation_lines(answer, tags), console)
-
-
-def _explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
     if answer.repeated is not None:
-        yield from ((line, "red") for line in (*_repetition(answer.repeated), ""))
+        yield from (Text(line, "red") for line in (*_repetition(answer.repeated), ""))
     case = answer.case
-    yield case.name, "bold"
+    yield Text(case.name, "bold")
     yield f"{case.file}:{case.line}, {case.operation}, {inputs_line(case)}"
-    yield from (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags)
+    yield from tag_lines(case, tags)
     yield ""
     padded = f", padded with {answer.padded}" if answer.padded else ""
     title = f"{answer.implementation} in {answer.dtype}, rounding model {answer.rounding_model}{padded}"
     if answer.failure:
-        yield f"{title}: {answer.failure}", "red"
+        yield Text(f"{title}: {answer.failure}", "red")
         yield from (f"Expected failure: {reason}" for reason in answer.expected_failures.values())
         return
-    yield title, "bold"
+    yield Text(title, "bold")
     yield _stages(answer)
     sampled = (
         f"{rows_judged(each.judged_rows, each.query_rows)}; they stand for all."
@@ -65,16 +61,21 @@ def _explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator
         if each.judged_rows is not None and each.query_rows is not None
     )
     yield from islice(sampled, 1)
-    yield (
+    yield Text(
         (
             "error/bound: 1 is the largest error that is possible. z: error relative to typical rounding noise. "
             "own step: error of this stage only, recomputed from the implementation's previous stage."
         ),
         "dim",
     )
-    yield from ((line, "dim") for line in _conditions(answer))
+    yield from (Text(line, "dim") for line in _conditions(answer))
     yield ""
-    yield from ((line, "red" if answer.begins_at else "") for line in _story(answer))
+    yield from (Text(line, "red" if answer.begins_at else "") for line in _story(answer))
+
+
+def tag_lines(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[str]:
+    """Yield what each tag of a case probes and catches, if it is known."""
+    return (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags if tag in tags)
 
 
 def _repetition(repeated: Repetition) -> Iterator[str]:
@@ -220,29 +221,13 @@ def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]
 
 def failure_of(answer: Answer, commands: Sequence[str]) -> Failure | None:
     """Return the failure of an answer; None where nothing is wrong, or where that was expected."""
-    unexpected = [stage for stage in answer.failing_stages if stage not in answer.expected_failures]
-    if not unexpected:
-        return None
-    judgement = answer.first_failing
-    return Failure(
-        implementation=answer.implementation,
-        environment="",
-        case=answer.case.id,
-        dtype=answer.dtype,
-        verdict=str(judgement.verdict if judgement else answer.failure.partition(":")[0]),
-        stage=answer.begins_at,
-        **answer.numbers,
-        message=answer.failure if judgement is None else judgement.message,
-        rows=len(unexpected),
-        next=list(commands),
-        **facts_of_case(case_record(answer.case, {})),
-    )
+    return failure_of_rows(answer.rows, case_record(answer.case, {}), commands, answer.diagnosis)
 
 
 def verdict_of(answer: Answer) -> str:
     """Return the verdict of the first stage that is wrong, or of the call; agree, or unverified, where nothing is."""
-    if answer.failure:
-        return answer.failure.partition(":")[0]
+    if answer.failed is not None:
+        return str(answer.failed.verdict)
     judgement = answer.first_failing
     if judgement is not None:
         return judgement.verdict.value

@@ -12,10 +12,10 @@ from attncheck.asking.conventions import MeasuredConvention
 from attncheck.common.errors import ExitCode
 from attncheck.common.wording import counted
 from attncheck.reading.case import Case
+from attncheck.reports.document_model import Table
 from attncheck.reports.json_documents import Failure, opening
 from attncheck.reports.outcome import first_of_each
-from attncheck.reports.sections import Table
-from attncheck.reports.terminal import print_lines
+from attncheck.reports.terminal import Line
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.showing.explanation import failure_of, given_line
 from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument, SearchDocument
@@ -29,20 +29,15 @@ Commands = Mapping[str, Sequence[str]]
 """Commands to run for each finding, by its file."""
 
 
-def print_search(search: Search, commands: Commands) -> None:
-    """Print how much was searched, and every finding with its case, its script and what to run."""
-    print_lines(search_lines(search, commands))
-
-
 def search_lines(search: Search, commands: Commands) -> Iterator[str]:
-    """Yield what is printed of a search."""
+    """Yield every finding with its case, its script and its commands, and last how much was searched."""
     for finding in search.folder.findings:
         yield from _finding_lines(finding, search.folder.path, commands[finding.file])
         yield ""
     for finding in search.fixed:
         yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
     for reason, count in search.known.most_common():
-        yield f"Known, in {count:,} problem{'' if count == 1 else 's'}: {reason}"
+        yield f"Known, in {counted(count, 'problem')}: {reason}"
     name, number = search.subject.implementation.name, len(search.folder.findings)
     findings = counted(number, "finding") if number else "no findings"
     refused = f", {search.refused:,} of them unsupported" if search.refused else ""
@@ -151,17 +146,19 @@ Conventions = Mapping[str, Sequence[MeasuredConvention]]
 """Answers of each implementation, by its name and dtype, in the order of the questions."""
 
 
-def print_conventions(measured: Conventions) -> None:
-    """Print a line for each question, and below what is declared wrongly, or has to be declared."""
+def convention_lines(measured: Conventions) -> Iterator[Line]:
+    """Yield a row for each question, and below what is declared wrongly, or has to be declared."""
     rows = []
     for answers in zip(*measured.values(), strict=True):
         question = answers[0].question
         expected = " or ".join(dict.fromkeys(answer.question.expected for answer in answers)) or "-"
         rows.append((f"{question.name}: {question.asks}", expected, *map(_meaning_cell, answers)))
-    table = Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
-    print_lines(
-        [table, *(f"{name}: {line}" for name, answers in measured.items() for line in _convention_notes(answers))]
-    )
+    yield Table("Conventions", ("convention", "attncheck's cases mean", *measured), rows)
+    yield from _notes_by_name(measured)
+
+
+def _notes_by_name(measured: Conventions) -> list[str]:
+    return [f"{name}: {line}" for name, answers in measured.items() for line in _convention_notes(answers)]
 
 
 def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
@@ -175,10 +172,7 @@ def conventions_document(measured: Conventions, code: ExitCode, missing: Sequenc
     return ConventionsDocument.derive(
         {"implementations": measured},
         **opening("conventions", code, ", ".join(f"{count:,} {what}" for what, count in counts.items())),
-        notes=[
-            *(f"{name} is not installed" for name in missing),
-            *(f"{name}: {line}" for name, each in measured.items() for line in _convention_notes(each)),
-        ],
+        notes=[*(f"{name} is not installed" for name in missing), *_notes_by_name(measured)],
     )
 
 

@@ -24,12 +24,13 @@ from attncheck.reading.case import Case, Expected, case_record
 from attncheck.reading.inputs import Inputs, inputs_in
 from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
+from attncheck.reports.document_model import Text as Block
 from attncheck.reports.documents import beside, element
 from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import opening
 from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row
-from attncheck.showing.explanation import inputs_line, of_case
+from attncheck.showing.explanation import inputs_line, of_case, tag_lines
 from attncheck.showing.json_schema import ArrayRecord, CaseDocument, NumberRecord
 from attncheck.spec.verdicts import Verdict
 
@@ -148,7 +149,7 @@ def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | No
     print_lines(_opening(shown.case, tags), console)
     inputs, stages = ([each for each in shown.drawings if each.is_input is kind] for kind in (True, False))
     for title, drawings in ((f"Inputs in {shown.dtype}", inputs), ("Exact stages", stages)):
-        print_lines(["", (f"{title}:", "bold")] if drawings else [], console)
+        print_lines(["", Block(f"{title}:", "bold")] if drawings else [], console)
         for panel in (panel for drawing in drawings for panel in drawing.panels):
             console.print()
             console.print(matrix_text(panel, width), soft_wrap=True)
@@ -164,15 +165,15 @@ def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | No
 def _opening(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
     source = case.source
     by = f", by {source.author}" if source.author else ""
-    yield case.name, "bold"
+    yield Block(case.name, "bold")
     yield f"{case.id} ({case.file}:{case.line})"
     yield f"from {source.title}{by}{f'; {source.section}' if source.section else ''}"
     yield from filter(None, [source.url])
     yield f"{case.operation}, {inputs_line(case)}"
-    yield from (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags if tag in tags)
+    yield from tag_lines(case, tags)
     yield from [f"Its numbers were computed in {case.computed_in}."] if case.computed_in else []
     yield from (*source.notes, *case.notes)
-    yield from ((f"warning: {line}", "yellow") for line in case.warnings)
+    yield from (Block(f"warning: {line}", "yellow") for line in case.warnings)
 
 
 def matrix_text(panel: panels.Panel, width: int) -> Text:

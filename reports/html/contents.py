@@ -26,9 +26,9 @@ from attncheck.common.errors import ResultsError
 from attncheck.common.wording import at_most, counted
 from attncheck.reports.cells import Cell, CellRow, State, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS
+from attncheck.reports.document_model import Block, Details, Figure, Key, Text, anchor_of
 from attncheck.reports.failure_patterns import WIDTHS, LengthMap, length_maps
 from attncheck.reports.frames import Column, Frames, by_key, expected_failures, failing, records, stage_order
-from attncheck.reports.sections import Block, Details, Figure, Key, Text, anchor_of
 from attncheck.results.format import SCRIPTS_FOLDER
 from attncheck.results.records import read_json
 from attncheck.spec.verdicts import Verdict

@@ -23,8 +23,23 @@ from attncheck.reading.shapes import show
 from attncheck.reports import panels
 from attncheck.reports.cells import FAILS_A_RUN, CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS, Misprint, misprints, number_counts_of
-from attncheck.reports.defects import address_of, commands_again
+from attncheck.reports.defects import address_of
+from attncheck.reports.document_model import (
+    Block,
+    Code,
+    Coloured,
+    Details,
+    Figure,
+    Inline,
+    Mark,
+    Section,
+    Table,
+    Text,
+    anchor_of,
+    more_in,
+)
 from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
+from attncheck.reports.failures import AGAIN, commands_again
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -37,19 +52,6 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.html import contents
 from attncheck.reports.html.contents import Evidence, drawn
-from attncheck.reports.sections import (
-    Block,
-    Code,
-    Coloured,
-    Details,
-    Figure,
-    Inline,
-    Mark,
-    Section,
-    Table,
-    Text,
-    anchor_of,
-)
 from attncheck.results.format import EXACT, bound_name
 
 Array = NDArray[Any]
@@ -95,7 +97,7 @@ def make_evidence(
             *_reason(rows_of_cell),
             *_worst(rows_of_cell, frames.cases[case]),
             *maps,
-            *_again(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, ("explain", "repro"))),
+            *_again(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, AGAIN)),
             *script,
         )
         key = (*column.key, case, dtype)
@@ -158,8 +160,7 @@ def _worst(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Bloc
     if named:
         yield Table("The worst element of each stage", _WORST, named, "lllrrrrl")
     if len(rows) > _MAX_ROWS:
-        files = (Mark("results.csv"), " and ", Mark("numbers.csv"))
-        yield Text((f"And {len(rows) - _MAX_ROWS} more stages or numbers, in ", *files, "."), "muted")
+        yield more_in(f"{len(rows) - _MAX_ROWS} more stages or numbers", "results.csv", "numbers.csv", kind="muted")
 
 
 def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inline, ...]:
@@ -216,8 +217,8 @@ def misprint_evidence(misprint: Misprint) -> Evidence:
         table = Table("What is printed, and what it should be", ("element", "printed", "should be"), rows, "lrr")
         blocks = (Text("The exact answer itself misses what is printed, so no implementation can hold it."), table)
     if len(misprint.numbers) > _MAX_PRINTED:
-        more = f"And {len(misprint.numbers) - _MAX_PRINTED} more, in "
-        blocks = (*blocks, Text((more, Mark("numbers.csv"), "."), "muted"))
+        more = f"{len(misprint.numbers) - _MAX_PRINTED} more"
+        blocks = (*blocks, more_in(more, "numbers.csv", kind="muted"))
     return Evidence(misprint.verdict, misprint.verdict, misprint.called, note, blocks)
 
 

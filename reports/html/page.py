@@ -20,6 +20,7 @@ from attncheck.reports import sections
 from attncheck.reports.cells import CellRow, State, cell_table, is_unsupported, states_of
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import defects
+from attncheck.reports.document_model import BREAK, Inline, Mark, Page, Section, Table, Text, anchor_of
 from attncheck.reports.frames import Frames, documents_of, expected_failures, failing, sampled_cases
 from attncheck.reports.html import contents, evidence
 from attncheck.reports.summary import exit_code_of, make_summary
@@ -44,7 +45,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     whole_table = cell_table(frames)
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     every = defects(frames)
-    detailed = _detailed(frames, table, {each.row["case"] for each in every[: budget.wrong]}, budget)
+    detailed = _detailed(frames, table, {each.first.case for each in every[: budget.wrong]}, budget)
     shown, evidence_left_out = evidence.make_evidence(frames, table, detailed, budget)
     failing_in = Counter(
         column
@@ -69,6 +70,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "counts": sections.by_implementation(frames),
         # that of most failing cases first, so that a narrow screen shows it
         "columns": sorted(frames.columns, key=lambda column: -failing_in[column]),
+        "verdicts_note": sections.VERDICTS_NOTE,
         "files": files,
         "cases": len(table),
         "dtypes": tuple(d for d in DTYPES if any(d in cells for row in table.values() for cells in row.values())),
@@ -83,7 +85,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         "are_alike": contents.are_alike,
         "symbols": contents.SYMBOLS,
         "dtypes_of": lambda row: " ".join(d for d in DTYPES if any(d in cells for cells in row.values())),
-        "anchor": sections.anchor_of,
+        "anchor": anchor_of,
         "cell_anchor": partial(contents.cell_anchor, frames),
         "detailed": detailed,
         "details": contents.case_details(frames, table, detailed, shown),
@@ -129,7 +131,7 @@ def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
     return _AGREE if all(each.is_whole for each in coverage(frames)) else _IN_PART
 
 
-Address = Callable[[sections.Mark], str]
+Address = Callable[[Mark], str]
 """The address that a mark leads to; empty where it leads nowhere."""
 
 
@@ -137,12 +139,12 @@ def _addresses(frames: Frames, linked: frozenset[str]) -> Address:
     """Lead marks of cases to what the page shows of them: of a case, or of it as an implementation computes it."""
     columns = {column.key: column for column in frames.columns}
 
-    def address_of(mark: sections.Mark) -> str:
+    def address_of(mark: Mark) -> str:
         case = mark.case or mark.text
         if mark.kind != "case" or case not in linked:
             return mark.address
         column = columns.get(mark.column)
-        return f"#{sections.anchor_of('case', case) if column is None else contents.cell_anchor(frames, case, column)}"
+        return f"#{anchor_of('case', case) if column is None else contents.cell_anchor(frames, case, column)}"
 
     return address_of
 
@@ -157,7 +159,7 @@ _NEAR = 0.1
 _PAIR = ["environment", "implementation", "other_environment", "other"]
 
 
-def pair_section(frames: Frames) -> sections.Section | None:
+def pair_section(frames: Frames) -> Section | None:
     """Return implementations against implementations, of those that were compared with any; None where no two were."""
     pairs = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if pairs.empty:
@@ -172,11 +174,11 @@ def pair_section(frames: Frames) -> sections.Section | None:
     rows = [
         (title, *(cells.get((*one, *other), "") for other in keys)) for title, one in zip(titles, keys, strict=True)
     ]
-    table = sections.Table("Disagreements of every two implementations", ["", *titles], rows)
-    return sections.Section("Pair by pair", "pairs", [sections.Text(_PAIRS_EXPLAINED), table])
+    table = Table("Disagreements of every two implementations", ["", *titles], rows)
+    return Section("Pair by pair", "pairs", [Text(_PAIRS_EXPLAINED), table])
 
 
-def _cells(pairs: pd.DataFrame) -> dict[Any, sections.Inline]:
+def _cells(pairs: pd.DataFrame) -> dict[Any, Inline]:
     is_bad, is_expected = (pairs.index.isin(rows.index) for rows in (failing(pairs), expected_failures(pairs)))
     marked = pairs[[*_PAIR, "case", "ratio"]].assign(bad=is_bad, expected=is_expected)
     of_two = marked.groupby(_PAIR)
@@ -187,15 +189,15 @@ def _cells(pairs: pd.DataFrame) -> dict[Any, sections.Inline]:
     return {key: _cell(*row) for key, *row in counts.join(worst).itertuples()}
 
 
-def _cell(disagree: int, expected: int, compared: int, case: str, ratio: float) -> sections.Inline:
+def _cell(disagree: int, expected: int, compared: int, case: str, ratio: float) -> Inline:
     near = "near" if ratio > _NEAR else State.AGREE.value
     kind = State.FAILING.value if disagree else State.XFAIL.value if expected else near
     also = f", {expected:,} expected" if expected else ""
     size = "told by no number" if math.isnan(ratio) else f"{ratio:.2g} of the allowed"
     return (
-        sections.Mark(f"{disagree:,} of {compared:,}{also}", kind),
-        sections.BREAK,
-        sections.Mark(size, "case", case=case),
+        Mark(f"{disagree:,} of {compared:,}{also}", kind),
+        BREAK,
+        Mark(size, "case", case=case),
     )
 
 
@@ -234,7 +236,7 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
     return (_without_forbidden(piece) for piece in stream)
 
 
-def render_page(page: sections.Page, style: str) -> str:
+def render_page(page: Page, style: str) -> str:
     """Return a page of sections alone, with rules of style beside those of the report. It asks for nothing."""
     text = (
         contents.environment()

@@ -22,7 +22,8 @@ from attncheck.common.errors import UsageError
 from attncheck.common.processors import ISA, available_processors, limit_to_isa
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.reports.difference import Bisection, print_bisection, read_frames
+from attncheck.reports.difference import Bisection, bisection_lines, read_frames
+from attncheck.reports.terminal import print_lines
 
 ASKED = """
 import os
@@ -149,7 +150,7 @@ def test_it_says_which_release_changed_which_verdict(bisected: Invoke, capfd: py
     read = Bisection("toy-attention")
     for version in ("1.0", "1.1"):
         read.add(version, read_frames(Path("results/bisect") / version))
-    print_bisection(read)
+    print_lines(bisection_lines(read))
     text = capfd.readouterr().out
     assert "toy-attention 1.1 changed, against 1.0:" in text
     assert "small/causal" in text

@@ -19,6 +19,7 @@ from rich.console import Console
 from attncheck.common.errors import OutputError, UsageError
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
+from attncheck.reports.document_model import Coloured, Details, Figure, Mark, OnPage, Table, Text, plain_text
 from attncheck.reports.documents import Computation, documents, expectation_parts
 from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps, lengths_of
 from attncheck.reports.frames import Frames
@@ -37,8 +38,6 @@ from attncheck.reports.panels import (
     shades,
     short_number,
 )
-from attncheck.reports.sections import Coloured, Details, Figure, Mark, OnPage, Table, Text
-from attncheck.reports.terminal import plain_text
 from attncheck.showing.heatmaps import Picture, heatmaps
 from attncheck.showing.show import image_format, matrix_text, print_case, save_case, work_out
 

@@ -48,13 +48,15 @@ from attncheck.reports.ci import (
     render_ci_summary,
     render_sarif,
 )
-from attncheck.reports.defects import commands_again, first_commands
+from attncheck.reports.defects import first_commands
+from attncheck.reports.failures import commands_again, failures
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
 from attncheck.reports.json_documents import document_text
 from attncheck.reports.markdown import section_lines, verdict_section
-from attncheck.reports.outcome import failures_of, outcome_document
-from attncheck.reports.terminal import print_summary
+from attncheck.reports.outcome import outcome_document
+from attncheck.reports.short_form import summary_lines
+from attncheck.reports.terminal import print_lines
 from attncheck.reports.write import harmless, render_junit, write_junit, write_report, xml_text
 from attncheck.results.format import Row
 from attncheck.results.writer import write_property_rows
@@ -172,7 +174,7 @@ def formats_of(frames: Frames) -> dict[str, str]:
     """Return what each format of text has of results."""
     terminal = io.StringIO()
     with redirect_stdout(terminal):
-        print_summary(frames, Path("report.md"), quiet=False)
+        print_lines(summary_lines(frames, Path("report.md"), quiet=False))
     return {
         "terminal": terminal.getvalue(),
         "markdown": markdown.render_markdown(frames),
@@ -248,7 +250,7 @@ def written(hostile_frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixtur
     append_summary(render_ci_summary(hostile_frames, Path("report.md")), folder / "summary.md")
     lines = annotation_lines(hostile_frames, Path("report.md"))
     (folder / "stdout.txt").write_text("\n".join(lines), encoding="utf-8")
-    print_summary(hostile_frames, Path("report.md"), quiet=False)
+    print_lines(summary_lines(hostile_frames, Path("report.md"), quiet=False))
     (folder / "terminal.txt").write_text(capsys.readouterr().out, encoding="utf-8")
     return folder
 
@@ -438,7 +440,7 @@ def test_a_failure_in_json_has_the_numbers_of_the_stage_where_it_begins(hand: An
             output | {"dtype": "float32", "index": "9"},
         ]
     )
-    second, first = failures_of(frames)
+    second, first = failures(frames)
     assert (first.dtype, first.stage, first.element) == ("float64", "weights", [0, 1, 2])
     assert (first.against, first.ratio) == ("exact", 3.0)
     assert (second.dtype, second.element, second.ratio, second.diagnosis) == ("float32", [0, 1, 2], 7.0, "corner")
@@ -540,7 +542,7 @@ def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand:
     with own_code_here():
         result = check(lambda query, key, value: 2 * value, cases=[BUNDLED], dtypes=["float64"])
     (row,) = records(result.frames.results)
-    assert (commands_again(result.frames, row), first_commands(result.frames)) == ((), [])
+    assert (commands_again(result.frames, row, ("explain",)), first_commands(result.frames)) == ((), [])
     page = render_html(result.frames)
     assert "handed over as an object" in page
     assert "attncheck explain" not in page
@@ -582,5 +584,5 @@ def test_what_is_wrong_is_one_line_also_when_it_is_long_and_where_all_agree_noth
             ],
         ),
     ):
-        print_summary(hand.frames(rows), Path("here/report.html"), quiet=True)
+        print_lines(summary_lines(hand.frames(rows), Path("here/report.html"), quiet=True))
         assert capsys.readouterr().out.splitlines() == lines

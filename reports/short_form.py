@@ -1,0 +1,136 @@
+"""The lines of a report's short form, and of the outcome of properties."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attncheck.common.wording import at_most, counted
+from attncheck.reports.coverage import picked, unjudged
+from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
+from attncheck.reports.document_model import Text
+from attncheck.reports.failure_patterns import in_common_lines
+from attncheck.reports.frames import Frames
+from attncheck.reports.properties import broken_properties, command_for, facts_of, failing_first, sentence_of
+from attncheck.reports.sections import implementations, properties_of
+from attncheck.reports.summary import make_summary
+from attncheck.reports.terminal import Line
+from attncheck.results.format import Row
+from attncheck.spec import PROPERTIES
+from attncheck.spec.verdicts import PropertyOutcome
+
+_MAX_LISTED = 3
+"""Defects that are shown, each in its simplest case."""
+_MAX_PROPERTIES = 20
+_LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
+
+
+def summary_lines(
+    frames: Frames, path: Path, *, quiet: bool, announced: Collection[str] = (), ending: str = "Report"
+) -> Iterator[Line]:
+    """Yield the answer, a count of verdicts per implementation, what is wrong, and where the report is.
+
+    Where an implementation is wrong, that is said first and shortly; what else was judged is in the report. Quiet,
+    yield only what is wrong. Notes that were ``announced`` already are not repeated.
+    """
+    yield from _answer_lines(frames, announced, quiet=quiet)
+    yield from _wrong_lines(frames)
+    if not quiet:
+        yield from (f"Why: {command}" for command in first_commands(frames))
+        yield f"{ending}: {path}"
+
+
+def _wrong_lines(frames: Frames) -> Iterator[Line]:
+    """Yield properties that do not hold, and the first defects, each in its simplest case."""
+    yield from _broken_lines(broken_properties(frames) if frames.properties else ())
+    shown = _shown(frames)
+    for defect in shown:
+        # On one line, also because a CI system takes a line that begins with :: for a command.
+        first, *rest = (_LINE_BREAK.sub(" ", line) for line in _lines(frames, defect))
+        yield Text(first, "red")
+        yield from rest
+    if unsaid := len(defects(frames)) - len(shown):
+        yield f"and {counted(unsaid, 'more defect')}"
+
+
+def _broken_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
+    """Yield rows of properties that do not hold, each with the command that explains it."""
+    for row, command in broken[:_MAX_PROPERTIES]:
+        text = f"{row.implementation}  {row.property_name}  {row.case}  {row.dtype}: {row.message}"
+        yield Text(_LINE_BREAK.sub(" ", text), "red")
+        yield from [f"  {command}"] if command else []
+
+
+def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) -> Iterator[Line]:
+    """Yield who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
+    answer, found = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
+    if quiet:
+        yield from (Text(f"too little was judged: {line}", "red") for line in unjudged(frames))
+    texts = {column: text for column in found if (text := cause_line(defects_of(frames, column)))}
+    first = answer.word
+    is_of_one = len(found) == 1 and first.startswith(found[0].implementation)
+    if texts and is_of_one and ";" not in first and ". " not in first:
+        first = f"{first}: {next(iter(texts.values()))}"
+        texts = {}
+    opening = first if quiet or first != answer.word else answer.first_line.removesuffix(".")
+    said = [f"{opening}."] if not quiet or first != answer.word else []
+    said += [f"{frames.title(column, with_version=False)}: {text}." for column, text in texts.items()]
+    said += [*declaration_lines(frames), *(f"{line}." for line in in_common_lines(frames))]
+    yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in said)
+    if not quiet:
+        yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []
+        yield from (*answer.warnings, *picked(frames)) if found else answer.sentences
+        yield from (f"{note}." for note in frames.notes if note not in announced)
+        yield implementations(frames)
+
+
+def _shown(frames: Frames) -> list[Defect]:
+    """Return the first defects of implementations, and the first things that documents or lists have wrong."""
+    found = defects(frames)
+    of_calls = [each for each in found if each.is_shown_by_calls][:_MAX_LISTED]
+    return of_calls + [each for each in found if not each.is_shown_by_calls][:_MAX_LISTED]
+
+
+def _lines(frames: Frames, defect: Defect) -> list[str]:
+    """Return where a defect shows, and how in the simplest case."""
+    first, dtypes = defect.first, f" [{', '.join(defect.dtypes)}]" if defect.first.dtype else ""
+    which = f"{first.case}{dtypes}"
+    if defect.others:
+        which = f"{len(defect.cases):,} cases{dtypes}, the first {first.case},"
+    line = f"{defect.name}: {which} {frames.named(first.implementation, first.environment)}".rstrip()
+    is_told_apart = first.stage and defect.is_shown_by_calls
+    return [line, f"  {defect.how_wrong}"] if is_told_apart else [f"{line}: {first.message}"]
+
+
+def property_lines(
+    rows: Sequence[Row], again: Mapping[str, Sequence[str]], explained: Iterable[tuple[Row, str]] = (), *, quiet: bool
+) -> Iterator[Line]:
+    """Yield implementation by property, below it what fails with its command, and what is to be ``explained``."""
+    if not quiet:
+        yield from (Text(sentence_of(rows), "bold"), properties_of(rows, shortly=True))
+    failing = failing_first(rows)
+    yield from _broken_lines([(row, command_for(row, again)) for row in failing])
+    yield from [f"and {len(failing) - _MAX_PROPERTIES} more"] if len(failing) > _MAX_PROPERTIES else []
+    yield from [] if quiet else _not_run(rows)
+    for row, call in explained:
+        yield from ("", *explanation_of(row, call))
+
+
+def _not_run(rows: Sequence[Row]) -> list[str]:
+    """Say what could not be asked, each reason once."""
+    open_ = (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)
+    left = [row for row in rows if row.verdict in open_]
+    lines = dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in left)
+    return at_most(_MAX_PROPERTIES, list(lines))
+
+
+def explanation_of(row: Row, call: str) -> list[str]:
+    """Tell a row's story: what the calls were, which element, the two numbers, the exact one, and the bounds."""
+    claim = f", and claims {row.claim}" if row.claim else ""
+    facts = {"what must hold": PROPERTIES[row.property_name].says, "the call": call} | facts_of(row)
+    return [
+        f"{row.implementation}, {row.property_name}, {row.case} in {row.dtype}: {row.verdict}{claim}",
+        *(f"  {name:<21} {text}" for name, text in facts.items()),
+        f"  {row.message}",
+    ]
