@@ -132,7 +132,7 @@ class Judge:
     @cached_property
     def truth(self) -> Truth:
         """The exact answer."""
-        return truth_of_case(self.case, self.dtype, self.inputs, self.results)
+        return truth_of_case(self.case, self.inputs, self.results)
 
     def note(self, counts: Counts, name: str, computed: Computed, call: Call, classes: Mapping[str, str]) -> None:
         """Take note of what a kernel returned."""

@@ -232,9 +232,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "stage_nan_swallowed",
-        "harness/judging/judge_stages.py",
-        "        odd |= is_prescribed(exact)",
-        "        odd |= False",
+        "harness/judging/stage_bounds.py",
+        "            odd |= self.prescribed & ~(",
+        "            odd |= False & ~(",
         "a finite number passes where NaN is the exact answer",
         "harness/judging/test_undefined.py harness/judging/test_judge.py",
     ),

@@ -75,8 +75,8 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def one_round(case: Case, inputs: Inputs, kernel: Callable[[], NDArray[Any]]) -> Round:
     """Time the kernel, what is true, how far off it may be, and all of judging."""
     kernel_seconds, output = timed(kernel)
-    oracle, truth = timed(lambda: truth_of_case(case, _DTYPE, inputs, _RETURNED))
-    bounds, _ = timed(lambda: truth.bounds(_CLASS))
+    oracle, truth = timed(lambda: truth_of_case(case, inputs, _RETURNED))
+    bounds, _ = timed(lambda: truth.bounds.of(_CLASS))
     outcomes, classes = {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS}
     judging, judged = timed(lambda: judge(case, _DTYPE, inputs, outcomes, classes))
     if judged.disagrees:
@@ -112,7 +112,7 @@ def times_table(rounds: Sequence[Round]) -> list[str]:
 def limits_table(case: Case, inputs: Inputs) -> list[str]:
     """Say what takes the time of oracle and bounds."""
     profile = cProfile.Profile()
-    profile.runcall(lambda: truth_of_case(case, _DTYPE, inputs, _RETURNED).bounds(_CLASS))
+    profile.runcall(lambda: truth_of_case(case, inputs, _RETURNED).bounds.of(_CLASS))
     entries = pstats.Stats(profile).stats  # type: ignore[attr-defined] # it is there, and without types
     total = sum(own for _, _, own, _, _ in entries.values())
     largest = sorted(entries.items(), key=lambda entry: -entry[1][2])[:8]
@@ -143,8 +143,8 @@ def memory_above(what: str) -> dict[str, int]:
     def work() -> object:
         if what == "judging in all":
             return judge(case, _DTYPE, inputs, {"torch.sdpa": Computed({"output": output})}, {"torch.sdpa": _CLASS})
-        truth: Truth = truth_of_case(case, _DTYPE, inputs, _RETURNED)
-        return truth.bounds(_CLASS)
+        truth: Truth = truth_of_case(case, inputs, _RETURNED)
+        return truth.bounds.of(_CLASS)
 
     process, done, seen = psutil.Process(), threading.Event(), [0]
     before = process.memory_info().rss

@@ -338,7 +338,7 @@ def evidence(patterns: Sequence[str]) -> dict[tuple[str, ...], dict[Any, Evidenc
             given = {**call.inputs, **call.options}
             if "empty_rows" in given or TAKEN.lacking(given):
                 continue
-            truth = truth_of_case(case, dtype, inputs, ["output"])
+            truth = truth_of_case(case, inputs, ["output"])
             for faults, cases in found.items():
                 with np.errstate(all="ignore"):
                     stages = {"output": attention(*faults)(**given)}

@@ -88,11 +88,8 @@ class Judge:
 
     def rows_of(self, unit: Unit, drawn: DrawnProblem, outcomes: Mapping[str, Outcome]) -> list[Row]:
         """Judge every implementation's stages in one unit; the truth is worked out once."""
-        truth = find_truth(
-            Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype)),
-            unit.dtype,
-            supports_statistics=drawn.supports_statistics,
-        )
+        stored = Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype), unit.dtype)
+        truth = find_truth(replace(stored, supports_statistics=drawn.supports_statistics))
         found = [
             row
             for name, outcome in sorted(outcomes.items())

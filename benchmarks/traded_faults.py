@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("results/traded"))
     options = parser.parse_args(arguments)
-    drawn = [(each, find_truth(each, "float16", supports_statistics=is_noise)) for each, is_noise in problems()]
+    drawn = [
+        (each, find_truth(replace(each, dtype="float16", supports_statistics=is_noise)))
+        for each, is_noise in problems()
+    ]
     finders = ("attncheck", *TOLERANCES)
     counts = {finder: {"faults": 0, "right kernels": 0} for finder in finders}
     missed, asked = [], 0

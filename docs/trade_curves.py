@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,12 +91,12 @@ class Point(NamedTuple):
 def errors(setting: Setting, of: Mapping[str, Callable[..., Any]]) -> dict[str, Point]:
     """Return a point for each class in one setting."""
     problem = drawn(setting)
-    truth = find_truth(problem, "float16", supports_statistics=True, whole=True, returned=("output",))
+    truth = find_truth(replace(problem, dtype="float16", supports_statistics=True), whole=True, returned=("output",))
     exact = truth.exact["output"].high
     found = {}
     for words, name in CLASSES.items():
         output, _ = of[name](**problem.inputs)
-        bound = truth.bounds(name)["output"]
+        bound = truth.bounds.of(name)["output"]
         arrays = (output.astype(np.float64) - exact, bound.sigma, bound.max_error)
         found[words] = Point(*(float(np.sqrt(np.mean(each**2) / np.mean(exact**2))) for each in arrays))
     return found

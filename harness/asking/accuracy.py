@@ -160,7 +160,7 @@ def _judged(
             outcome = engine.compute(implementation, question)
             if not isinstance(outcome, Computed):
                 continue
-            truth = truth_for(implementation, case, dtype, question.inputs, outcome.stages, store)
+            truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
             own = known_conventions(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:

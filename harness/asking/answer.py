@@ -175,7 +175,7 @@ def judge_outcome(
         rows = marks.mark([failure_row(blank, implementation.name, outcome)])
         return Answer(*whose, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
-    truth = truth_for(implementation, case, dtype, question.inputs, outcome.stages, store)
+    truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
     known = known_conventions(implementation, outcome, expected_failures, question)
     judged = with_faults(
         judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known), outcome.faults

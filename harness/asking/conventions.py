@@ -509,8 +509,7 @@ def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
     """Return the exact answer of what a call may mean."""
     problem = meaning.problem
     assert problem is not None, "a constant has no problem"
-    stored = replace(problem, inputs=_stored(problem.inputs, dtype))
-    return find_truth(stored, dtype, supports_statistics=False, whole=True)
+    return find_truth(replace(problem, inputs=_stored(problem.inputs, dtype), dtype=dtype), whole=True)
 
 
 def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:

@@ -23,13 +23,12 @@ from attncheck.spec import DECLARABLE
 def truth_for(
     implementation: Implementation,
     case: Case,
-    dtype: str,
     inputs: Inputs,
     returned: Collection[str] | None = None,
     store: Store = NO_STORE,
 ) -> Truth:
     """Return the exact answer of a case as an implementation reads it, of the stages that it ``returned``."""
-    return truth_as_declared(truth_of_case(case, dtype, inputs, returned, store), implementation.reads_calls_as)
+    return truth_as_declared(truth_of_case(case, inputs, returned, store), implementation.reads_calls_as)
 
 
 def truth_as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:

@@ -303,7 +303,7 @@ class _Searches:
         from attncheck.judging.xfail import blank_row
 
         (name, _, dtype), judge = each.key, self.judge
-        truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), returned.stages, judge.store)
+        truth = truth_of_case(each.case, self.plan.inputs(each.unit), returned.stages, judge.store)
         return examine(
             replace(blank_row(each.case, dtype), implementation=name),
             each.case,
@@ -399,7 +399,7 @@ class _Searches:
         if each.returned is None or not each.is_whole or self._is_large(each):
             return None
         stages, failing = each.returned.stages, {row.stage for row in each.rows}
-        truth = truth_of_case(each.case, dtype, self.plan.inputs(each.unit), stages, self.judge.store)
+        truth = truth_of_case(each.case, self.plan.inputs(each.unit), stages, self.judge.store)
         truth = truth_as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
         if not failing <= truth.exact.keys():
             return None

@@ -567,16 +567,16 @@ class FailingCase:
 
     def _approximate(self, problem: Problem) -> Truth:
         """Return a truth whose exact answer is the one in float64; none where numbers of the problem are not finite."""
-        judged = judged_problem(problem, whole=True)
+        judged = judged_problem(replace(problem, dtype=self.dtype, supports_statistics=False), whole=True)
         rough = approximate_stages(judged.canonical)
         if self.failing.keys() - rough.keys():
-            return truth_of_stages(judged, ExactStages(judged.canonical), self.dtype, supports_statistics=False)
+            return truth_of_stages(judged, ExactStages(judged.canonical))
         values = {stage: _enclosed(array.astype(np.float64)) for stage, array in rough.items()}
         bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype).of(self.rounding_model)
         share = 2 * FORMATS["float64"].unit_roundoff / FORMATS[self.dtype].unit_roundoff
         exact = {stage: _with_radius(found, bounds[stage].max_error, share) for stage, found in values.items()}
         stages = ExactStages(judged.canonical, exact)
-        truth = truth_of_stages(judged, stages, self.dtype, supports_statistics=False)
+        truth = truth_of_stages(judged, stages)
         truth = replace(truth, bounds=truth.bounds.with_known(self.rounding_model, bounds))
         return truth.for_returned({**self.failing, **self.right})
 

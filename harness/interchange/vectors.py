@@ -158,7 +158,7 @@ def export_vectors(
             case, inputs = plan.case(unit), plan.inputs(unit)
             problem = problem_of(case, inputs).as_call()
             stages = result_stages(problem.operation, problem.options, problem.inputs)
-            truth = truth_of_case(case, unit.dtype, inputs, stages, store)
+            truth = truth_of_case(case, inputs, stages, store)
             if reason := lacks(truth, stages):
                 left_out[reason] = left_out.get(reason, 0) + 1
                 continue

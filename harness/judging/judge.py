@@ -79,7 +79,7 @@ def judge(
     """
     if diagnosis is None and (conventions or expected_failures):
         raise TypeError("only a diagnosis reads what is declared, and names what fails")
-    truth = truth_of_case(case, dtype, inputs, returned_stages(outcomes), store)
+    truth = truth_of_case(case, inputs, returned_stages(outcomes), store)
     blank = blank_row(case, dtype)
     rows: list[Row] = []
     computed: dict[str, Stages] = {}

@@ -148,7 +148,7 @@ class Reference:
             truth, inputs = self.truth, self.inputs
             if computed_in != truth.bounds.dtype:
                 inputs = inputs_in(self.case, computed_in)
-                truth = truth_of_case(self.case, computed_in, inputs, store=truth.store)
+                truth = truth_of_case(self.case, inputs, store=truth.store)
             self._documents[computed_in] = truth, inputs
         truth, inputs = self._documents[computed_in]
         value = np.full(expected.shape, np.nan)

@@ -99,61 +99,51 @@ class Truth:
 
 
 def find_truth(
-    problem: Problem,
-    dtype: str,
-    *,
-    supports_statistics: bool,
-    whole: bool = False,
-    returned: Collection[str] | None = None,
-    store: Store = NO_STORE,
+    problem: Problem, *, whole: bool = False, returned: Collection[str] | None = None, store: Store = NO_STORE
 ) -> Truth:
-    """Evaluate the oracle for one computation; on large shapes for some query rows, unless it has to be ``whole``.
+    """Evaluate the oracle for one problem, and prepare its bounds in the problem's dtype.
 
-    ``returned`` are the stages that anybody returned: on large shapes no others are evaluated, where that saves the
-    score matrix, and none at all where nobody returned any, as in a dtype that none declares; by default all are.
+    Args:
+        problem: The problem, with its dtype.
+        whole: Whether all query rows are judged; on large shapes, some are by default.
+        returned: The stages that any implementation returned, None for all. On large shapes no other stage is
+            evaluated if that saves the score matrix. Without any, none is evaluated.
+        store: Keeps exact stages from one run to the next.
     """
     judged, outside = judged_problem(problem, whole=whole), ""
     try:
         stages = evaluate(judged.canonical, judged.query_rows, returned, store)
     except (OutsideDomain, PrecisionExhausted) as error:
         judged, stages, outside = replace(judged, query_rows=None), ExactStages(judged.canonical), str(error)
-    return truth_of_stages(judged, stages, dtype, supports_statistics=supports_statistics, outside=outside, store=store)
+    return truth_of_stages(judged, stages, outside=outside, store=store)
 
 
-def truth_of_stages(
-    judged: JudgedProblem,
-    stages: ExactStages,
-    dtype: str,
-    *,
-    supports_statistics: bool,
-    outside: str = "",
-    store: Store = NO_STORE,
-) -> Truth:
+def truth_of_stages(judged: JudgedProblem, stages: ExactStages, *, outside: str = "", store: Store = NO_STORE) -> Truth:
     """Return the truth of a problem of which the exact stages are known."""
     undefined = Undefined(elements=judged.undefined_elements) if outside else find_undefined(judged)
-    bounds = StageBounds(stages, dtype, undefined.uniform_rows)
+    assert judged.called.dtype, "error bounds need a dtype"
+    bounds = StageBounds(stages, judged.called.dtype, undefined.uniform_rows)
     # Masking rounds once, when it adds the bias: no sum for statistics to speak of.
-    has_statistics = supports_statistics and judged.canonical.operation != "masking"
+    has_statistics = judged.called.supports_statistics and judged.canonical.operation != "masking"
     return Truth(judged, stages, bounds, undefined, has_statistics, outside, store)
 
 
 def truth_of_case(
-    case: Case, dtype: str, inputs: Inputs, returned: Collection[str] | None = None, store: Store = NO_STORE
+    case: Case, inputs: Inputs, returned: Collection[str] | None = None, store: Store = NO_STORE
 ) -> Truth:
-    """Evaluate the oracle for a case in a dtype: whole where numbers are expected, each of which is judged.
+    """Evaluate the oracle for a case on its inputs in a dtype: whole if numbers are expected, each of which is judged.
 
     ``returned`` are the stages that anybody returned; by default those that the case asks for.
     """
     stages = case.judged_stages if returned is None else returned
     if stages is not None:
         stages = {*stages, *(expected.of for expected in case.expected)}
-    problem, whole, has_statistics = problem_of(case, inputs), bool(case.expected), case.supports_statistics
-    return find_truth(problem, dtype, supports_statistics=has_statistics, whole=whole, returned=stages, store=store)
+    return find_truth(problem_of(case, inputs), whole=bool(case.expected), returned=stages, store=store)
 
 
 def truth_of_reading(own: Truth, problem: Problem) -> Truth:
     """Return the exact answer of a case that is read as another problem, on the rows that are judged of the case."""
     whole, returned = own.judged.query_rows is None, own.exact if own.stages.inner else None
-    dtype, has_statistics, store = own.bounds.dtype, own.supports_statistics, own.store
-    truth = find_truth(problem, dtype, supports_statistics=has_statistics, whole=whole, returned=returned, store=store)
+    read = replace(problem, dtype=own.bounds.dtype, supports_statistics=own.supports_statistics)
+    truth = find_truth(read, whole=whole, returned=returned, store=own.store)
     return truth.with_wide_statistics if own.bounds.has_wide_statistics else truth

@@ -197,7 +197,7 @@ class _Question:
         if truth is None:
             from attncheck.judging.truth import truth_of_case
 
-            truth = truth_of_case(self.case, self.dtype, self.inputs, returned_stages(self.outcomes), judge.store)
+            truth = truth_of_case(self.case, self.inputs, returned_stages(self.outcomes), judge.store)
         # Of several, who reads the case as it is meant is drawn beside the exact answer.
         if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
             truth = judge.diagnosis.truth_as_declared(truth, next(iter(self.conventions.values())))

@@ -98,8 +98,7 @@ class UnitScorer:
     @cached_property
     def truth(self) -> Truth:
         """The exact answer."""
-        problem = problem_of(self.unit.case, self.inputs)
-        return find_truth(problem, problem.dtype, supports_statistics=problem.supports_statistics, whole=True)
+        return find_truth(problem_of(self.unit.case, self.inputs), whole=True)
 
     def findings(self, subject: Subject) -> Findings | None:
         """Return what is found of a subject.

@@ -119,7 +119,7 @@ def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, ex
         check_said(case)
     extra = None if is_softmax else extra_stage(case)
     stages = ["weights"] if is_softmax else ["output", *([extra] if extra else [])]
-    truth = truth_of_case(case, dtype, inputs, stages, store)
+    truth = truth_of_case(case, inputs, stages, store)
     if reason := lacks(truth, stages):
         raise NotACase(reason)
     outputs = {stage: rounded(truth.exact[stage], dtype) for stage in stages}

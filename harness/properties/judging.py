@@ -56,7 +56,7 @@ class Truths:
     def of(self, problem: Problem) -> Truth:
         """Return the truth of a problem: of the same object, always the same."""
         if id(problem) not in self._found:
-            truth = find_truth(problem, problem.dtype, supports_statistics=False, whole=True, store=self._store)
+            truth = find_truth(replace(problem, supports_statistics=False), whole=True, store=self._store)
             self._found[id(problem)] = problem, truth  # the problem stays alive, or another one might get its id
         return self._found[id(problem)][1]
 
@@ -244,8 +244,8 @@ def judge_merged(
     outputs = np.stack([each["output"].astype(np.float64) for each in others])
     statistics = np.stack([each[_STATISTIC].astype(np.float64) for each in others])
     # Merged as the oracle does, from what came back; a part without a key counts for nothing.
-    parts = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": statistics})
-    merged = find_truth(parts, "float64", supports_statistics=False, whole=True).exact["output"]
+    parts = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": statistics}, "float64")
+    merged = find_truth(parts, whole=True).exact["output"]
     rounded = merged.high.astype(first["output"].dtype)
 
     def sides() -> tuple[Side, Side]:

@@ -98,7 +98,7 @@ def repro_script(
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = inputs_in(case, dtype)
-    truth = truth_for(implementation, case, dtype, inputs)
+    truth = truth_for(implementation, case, inputs)
     padding = call_as_required(implementation, problem_of(case, inputs).as_call())
     expected = expected_stages(case, truth, rounding_model, judgements)
     earlier = [call_as_required(implementation, each).problem for each in problems_before(before)]

@@ -73,7 +73,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     Raises ``UsageError`` for a stage that the case has not.
     """
     inputs = inputs_in(case, dtype)
-    truth = truth_of_case(case, dtype, inputs)
+    truth = truth_of_case(case, inputs)
     exact = dict(exact_values(truth))
     in_columns = any(expected.transpose for expected in case.expected)
     numbers = {} if truth.outside else _numbers(case, inputs, truth, exact, stages)

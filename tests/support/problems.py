@@ -47,7 +47,7 @@ class Problem(BaseProblem):
 
     def truth(self, dtype: str = "float64", *, supports_statistics: bool = True, **more: Any) -> Truth:
         """Return what is true of it; its inputs are stored already."""
-        return find_truth(self, dtype, supports_statistics=supports_statistics, **more)
+        return find_truth(replace(self, dtype=dtype, supports_statistics=supports_statistics), **more)
 
     def returned(self) -> Arrays:
         """Return NumPy's stages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -459,7 +460,7 @@ def test_added_queries_have_rows_of_rotary_tables_behind_an_offset_too() -> None
 
 def verdicts_of(outcome: Computed, problem: Problem) -> dict[str, str]:
     """Judge what came back by the exact answer of the problem as the case has it."""
-    truth = find_truth(Problem(problem.operation, problem.options, problem.inputs), "float64", supports_statistics=True)
+    truth = find_truth(replace(problem, dtype="float64", supports_statistics=True))
     shapes = {stage: array.high.shape for stage, array in truth.exact.items()}
     judged = judge_and_diagnose(truth, outcome.stages, shapes, "native")
     judgements = with_faults(judged, outcome.faults).judgements

@@ -88,7 +88,7 @@ def fingerprints(
             if part is not None and dtype not in part.get(case.id, ()):
                 continue
             stored = convert_inputs(case, inputs, dtype)
-            truth = truth_of_case(case, dtype, stored)
+            truth = truth_of_case(case, stored)
             models = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
             plain = truth.judged.canonical
             if score_elements(case.operation, plain.options, plain.inputs) > MAX_SCORES:
@@ -129,12 +129,12 @@ def differing(recorded: str, found: str) -> list[str]:
     return [part for part in new if not is_same(old.get(part, ""), new[part])]
 
 
-def truth_of_case(case: Case, dtype: str, inputs: Inputs) -> Truth:
-    """Evaluate the oracle for a case in a dtype; every bit that it finds counts, also those that judging rounds off."""
+def truth_of_case(case: Case, inputs: Inputs) -> Truth:
+    """Evaluate the oracle for a case on its inputs; every bit counts, also those that judging rounds off."""
     rounded = exact_stages._rounded
     vars(exact_stages)["_rounded"] = dict
     try:
-        return judging_truth.truth_of_case(case, dtype, inputs)
+        return judging_truth.truth_of_case(case, inputs)
     finally:
         vars(exact_stages)["_rounded"] = rounded
 

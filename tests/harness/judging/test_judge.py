@@ -57,7 +57,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def truth(case: Case, dtype: str, compute: Compute) -> Truth:
     inputs, _ = compute(case, dtype)
-    return find_truth(problem_of(case, inputs), dtype, supports_statistics=case.supports_statistics)
+    return find_truth(problem_of(case, inputs))
 
 
 @pytest.fixture

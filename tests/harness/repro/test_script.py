@@ -442,7 +442,7 @@ def spoiled(truth: Truth, stage: str, shape: tuple[int, ...], random: np.random.
 def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields: str) -> None:
     for dtype in ("float32", "float16"):
         case = bench.case("attention", f"dtypes: [{dtype}]\n{BY_KIND[fields]}")
-        truth = truth_of_case(case, dtype, inputs_in(case, dtype))
+        truth = truth_of_case(case, inputs_in(case, dtype))
         random = np.random.default_rng(7)
         found = 0
         for stage in {"scores", "masked", "weights", "output"} & truth.exact.keys():
