@@ -102,14 +102,14 @@ def _outcomes(
     rooms = [Semaphore(_AHEAD) for _ in runners]
 
     def drive(runner: GroupRunner[Unit], room: Semaphore) -> None:
-        def problem(_: GroupRunner[Unit], unit: Unit) -> Problem:
+        def call(_: GroupRunner[Unit], unit: Unit) -> Problem:
             room.acquire()  # released when the unit is judged
             drawn = problem(unit.number)
             return Problem(drawn.operation, drawn.options, drawn.stored(unit.dtype), unit.dtype).as_call()
 
         own = [(runner, unit) for unit in units if unit.dtype in runner.group.dtypes]
         try:
-            run_in_turn(own, problem, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
+            run_in_turn(own, call, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
         finally:
