@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
 from attncheck.diagnosis.declared import truth_for
-from attncheck.diagnosis.examine import DiagnosedStages, judge_and_diagnose
+from attncheck.diagnosis.examine import DiagnosedStages, examine
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.judge import stage_rows
-from attncheck.judging.judge_implementation import with_faults
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.stage_bounds import Conditioning, conditioning_of
 from attncheck.judging.truth import Truth
@@ -139,6 +137,10 @@ class Answer:
         failing = [item.stage for item in self.judgements if item.verdict.exit_code]
         return failing or ([""] if self.fails else [])
 
+    def for_question(self, question: Question) -> Answer:
+        """Return the answer as that to another question about the same problem."""
+        return replace(self, question=question, rows=tuple(replace(row, case=question.case.id) for row in self.rows))
+
     @property
     def first_failing(self) -> StageJudgement | None:
         """The judgement of the stage where it goes wrong, or of the first that fails; None where none does.
@@ -177,12 +179,11 @@ def judge_outcome(
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
     known = known_conventions(implementation, outcome, expected_failures, question)
-    judged = with_faults(
-        judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known), outcome.faults
-    )
+    examined = examine(blank, case, truth, outcome, rounding_model, known)
+    judged = examined.judged
     return Answer(
         *whose,
-        marks.mark(stage_rows(blank, judged, outcome, case, truth.read_as)),
+        marks.mark(examined.rows),
         tuple(_with_limit(expected_failures, each, evaluation) for each in judged.judgements),
         judged.begins_at,
         outside=truth.outside,

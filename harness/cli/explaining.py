@@ -186,7 +186,7 @@ def _reduced(answer: Answer, subject: _CaseSubject, limits: Limits) -> tuple[Ans
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
     own = subject.case
     named = replace(reduced.answer.case, name=f"{own.name} (reduced)", file=own.file, line=own.line)
-    return replace(reduced.answer, question=Question(named, subject.dtype)), reduced.tries
+    return reduced.answer.for_question(Question(named, subject.dtype)), reduced.tries
 
 
 def _script(answer: Answer, subject: _CaseSubject, command: str) -> str:

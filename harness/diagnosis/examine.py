@@ -243,26 +243,31 @@ def judge_and_diagnose(
 
 
 @dataclass(frozen=True)
-class ExaminedRows:
-    """The rows of the stages of one implementation, which name what it does instead, and what the case says of it.
+class ExaminedOutcome:
+    """The diagnosed stages of one implementation, as judgements and as rows.
 
-    The ``evidence`` is None where nothing fails, or nothing fits and nothing is refuted.
+    Attributes:
+        judged: The judgement of every stage.
+        rows: The same as rows; a failing one names the diagnosis.
+        evidence: The readings that the case supports and refutes; None if no stage fails, or if there are none.
     """
 
+    judged: DiagnosedStages
     rows: tuple[Row, ...]
     evidence: Evidence | None
 
 
 def examine(
     blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
-) -> ExaminedRows:
+) -> ExaminedOutcome:
     """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)
     judged = with_faults(judged, outcome.faults)
     rows = stage_rows(blank, judged, outcome, case, truth.read_as)
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.fits or judged.findings.refuted):
-        return ExaminedRows(tuple(rows), None)
+        return ExaminedOutcome(judged, tuple(rows), None)
     named = judged.diagnosis.name if judged.diagnosis is not None else None
     rows = [replace(row, diagnosis=named) if row in failing else row for row in rows]
-    return ExaminedRows(tuple(rows), evidence_of(judged.findings, failing[0].stage, failing[0].operation))
+    evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)
+    return ExaminedOutcome(judged, tuple(rows), evidence)

@@ -51,7 +51,7 @@ from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 if TYPE_CHECKING:
     from attncheck.diagnosis.compositions import ComposedCase
-    from attncheck.diagnosis.examine import ExaminedRows
+    from attncheck.diagnosis.examine import ExaminedOutcome
 
 SETTLED = 3
 """Cases that name the same before it is handed on to others."""
@@ -296,7 +296,7 @@ class _Searches:
         self.examined[each.key] = {row.stage: row for row in examined.rows}
         return True
 
-    def _examined(self, each: FailingEvaluation, returned: Computed) -> ExaminedRows:
+    def _examined(self, each: FailingEvaluation, returned: Computed) -> ExaminedOutcome:
         """Judge one implementation again, and say what it does instead."""
         from attncheck.diagnosis.examine import examine
         from attncheck.judging.truth import truth_of_case

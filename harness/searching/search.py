@@ -365,7 +365,7 @@ def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: 
         if count_elements(simplest) > MAX_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)
         spelled = read_concrete(simplest, Path(), "search/reduced", MAX_NUMBERS)
-        answer = replace(answer, question=Question(spelled, dtype))
+        answer = answer.for_question(Question(spelled, dtype))
     except CaseError:
         return ReducedCase(plain)
     finally:
