@@ -65,7 +65,7 @@ def tables() -> Mapping[str, str]:
     """Return the tables by their names."""
     parts = table(("part", "gives up"), *((f"`{name}`", part.meaning) for name, part in PARTS.items()))
     presets = table(
-        ("class", "is", "source"), *((f"`{name}`", f"`{each.parts}`", each.source) for name, each in PRESETS.items())
+        ("class", "parts", "source"), *((f"`{name}`", f"`{each.parts}`", each.source) for name, each in PRESETS.items())
     )
     return {
         **{f"implementations-{framework}": implementations(framework) for framework in BACKENDS},
@@ -111,7 +111,7 @@ def _fields_of(title: str, kind: type[Record]) -> str:
     known = fields_of(Document) if kind is not Document and issubclass(kind, Document) else {}
     own = {name: each[:2] for name, each in fields_of(kind).items() if name not in known}
     rows = ((f"`{name}`", _type_text(of), meaning) for name, (of, meaning) in own.items())
-    return f"### {title}\n\n{summary_of(kind)}\n\n{table(('field', 'is', 'meaning'), *rows)}"
+    return f"### {title}\n\n{summary_of(kind)}\n\n{table(('field', 'type', 'meaning'), *rows)}"
 
 
 _TYPES: Mapping[Any, str] = {
@@ -143,11 +143,11 @@ def _type_text(kind: Any) -> str:
 def implementations(*frameworks: str) -> str:
     """Return every mode of frameworks, with the rounding model that it declares in each dtype."""
     rows = (
-        (f"`{framework}.{name}`", mode.description, _models(mode), "the standard ones" if mode.standard_only else "all")
+        (f"`{framework}.{name}`", mode.description, _models(mode), "standard cases" if mode.standard_only else "all")
         for framework in frameworks
         for name, mode in _modes(framework).items()
     )
-    return table(("implementation", "is", "rounding models", "cases by default"), *rows)
+    return table(("implementation", "description", "rounding models", "cases by default"), *rows)
 
 
 def _modes(framework: str) -> Mapping[str, Mode]:
@@ -169,7 +169,7 @@ def documented_conventions() -> str:
     for entry in entries.values():
         asked = [question.name for question in QUESTIONS if question.name in entry["measured"]]
         lines += [f"## {entry['title']}", "", f"{entry['package']} {entry['version']}; <{entry['source']}>", ""]
-        heads = ("convention", "documented", "measured", "its words")
+        heads = ("convention", "documented", "measured", "quotation")
         lines.append(table(heads, *(_convention(name, entry) for name in asked)))
     return "\n".join(lines)
 
@@ -191,13 +191,13 @@ def questions() -> str:
         )
         for each in QUESTIONS
     )
-    return table(("question", "asks", "meanings"), *rows)
+    return table(("name", "question", "meanings"), *rows)
 
 
 def signatures() -> str:
     """A line for each family of signatures: its call, its layout, and where its causal calls count from."""
     rows = ((f"`{each.name}`", f"`{each.call}`", _layout(each), _corner(each)) for each in FAMILIES.values())
-    return table(("`--signature`", "is called as", "arrays", "causal"), *rows)
+    return table(("`--signature`", "call", "arrays", "causal"), *rows)
 
 
 def _layout(family: Family) -> str:
@@ -211,7 +211,7 @@ def _corner(family: Family) -> str:
 def properties() -> str:
     """Every property, with what it says."""
     rows = ((f"`{each.name}`", each.says, each.calls) for each in PROPERTIES.values())
-    return table(("property", "what must hold", "further calls"), *rows)
+    return table(("property", "relation", "further calls"), *rows)
 
 
 def columns() -> str:
@@ -268,7 +268,7 @@ def kinds_table(name: str) -> str:
         first, *beside = _own_fields(owner, kind)
         others = "; ".join(f"`{field}` ({_value(value)})" for field, value in beside)
         rows.append((f"`{kind}`", " ".join((owner.__doc__ or "").split()), _meaning(first[1]), others))
-    return table(("kind", "is", "its value", "beside it"), *rows)
+    return table(("kind", "description", "value", "further fields"), *rows)
 
 
 def _inputs() -> Iterator[tuple[str, str, InputSpec]]:
@@ -302,18 +302,18 @@ def inputs_table() -> str:
         (f"`{name}`", f"({axes})", kind, "most: section 3" if len(operations) > most else "; ".join(operations))
         for (name, axes, kind), operations in sorted(found.items())
     ]
-    return table(("input", "axes", "is", "of"), *rows)
+    return table(("input", "axes", "contents", "operations"), *rows)
 
 
 def axes_table() -> str:
     """Every axis letter."""
-    return table(("axis", "is"), *AXES.items())
+    return table(("axis", "meaning"), *AXES.items())
 
 
 def quantities_table() -> str:
     """Every derived quantity."""
     rows = [(f"`{each.name}`", each.meaning) for each in QUANTITIES.values()]
-    return table(("quantity", "is"), *rows)
+    return table(("quantity", "meaning"), *rows)
 
 
 def _own_fields(owner: type[BaseModel], kind: str) -> list[tuple[str, dict[str, Any]]]:
