@@ -29,11 +29,12 @@ from attncheck.common.wording import at_most
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage
 from attncheck.reports.defects import Defect, defects, grouped
-from attncheck.reports.failures import KEYS, failures_of
+from attncheck.reports.failures import failures_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import environment
 from attncheck.reports.json_documents import Failure, header, plain
 from attncheck.reports.markdown import blocks_lines, code, escape
+from attncheck.reports.one_failure import KEYS
 from attncheck.reports.sections import cut, implementations, wrong
 from attncheck.reports.summary import exit_code_of, make_summary
 from attncheck.results.format import FAILURE_NUMBERS

@@ -22,7 +22,7 @@ from attncheck.common.errors import ExitCode
 from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, counted, listed
 from attncheck.execution.user_code import declaration
 from attncheck.reports.failure_patterns import LACKING, in_common
-from attncheck.reports.failures import failures, how_wrong
+from attncheck.reports.failures import failures
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -36,6 +36,7 @@ from attncheck.reports.frames import (
     stage_order,
 )
 from attncheck.reports.json_documents import Failure
+from attncheck.reports.one_failure import how_wrong
 from attncheck.spec import DECLARED_READINGS, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import Verdict
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from attncheck.common.errors import ExitCode
 from attncheck.common.wording import at_stage
-from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.frames import Column, Frames, failing, of_column, once_for_frames
+from attncheck.reports.one_failure import lengths_of, shape_text
 from attncheck.spec import AXES, DTYPES, HEADS, MEMORY_LAYOUTS, OPERATIONS, OPTIONS, Options, inputs_of
 from attncheck.spec.verdicts import Verdict
 
@@ -469,20 +469,6 @@ def _optional(case: Record) -> list[str]:
         return [name for name, spec in inputs_of(case["operation"], score).items() if not spec.required]
     except (KeyError, TypeError):  # a record that somebody else wrote
         return []
-
-
-def lengths_of(case: Record) -> dict[str, int]:
-    """Return the length of every axis of a case record; empty where nothing is known of its shapes."""
-    if case["operation"] not in OPERATIONS:
-        return {}
-    return axis_lengths(
-        case["operation"], case["options"], {name: tuple(shape) for name, shape in case["inputs"].items()}
-    )
-
-
-def shape_text(case: Record) -> str:
-    """Write the shape of a case record: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
-    return lengths_text(lengths_of(case))
 
 
 def described(case: Record) -> str:

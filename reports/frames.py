@@ -33,7 +33,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import DocumentLayout, at_most, index_from, layout_of, written_element
+from attncheck.common.wording import DocumentLayout, at_most, index_from, layout_of, rows_judged, written_element
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, Row, columns_of
@@ -353,11 +353,6 @@ def _errata(frames: Frames) -> frozenset[tuple[str, str]]:
         for expected in case["expected"]
         if "erratum" in expected
     )
-
-
-def rows_judged(judged: int, queries: int) -> str:
-    """Say how many query rows stand for all."""
-    return f"{judged:,} of {queries:,} query rows judged"
 
 
 def sampled_cases(frames: Frames) -> dict[str, str]:

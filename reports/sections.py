@@ -26,7 +26,6 @@ from attncheck.reports.document_model import (
     more_in,
 )
 from attncheck.reports.failure_patterns import described, in_common_lines
-from attncheck.reports.failures import comparisons_fail
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -38,6 +37,7 @@ from attncheck.reports.frames import (
     once_for_frames,
     under_erratum,
 )
+from attncheck.reports.one_failure import comparisons_fail
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
     asked_rows,

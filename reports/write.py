@@ -34,7 +34,7 @@ from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.common.wording import ESCAPED
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
-from attncheck.reports.failures import KEYS, comparisons_fail, outdated_records, wrong_implementations
+from attncheck.reports.failures import outdated_records, wrong_implementations
 from attncheck.reports.frames import (
     PROPERTIES,
     Column,
@@ -49,6 +49,7 @@ from attncheck.reports.frames import (
 from attncheck.reports.html.page import html_pieces
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.markdown import render_markdown
+from attncheck.reports.one_failure import KEYS, comparisons_fail
 from attncheck.reports.properties import command_for, sentence_of, worst_of
 from attncheck.reports.summary import make_summary
 from attncheck.results.format import PROPERTIES_TABLE, Row

@@ -166,3 +166,8 @@ def told_apart(computed: float, exact: float) -> tuple[str, str]:
         if not math.isfinite(apart) or apart >= 0.5 * abs(computed - exact):
             break
     return texts
+
+
+def rows_judged(judged: int, queries: int) -> str:
+    """Write how many query rows were judged: they stand for all."""
+    return f"{judged:,} of {queries:,} query rows judged"

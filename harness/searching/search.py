@@ -26,7 +26,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.problem import Problem
-from attncheck.reports.failures import failure_of_rows
+from attncheck.reports.one_failure import failure_of_rows
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.searching.concrete import asked_of, concrete_case, count_elements, has_nonfinite, kind_of, read_concrete
 from attncheck.searching.findings import (

@@ -10,16 +10,15 @@ from rich.console import Console
 
 from attncheck.asking.answer import Answer, Repetition
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import at_most, written_element, written_ratio
+from attncheck.common.wording import at_most, rows_judged, written_element, written_ratio
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.model import TagEntry
 from attncheck.reading.shapes import show
 from attncheck.reports.document_model import Table, Text
-from attncheck.reports.failures import failure_of_rows
-from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import Failure, opening
+from attncheck.reports.one_failure import failure_of_rows
 from attncheck.reports.terminal import Line, print_lines
 from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, StageRecord
 from attncheck.spec.verdicts import Verdict

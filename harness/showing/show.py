@@ -17,6 +17,7 @@ from rich.text import Text
 
 from attncheck.attention.sampling import queries_of
 from attncheck.common.errors import ExitCode, OutputError, UsageError
+from attncheck.common.wording import rows_judged
 from attncheck.judging.judge import exact_values
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.truth import Truth, truth_of_case
@@ -26,7 +27,6 @@ from attncheck.reading.model import TagEntry
 from attncheck.reports import panels
 from attncheck.reports.document_model import Text as Block
 from attncheck.reports.documents import beside, element
-from attncheck.reports.frames import rows_judged
 from attncheck.reports.json_documents import opening
 from attncheck.reports.terminal import Line, plain_console, print_lines
 from attncheck.results.format import EXACT, Row

@@ -21,10 +21,11 @@ from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.document_model import Coloured, Details, Figure, Mark, OnPage, Table, Text, plain_text
 from attncheck.reports.documents import Computation, documents, expectation_parts
-from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps, lengths_of
+from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import drawn_lengths
 from attncheck.reports.html.evidence import heat_of
+from attncheck.reports.one_failure import lengths_of
 from attncheck.reports.panels import (
     MAX_CELLS,
     MISPRINT,
