@@ -52,7 +52,7 @@ from attncheck.judging.exact_stages import Array, ExactStages, Stages
 from attncheck.judging.judge_stages import agrees, failing_elements
 from attncheck.judging.stage_bounds import StageBounds, StageReference
 from attncheck.judging.truth import Truth, truth_of_reading, truth_of_stages
-from attncheck.judging.undefined import judged_problem
+from attncheck.judging.undefined import find_undefined, judged_problem
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
@@ -572,7 +572,8 @@ class FailingCase:
         if self.failing.keys() - rough.keys():
             return truth_of_stages(judged, ExactStages(judged.canonical))
         values = {stage: _enclosed(array.astype(np.float64)) for stage, array in rough.items()}
-        bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype).of(self.rounding_model)
+        uniform_rows = find_undefined(judged).uniform_rows
+        bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype, uniform_rows).of(self.rounding_model)
         share = 2 * FORMATS["float64"].unit_roundoff / FORMATS[self.dtype].unit_roundoff
         exact = {stage: _with_radius(found, bounds[stage].max_error, share) for stage, found in values.items()}
         stages = ExactStages(judged.canonical, exact)

@@ -26,10 +26,13 @@ from attncheck.diagnosis import examine, residuals
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
+from attncheck.diagnosis.wrong_result import FailingCase
 from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
+from attncheck.judging.truth import find_truth
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, how_named, names_from
 from attncheck.mutation.unit import Unit, UnitScorer, count_scores
+from attncheck.reading.problem import Problem as ReadProblem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.verdicts import Verdict
 
@@ -507,3 +510,18 @@ def test_gradients_of_uniform_rows_under_a_softcap_have_two_possible_causes_and_
             assert decide({"case": evidence})["case"].fit is None
             message = next(each.message for each in found.judgements if each.verdict is SEMANTIC)
             assert message.endswith("this case does not tell them apart)")
+
+
+def test_a_reading_is_recognised_in_a_case_whose_rows_without_a_key_are_uniform() -> None:
+    numbers = np.random.default_rng(0)
+    query, key, value = (numbers.standard_normal((1, 1, rows, 8)).astype(np.float32) for rows in (3, 5, 5))
+    mask = np.arange(15).reshape(3, 5) // 5 != 1
+    problem = ReadProblem(
+        "attention",
+        {"empty_rows": "uniform"},
+        {"query": query, "key": key, "value": value, "mask": mask},
+        dtype="float32",
+    )
+    unscaled = find_truth(problem.with_options(scale=1.0)).exact["output"].high.astype(np.float32)
+    case = FailingCase(problem, "float32", {"output": unscaled}, {}, "native")
+    assert [reading.name for reading in case.explained_by({"scale-one": None})] == ["scale-one"]
