@@ -189,7 +189,7 @@ def judge_outcome(
         outside=truth.outside,
         padded=outcome.padded,
         conditioning=_conditioning(truth, judged, outcome, case, rounding_model),
-        diagnosis=judged.diagnosis.name if judged.diagnosis is not None else None,
+        diagnosis=judged.diagnosis_name,
     )
 
 

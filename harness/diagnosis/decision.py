@@ -235,6 +235,13 @@ class Findings:
     open: frozenset[str] = frozenset()
 
     @property
+    def name(self) -> str | None:
+        """The names of all readings with the answer that this case names, as ``decide`` joins them; None for none."""
+        if (named := self.named) is None:
+            return None
+        return OR.join(sorted({reading.name for reading in self.fits if reading.its_answer == named.its_answer}))
+
+    @property
     def named(self) -> Alternative | None:
         """What this case names by itself: the reading that fits, if it is the only one, and a convention in any case.
 

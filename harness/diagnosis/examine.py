@@ -194,6 +194,11 @@ class DiagnosedStages(JudgedStages):
 
     findings: Findings = NO_FINDINGS
 
+    @property
+    def diagnosis_name(self) -> str | None:
+        """The names of the readings that give these numbers, joined by ``or``; None if there is no diagnosis."""
+        return None if self.diagnosis is None else self.findings.name or self.diagnosis.name
+
     def without_diagnosis(self) -> Self:
         """Return the same stages, recognised as nothing."""
         return replace(self, diagnosis=None, findings=NO_FINDINGS)
@@ -267,7 +272,6 @@ def examine(
     failing = [row for row in rows if row.verdict in DIAGNOSABLE and not row.xfail]
     if not failing or not (judged.findings.fits or judged.findings.refuted):
         return ExaminedOutcome(judged, tuple(rows), None)
-    named = judged.diagnosis.name if judged.diagnosis is not None else None
-    rows = [replace(row, diagnosis=named) if row in failing else row for row in rows]
+    rows = [replace(row, diagnosis=judged.diagnosis_name) if row in failing else row for row in rows]
     evidence = evidence_of(judged.findings, failing[0].stage, failing[0].operation)
     return ExaminedOutcome(judged, tuple(rows), evidence)

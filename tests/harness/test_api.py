@@ -276,13 +276,25 @@ def call_of(dtype: str, width: int = 8) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("code_here")
 def test_a_question_with_arrays_of_ones_own_is_judged_by_its_exact_answer() -> None:
-    inputs = call_of("float32")
+    inputs = {**call_of("float32"), "value": call_of("float32", width=6)["value"]}
     right, wrong = (ask(each, inputs=inputs, options={"scale": 0.5}) for each in (attention, with_default_scale))
     assert right.agrees
     assert {row.stage for row in right.rows} == {"output"}
     assert not wrong.agrees
     assert wrong.diagnosis == "scale-default"
     assert "own step" in explain(wrong)
+
+
+def with_scale_of_all_heads(query: Array, key: Array, value: Array) -> Array:
+    return attention(query, key, value, scale=(query.shape[1] * query.shape[3]) ** -0.5)
+
+
+@pytest.mark.usefixtures("code_here")
+def test_one_question_gets_the_diagnosis_of_a_check_of_one_case() -> None:
+    case = "attention/every-dimension-is-different-and-none-is-forgotten"
+    checked = check(with_scale_of_all_heads, cases=[case]).failures
+    assert {row.diagnosis for row in checked} == {ask(with_scale_of_all_heads, case).diagnosis}
+    assert checked[0].diagnosis == "scale-inverse-root-of-3D or scale-inverse-root-of-HD"
 
 
 def test_a_case_is_asked_in_float32_unless_another_dtype_is_wanted() -> None:
