@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
 from typing import Annotated, Any, NoReturn
@@ -56,6 +57,31 @@ _TYPE = re.compile(r" <[^>]*>")
 _RANGE = re.compile(r"(?:([\d.]+)<=)?x(?:>=([\d.]+))?(?:<=([\d.]+))?")
 
 
+_CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+"""The error that typer raises for a command line that it cannot read, from whichever copy of click typer uses."""
+_PYDANTIC_WORDS = {
+    "Input should be a valid number, unable to parse string as a number": "expected a number",
+    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
+    "Value error, ": "",
+}
+"""Messages of pydantic, which typer passes on, and what the command line prints instead."""
+
+
+def in_plain_words(message: str) -> str:
+    """Return a message of the command line without pydantic's words, with a suggestion for a misspelt choice.
+
+    >>> in_plain_words("Value error, 'case' is not one of 'cases', 'tags'.")
+    "'case' is not one of 'cases', 'tags'. Did you mean 'cases'?"
+    """
+    for words, plain in _PYDANTIC_WORDS.items():
+        message = message.replace(words, plain)
+    if " is not one of " not in message:
+        return message
+    value, *choices = re.findall(r"'([^']*)'", message)
+    nearest = get_close_matches(value, choices, n=1)
+    return f"{message} Did you mean {nearest[0]!r}?" if nearest else message
+
+
 class PanelCommand(TyperCommand):
     """A command whose help has its options in panels, where they are many; they stand in that order elsewhere, too."""
 
@@ -64,6 +90,18 @@ class PanelCommand(TyperCommand):
         if sum(each.param_type_name == "option" for each in self.params) >= _FEW:
             places = {name: place for place, name in enumerate(chain.from_iterable(OPTIONS.values()))}
             self.params.sort(key=lambda each: (each.param_type_name == "option", places.get(each.name or "", -1)))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the command; errors suggest what the user probably meant."""
+        try:
+            return list(super().parse_args(ctx, args))
+        except _CommandLineError as error:
+            if unknown := getattr(error, "option_name", None):
+                names = [name for parameter in self.params for name in parameter.opts]
+                longer = [name for name in names if name.startswith(unknown)]
+                error.possibilities = longer or error.possibilities
+            error.message = in_plain_words(error.message)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
@@ -243,7 +281,3 @@ def _run_for_programs() -> NoReturn:
     if code == ExitCode.INTERRUPTED:
         print_no_outcome("interrupted before there was an outcome", "Interrupted", ExitCode.INTERRUPTED)
     sys.exit(code or 0)
-
-
-_CommandLineError: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
-"""The error that typer raises of a command line that it cannot read, wherever it has that from."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attncheck.common.errors import ResultsError
+from attncheck.common.errors import ResultsError, UsageError
 from attncheck.common.wording import at_stage, listed
 from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
@@ -190,12 +190,15 @@ def failed_alone(
 ) -> Narrowed:
     """Keep what failed last time on one of these implementations, of the ``cases`` and ``dtypes`` (all if empty).
 
-    Everything is kept where that is not known; where the run in the ``directory`` goes on (``resume``), what it was
-    narrowed to.
+    All cases are kept if the last run did not finish. If the run in the ``directory`` continues (``resume``), it keeps
+    the cases that it was narrowed to.
+
+    Raises:
+        UsageError: The directory has no results that say what failed.
     """
     failed, reason = _read(directory)
     if failed is None:
-        return Narrowed(cases, None, f"{reason}: every selected case runs")
+        raise UsageError(f"--failed: {reason}; check without --failed first")
     wanted = failed.selected if resume else failed.units(implementations)
     if wanted is None:
         return Narrowed(cases, None, f"the run in {directory} was of everything that was selected, and goes on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,22 +158,28 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed_or_before_the_r
         assert found.note == f"{said} failed last time in {tmp_path}: nothing runs"
 
 
-def test_where_what_failed_is_not_known_everything_runs(cases: list[Case], tmp_path: Path) -> None:
-    new, damaged, partial = (tmp_path / name for name in ("new", "damaged", "partial"))
-    for folder in (damaged, partial):
-        folder.mkdir()
+def test_without_results_that_say_what_failed_nothing_runs(cases: list[Case], tmp_path: Path) -> None:
+    new, damaged = tmp_path / "new", tmp_path / "damaged"
+    damaged.mkdir()
     (damaged / FAILED_FILE).write_text("{")
-    write(partial, (A, "float64", "n"))
-    for folder, name, resume, note in (
-        (new, "n", False, f"there are no earlier results in {new}: every selected case runs"),
-        (damaged, "n", False, f"what failed last time is not known: {damaged / FAILED_FILE} cannot be read"),
-        (partial, "other", False, f"{partial} has no whole run of other: every selected case runs"),
-        (partial, "n", True, f"the run in {partial} was of everything that was selected, and goes on"),
+    for folder, reason in (
+        (new, f"--failed: there are no earlier results in {new}; check without --failed first"),
+        (damaged, f"--failed: what failed last time is not known: {damaged / FAILED_FILE} cannot be read"),
     ):
-        found = failed_alone(cases, (), [name], folder, resume=resume)
+        with pytest.raises(UsageError, match=f"^{re.escape(reason)}"):
+            failed_alone(cases, (), ["n"], folder)
+    assert failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
+
+
+def test_after_an_unfinished_run_everything_runs(cases: list[Case], tmp_path: Path) -> None:
+    write(tmp_path, (A, "float64", "n"))
+    for name, resume, note in (
+        ("other", False, f"{tmp_path} has no whole run of other: every selected case runs"),
+        ("n", True, f"the run in {tmp_path} was of everything that was selected, and goes on"),
+    ):
+        found = failed_alone(cases, (), [name], tmp_path, resume=resume)
         assert (ids(found.cases), found.only) == ([A, B, C, D], None)
         assert found.note.startswith(note)
-    assert failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
 
 
 def test_a_minimum_is_a_number_or_a_share_of_what_was_asked() -> None:
