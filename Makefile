@@ -50,6 +50,7 @@ resolve: .tools/installed
 	else install='.venv/bin/python -m pip install --disable-pip-version-check'; fi; \
 	$$install --quiet --constraint constraints.txt --editable '.[all]'
 	.venv/bin/python -m compileall -q backends cases harness reports
+	.venv/bin/attncheck schema > cases/schema.json # for editors: the case files name it in their first line
 	touch $@
 
 .tools/installed: .tools/environment constraints.txt

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from site_tables import write_tables
 from trade_curves import write_trades
 
+from attncheck.reading.schema import case_schema
+
 write_tables(Path(__file__).parents[1] / "build" / "tables")
 write_trades(Path(__file__).parents[1] / "build" / "trades")
 
@@ -50,6 +52,13 @@ def _draw_documents(app: Sphinx, exception: Exception | None) -> None:
         shutil.copy(results / "report" / "report.html", Path(app.outdir) / "documents.html")
 
 
+def _write_schema(app: Sphinx, exception: Exception | None) -> None:
+    """Publish the JSON Schema of case files with the pages."""
+    if exception is None and app.builder.format == "html":
+        (Path(app.outdir) / "schema.json").write_text(case_schema(), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Register what the build does beside its pages."""
     app.connect("build-finished", _draw_documents)
+    app.connect("build-finished", _write_schema)

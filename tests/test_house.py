@@ -1,12 +1,15 @@
-"""The rules that keep the house small. Each has an allowance for what stands today, and an allowance may only shrink.
+"""Rules that keep the code small and readable. house.yaml lists today's exceptions; the list may only shrink.
 
-``python tests/test_house.py`` prints the allowances as they would be now. Whoever adds to one says why in the commit.
+``python tests/test_house.py`` prints the exceptions as they are now. A commit that adds one gives the reason.
+``python tests/test_house.py --release`` prints the folders that have grown since the last release, and records the
+sizes of all folders in sizes.yaml.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -21,17 +24,24 @@ from attncheck.diagnosis.readings import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 ALLOWANCES = Path(__file__).with_name("house.yaml")
+BUDGETS = Path(__file__).with_name("sizes.yaml")
 FOLDERS = ("harness", "backends", "reports")
 FEW_LINES = 120
 FEW_PARAMETERS = 12
 MANY_ITEMS = 200
 FILES_OF_AN_OPTION, FILES_OF_AN_OPERATION = 20, 10
 MANY_CROSSED = 20
-QUESTIONS = ("What ", "Whether ", "Whom ", "When ", "Where ", "How ", "Say ")
+FEW_STATEMENTS = 4
+CLAUSES = tuple(
+    f"{word} "
+    for word in ["What", "Whether", "Whom", "When", "Where", "Which", "Who", "How", "If", "Say", "Let", "Those"]
+)
+VAGUE = {"each", "found", "own", "given"}
+MOST_SMALL_FUNCTIONS = 400
+"""Small functions with one caller: each hides a few lines behind a name. Many are terms of the field, so not all go."""
 CATALOGUE_FILES = re.compile(
     r"harness/(diagnosis/(readings\w*|replaced_steps)|judging/empty_row_conventions|spec/options)\.py"
 )
-ROOM = 200  # lines that a folder may stay below its budget
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -162,14 +172,43 @@ def private_names_of_other_files() -> dict[str, int]:
 
 
 def docstrings_that_ask() -> dict[str, int]:
-    """Return how many docstrings of each folder begin with a question's word instead of a noun or an imperative."""
+    """Return how many docstrings of each file begin with a clause instead of a noun or an imperative."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     return counts(
-        Path(file).parent.as_posix()
+        file
         for file, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith(QUESTIONS)
+        if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith(CLAUSES)
     )
+
+
+def vague_variables() -> dict[str, int]:
+    """Return how many variables and parameters of each file have a name that fits any value."""
+    return counts(
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE)
+        or (isinstance(node, ast.arg) and node.arg in VAGUE)
+    )
+
+
+def small_functions_of_one_caller() -> list[str]:
+    """Return the private functions of at most 4 statements that are used at one place."""
+    used: Counter[str] = Counter()
+    defined: defaultdict[str, list[str]] = defaultdict(list)
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                used[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                used[node.attr] += 1
+            elif isinstance(node, Function) and node.name.startswith("_") and not node.decorator_list:
+                statements = len(node.body) - (ast.get_docstring(node) is not None)
+                defined[node.name].append(file if statements <= FEW_STATEMENTS else "")
+    return [
+        f"{files[0]}: {name}" for name, files in defined.items() if len(files) == 1 and files[0] and used[name] == 1
+    ]
 
 
 @cache
@@ -228,7 +267,6 @@ def conventions_of_other_files() -> dict[str, int]:
 
 
 RULES = {
-    "folders": folder_sizes,
     "small files of one importer": small_files_of_one_importer,
     "class names of several files": class_names_of_several_files,
     "file names of several folders": file_names_of_several_folders,
@@ -240,6 +278,7 @@ RULES = {
     "branches on operations": branches_on_operations,
     "conventions of other files": conventions_of_other_files,
     "docstrings that ask": docstrings_that_ask,
+    "vague variables": vague_variables,
 }
 
 
@@ -258,7 +297,7 @@ def test_no_import_goes_in_a_circle_not_even_one_in_a_function() -> None:
     TopologicalSorter(importers()).prepare()
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "folders"])
+@pytest.mark.parametrize("rule", RULES)
 def test_nothing_breaks_a_rule_but_what_stood_before(rule: str) -> None:
     found, allowed = counted(RULES[rule]()), counted(allowances()[rule])
     assert {name: count for name, count in found.items() if count > allowed.get(name, 0)} == {}, rule
@@ -266,13 +305,8 @@ def test_nothing_breaks_a_rule_but_what_stood_before(rule: str) -> None:
     assert {name: count for name, count in allowed.items() if count > found.get(name, 0)} == {}, rule
 
 
-def test_each_folder_keeps_its_budget_of_files_and_lines_and_no_budget_is_roomy() -> None:
-    budgets, sizes = allowances()["folders"], folder_sizes()
-    assert budgets.keys() == sizes.keys()
-    spare = {name: (budgets[name][0] - files, budgets[name][1] - lines) for name, (files, lines) in sizes.items()}
-    assert [name for name, (files, lines) in spare.items() if files < 0 or lines < 0] == []
-    # Lower these in tests/house.yaml: what was won is not to be lost again.
-    assert [name for name, (files, lines) in spare.items() if files or lines > ROOM] == []
+def test_few_small_functions_have_one_caller() -> None:
+    assert len(small_functions_of_one_caller()) <= MOST_SMALL_FUNCTIONS
 
 
 def test_the_walk_of_one_case_crosses_twenty_files_that_are_there() -> None:
@@ -287,12 +321,28 @@ def test_no_test_function_makes_two_hundred_items(request: pytest.FixtureRequest
     assert {name: count for name, count in items.items() if count >= MANY_ITEMS} == {}
 
 
-def written(found: Mapping[str, Any]) -> str:
-    """Return the allowances as tests/house.yaml holds them: a line each."""
-    folders = "".join(f"  {name}: {size}\n" for name, size in found["folders"].items())
-    rest = {name: allowed for name, allowed in found.items() if name != "folders"}
-    return f"folders:  # files, lines\n{folders}{yaml.safe_dump(rest, sort_keys=False, width=200)}"
+def over_budget() -> dict[str, tuple[list[int], list[int]]]:
+    """Return the folders with more files or lines than at the last release: the size now, and then."""
+    budgets = yaml.safe_load(BUDGETS.read_text(encoding="utf-8"))
+    sizes = folder_sizes()
+    return {
+        folder: (sizes[folder], budgets.get(folder, [0, 0]))
+        for folder in sizes
+        if any(now > before for now, before in zip(sizes[folder], budgets.get(folder, [0, 0]), strict=True))
+    }
+
+
+def main() -> int:
+    """Print the exceptions as tests/house.yaml has them, or with ``--release`` the folders that have grown."""
+    if "--release" not in sys.argv[1:]:
+        print(yaml.safe_dump({name: rule() for name, rule in RULES.items()}, sort_keys=False, width=200), end="")
+        return 0
+    grown = over_budget()
+    for folder, ((files, lines), (files_before, lines_before)) in grown.items():
+        print(f"{folder}: {files} files, {lines} lines; at the last release {files_before}, {lines_before}")
+    BUDGETS.write_text("".join(f"{folder}: {size}\n" for folder, size in folder_sizes().items()), encoding="utf-8")
+    return 1 if grown else 0
 
 
 if __name__ == "__main__":
-    print(written({name: rule() for name, rule in RULES.items()}), end="")
+    sys.exit(main())

@@ -19,12 +19,13 @@ from attncheck.cli.app import main
 from attncheck.common.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 STAYS_IN_THE_REPOSITORY = {ROOT / "reports" / "published", ROOT / "harness" / "mutation"}
 
 
 @pytest.fixture(scope="module")
 def setuptools() -> dict[str, Any]:
-    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    tables = PYPROJECT
     found: dict[str, Any] = tables["tool"]["setuptools"]
     return found
 
@@ -94,7 +95,7 @@ for arguments, code in (
 
 
 def test_a_check_its_reports_and_a_difference_need_neither_matplotlib_nor_pyarrow(tmp_path: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = PYPROJECT["project"]
     assert not [name for name in project["dependencies"] if re.match("matplotlib|pyarrow", name)]
     done = subprocess.run([sys.executable, "-c", BASE], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -104,8 +105,16 @@ def test_a_check_its_reports_and_a_difference_need_neither_matplotlib_nor_pyarro
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_every_change_since_the_last_release_is_a_list_item_of_a_known_kind() -> None:
+    kinds = {kind["directory"] for kind in PYPROJECT["tool"]["towncrier"]["type"]}
+    files = [file for file in (ROOT / "changes").iterdir() if file.name not in ("README.md", "template.md.jinja")]
+    named = {file.name for file in files if file.name.split(".")[-2] in kinds and file.suffix == ".md"}
+    assert {file.name for file in files} == named
+    assert [file.name for file in files if not file.read_text(encoding="utf-8").startswith("- ")] == []
+
+
 def test_the_version_is_one_everywhere() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = PYPROJECT["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     headings = re.findall(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert (citation["version"], str(citation["date-released"])) == headings[0]

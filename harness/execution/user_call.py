@@ -172,7 +172,9 @@ def load(target: Target) -> Any:
     try:
         module = import_user_module(target.module)
     except BaseException as error:  # whatever a file raises while it is loaded, also SystemExit
-        raise LoadError(f"{target.module} cannot be loaded: {type(error).__name__}: {error}") from error
+        lines = traceback.format_exception_only(error)[1:3] if isinstance(error, SyntaxError) and error.text else []
+        marked = "\n" + "".join(lines).rstrip() if lines else ""
+        raise LoadError(f"{target.module} cannot be loaded: {type(error).__name__}: {error}{marked}") from error
     found: Any = module
     for part in filter(None, target.attribute.split(".")):
         if not hasattr(found, part):
