@@ -74,10 +74,10 @@ class BackwardWeights:
 
     def variance(self, rounding: RoundingModel) -> Real:
         """Return the variance of each weight as it meets grad_output; constants in common to all are left out."""
-        p, own = self.rows.weights, self.rows.independent
-        own = own * (1.0 if rounding.recomputes else 1 - 2 * p) + sum_of_row(p * p * own)
+        p, independent = self.rows.weights, self.rows.independent
+        independent = independent * (1.0 if rounding.recomputes else 1 - 2 * p) + sum_of_row(p * p * independent)
         shared = 2 * (self.shared + sum_of_row(p * self.shared))
-        relative = np.maximum(own, 0) + shared + self.of_sum + self.of_weight
+        relative = np.maximum(independent, 0) + shared + self.of_sum + self.of_weight
         return p * p * relative + self.attended * (2 * rounding.weight_underflow) ** 2
 
     def deviation(self) -> Real:
@@ -89,24 +89,26 @@ class BackwardWeights:
 def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, scores: Logits) -> BackwardWeights:
     rows, rounding = weights.rows, at.rounding
     attended = rows.attended.astype(np.float64)
-    largest = _at_most(rows if rounding == _DOUBLE else at.walk_in(_DOUBLE).node("weights").rows)
+    largest = _largest_weights(rows if rounding == _DOUBLE else at.walk_in(_DOUBLE).node("weights").rows)
     # How much larger the weights can be than float64 has them.
     more = np.divide(largest, rows.weights, out=np.ones_like(rows.weights), where=rows.weights > 0)
     moved = attended * more * moved_weights(rows)
-    stored = moved + attended * (_stored(rows, largest, moved, rounding) + 2 * rounding.weight_underflow)
+    stored = moved + attended * (_error_of_stored(rows, largest, moved, rounding) + 2 * rounding.weight_underflow)
     max_error = stored
     if rounding.recomputes:
-        max_error = np.maximum(stored, attended * (more * _recomputed(rows, rounding) + 2 * rounding.weight_underflow))
+        max_error = np.maximum(
+            stored, attended * (more * _error_of_recomputed(rows, rounding) + 2 * rounding.weight_underflow)
+        )
     unit = rounding.compute_unit
     of_sum = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     if rounding.recomputes or rounding.from_log_sum_exp:
         of_sum = of_sum + stored_log_sum_exp_variance(rows, rounding)
     of_columns = NOTHING
     if rounding.product_unit:
-        of_columns = _of_keys(at.problem, query, key.value**2) * rounding.product_spread**2
+        of_columns = _variance_of_exponents(at.problem, query, key.value**2) * rounding.product_spread**2
         of_columns = of_columns + rounding.product_common * scores.value**2
     if key.variance is not None:
-        of_columns = added(of_columns, _of_keys(at.problem, query, key.variance))
+        of_columns = added(of_columns, _variance_of_exponents(at.problem, query, key.variance))
     return BackwardWeights(
         value=weights.value,
         rows=rows,
@@ -123,7 +125,7 @@ def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, sc
     )
 
 
-def _of_keys(problem: Computation, query: Operand, square: Real) -> Real:
+def _variance_of_exponents(problem: Computation, query: Operand, square: Real) -> Real:
     """Return the variance of exponents, (B, H, Lq, T), from that of the keys' elements, (B, Hkv, T, D)."""
     variance: Real = scale_of(problem) ** 2 * (query.value**2 @ transposed(every_head(square, query.value.shape[1])))
     return variance
@@ -132,18 +134,18 @@ def _of_keys(problem: Computation, query: Operand, square: Real) -> Real:
 BACKWARD_WEIGHTS = Step(handed_on, _error_of_weights, reach=handed_on)
 
 
-def _at_most(own: Rows) -> Real:
-    p = own.weights
-    most = (p + own.grown) / own.least_sum
+def _largest_weights(rows: Rows) -> Real:
+    p = rows.weights
+    most = (p + rows.grown) / rows.least_sum
     return np.where(p > 0, np.where(np.isnan(most), np.inf, most), 0.0)
 
 
-def _stored(rows: Rows, largest: Real, moved: Real, rounding: RoundingModel) -> Real:
+def _error_of_stored(rows: Rows, largest: Real, moved: Real, rounding: RoundingModel) -> Real:
     relative = normalisation_error(rows, rounding) + rounding.weight_unit
     return relative * (1 + 2 * relative) * (largest + moved)
 
 
-def _recomputed(rows: Rows, rounding: RoundingModel) -> Real:
+def _error_of_recomputed(rows: Rows, rounding: RoundingModel) -> Real:
     """Return how far e^(s - L) is from p, L being stored in the format of the computation."""
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     # p e^(E + F) - p, written so that nothing cancels: in float64, E + F is but some dozens of units.
@@ -153,7 +155,7 @@ def _recomputed(rows: Rows, rounding: RoundingModel) -> Real:
 
 @dataclass(frozen=True, eq=False)
 class GradWeights:
-    """The gradient of the weights, (B, H, Lq, Lk), and what it is made of, the values those of every query head."""
+    """The gradient of the weights, (B, H, Lq, Lk), and its factors, with values for every query head."""
 
     value: Real  # dp
     grad_output: Operand  # g
@@ -181,17 +183,17 @@ def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> Grad
         value=dp,
         grad_output=grad_output,
         values=values,
-        max_error=_worst_of_grad_weights(grad_output, values, of_codes, np.abs(dp), rounding),
+        max_error=_max_error_of_grad_weights(grad_output, values, of_codes, np.abs(dp), rounding),
         variance=variance + rounding.weight_gradient_unit**2 * square,
         of_factors=of_factors,
         shares_errors=bool(rounding.product_unit) or grad_output.variance is not None or of_codes is not NOTHING,
     )
 
 
-def _worst_of_grad_weights(
+def _max_error_of_grad_weights(
     gradient: Operand, values: Real, of_codes: Real, size: Real, rounding: RoundingModel
 ) -> Real:
-    """Return E_dp; ``of_codes`` is what values lose to theirs."""
+    """Return E_dp; ``of_codes`` is the error of values in codes."""
     width, u_acc = values.shape[-1], rounding.accumulate_unit
     met = transposed(added(np.abs(values), of_codes))
     largest = gradient.magnitude
@@ -207,7 +209,7 @@ def _worst_of_grad_weights(
     error: Real = summed + rounding.weight_gradient_unit * (size + summed)
     error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
     if rounding.product_unit:  # a factor that is flushed to zero
-        of_query, of_key = (each.sum(axis=-1, keepdims=True) for each in (gradient.magnitude, np.abs(values)))
+        of_query, of_key = (operand.sum(axis=-1, keepdims=True) for operand in (gradient.magnitude, np.abs(values)))
         error += rounding.product_underflow * (of_query + transposed(of_key))
     return error
 
@@ -234,7 +236,7 @@ class Centred:
 
 @dataclass(frozen=True, eq=False)
 class GradLogits:
-    """The gradient of the logits and its error; 0 where nothing is attended to."""
+    """The gradient of the logits and its error; 0 for keys that are not attended to."""
 
     centred: Centred
     value: Real  # p y
@@ -252,13 +254,13 @@ class GradLogits:
 def _error_of_grad_logits(at: At, weights: BackwardWeights, gradient: GradWeights, _: Logits) -> GradLogits:
     centred, rounding = _centred(weights, gradient), at.rounding
     value = weights.rows.weights * centred.value
-    of_delta, rounded = _variance_of_delta(centred, rounding), _rounded(centred, value, rounding)
+    of_delta, rounded = _variance_of_delta(centred, rounding), _variance_of_roundings(centred, value, rounding)
     variance, max_error = (
         _variance_of_grad_logits(centred, of_delta, rounding) + rounded,
-        _worst_of_grad_logits(centred, value, rounding),
+        _max_error_of_grad_logits(centred, value, rounding),
     )
     value, max_error, variance, rounded = (
-        through_mask(at.problem, each) for each in (value, max_error, variance, rounded)
+        through_mask(at.problem, array) for array in (value, max_error, variance, rounded)
     )
     return GradLogits(centred, value, max_error, variance, of_delta, rounded)
 
@@ -284,12 +286,15 @@ def storage_of(rounding: RoundingModel) -> tuple[float, float]:
     return max((rounding.score_unit, rounding.score_underflow), (rounding.weight_unit, rounding.weight_underflow))
 
 
-def _worst_of_grad_logits(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
+def _max_error_of_grad_logits(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
     """Return E_dl."""
     weights, gradient = centred.weights, centred.gradient.max_error
-    delta = _of_delta(centred, rounding)
+    delta = _error_of_sum(centred, weights.stored - weights.moved, weights.stored, rounding)  # of stored weights
     if rounding.recomputes:
-        again, from_output = _of_delta_again(centred, rounding), _of_delta_from_output(centred, rounding)
+        again, from_output = (
+            _error_of_recomputed_delta(centred, rounding),
+            _error_of_delta_from_output(centred, rounding),
+        )
         delta = np.maximum(np.maximum(delta, again), from_output)
     of_delta = np.abs(centred.delta) + delta
     delta = delta + rounding.score_unit * of_delta + rounding.score_underflow
@@ -301,35 +306,29 @@ def _worst_of_grad_logits(centred: Centred, value: Real, rounding: RoundingModel
     return weights.attended * error * (1 + 8 * rounding.coarsest_unit)
 
 
-def _of_delta(centred: Centred, rounding: RoundingModel) -> Real:
-    """Return the error of sum_j p dp, (..., Lq, 1), of stored weights."""
-    weights = centred.weights
-    return _of_sum(centred, weights.stored - weights.moved, weights.stored, rounding)
-
-
-def _of_delta_again(centred: Centred, rounding: RoundingModel) -> Real:
+def _error_of_recomputed_delta(centred: Centred, rounding: RoundingModel) -> Real:
     """Return the error of sum_j p dp, (..., Lq, 1), of weights e^(s - L), which add up to T."""
     weights = centred.weights
     further = further_exponent_error(weights.rows, rounding)[..., np.newaxis]
     rounded = np.expm1(further) + rounding.weight_unit + rounding.compute_unit
     apart = weights.attended * (rounded * (weights.largest + weights.moved) + 2 * rounding.weight_underflow)
     total = total_error(weights.rows, rounding)
-    return total * np.abs(centred.delta) + (1 + total) * _of_sum(centred, apart, weights.max_error, rounding)
+    return total * np.abs(centred.delta) + (1 + total) * _error_of_sum(centred, apart, weights.max_error, rounding)
 
 
-def _of_sum(centred: Centred, apart: Real, max_error: Real, rounding: RoundingModel) -> Real:
+def _error_of_sum(centred: Centred, apart: Real, max_error: Real, rounding: RoundingModel) -> Real:
     """Return the error of a sum of p dp: weights err by ``apart`` beside what perturbed exponents do, in all by P."""
     weights, gradient, size = centred.weights, centred.gradient.max_error, np.abs(centred.gradient.value)
     count = weights.rows.count
     summed = count * rounding.sum_unit + 2 * rounding.compute_unit
     if rounding.product_unit:  # by einsum, say
         summed = count * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.product_error
-    each = weights.moved * centred.largest + apart * size
-    each = each + (weights.largest + max_error) * (gradient + summed * (size + gradient))
-    return sum_of_row(each + weights.attended * 2 * rounding.score_underflow)
+    error = weights.moved * centred.largest + apart * size
+    error = error + (weights.largest + max_error) * (gradient + summed * (size + gradient))
+    return sum_of_row(error + weights.attended * 2 * rounding.score_underflow)
 
 
-def _of_delta_from_output(centred: Centred, rounding: RoundingModel) -> Real:
+def _error_of_delta_from_output(centred: Centred, rounding: RoundingModel) -> Real:
     """Return the error of sum_c g o, (..., Lq, 1)."""
     width, gradient = centred.gradient.values.shape[-1], centred.gradient.grad_output
     bound = output_bound(centred.weights.rows, Operand(centred.gradient.values), centred.output, rounding).max_error
@@ -341,11 +340,11 @@ def _of_delta_from_output(centred: Centred, rounding: RoundingModel) -> Real:
     return total
 
 
-def _rounded(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
+def _variance_of_roundings(centred: Centred, value: Real, rounding: RoundingModel) -> Real:
     """Return the variance of the roundings of y and of dlogits."""
     unit, (storing, underflow) = rounding.compute_unit, storage_of(rounding)
-    own = centred.weights.rows.weights**2 * (centred.gradient.value**2 + centred.delta**2)
-    rounded = 2 * unit**2 * own + (storing**2 + unit**2) * value * value
+    squares = centred.weights.rows.weights**2 * (centred.gradient.value**2 + centred.delta**2)
+    rounded = 2 * unit**2 * squares + (storing**2 + unit**2) * value * value
     # What underflows is rounded like anything else, by at most eta.
     lost = (2 * rounding.weight_underflow * centred.value) ** 2 + STORAGE_COUNT * underflow**2
     return rounded + centred.weights.attended * lost
@@ -364,7 +363,7 @@ def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
     variance = variance + lost + rows.count * (2 * rounding.score_underflow) ** 2
     if rounding.recomputes:
         # What weights made again add up to: their errors and those of L may be apart.
-        of_sum = 2 * (rows.own_sum + rows.shared_sum) * square
+        of_sum = 2 * (rows.independent_sum + rows.shared_sum) * square
         output, of_rows = centred.output**2, gradient.grad_output.value**2
         of_output = product_variance(rounding, rows.count, output, (p * p) @ gradient.values**2)
         of_output = of_output + rounding.output_count * rounding.output_unit**2 * output
@@ -377,10 +376,10 @@ def _variance_of_delta(centred: Centred, rounding: RoundingModel) -> Real:
 
 
 def _variance_of_grad_logits(centred: Centred, of_delta: Real, rounding: RoundingModel) -> Real:
-    """Return the variance of each logit's gradient by what is before its own rounding."""
+    """Return the variance of each logit's gradient before it is rounded."""
     weights, gradient = centred.weights, centred.gradient
     p, dp, size = weights.rows.weights, gradient.value, np.abs(centred.value)
-    own = of_own_exponents(centred, weights.rows.independent, rounding)
+    of_exponents = of_own_exponents(centred, weights.rows.independent, rounding)
     mean, mean_shared = sum_of_row(p * size), sum_of_row(p * weights.shared)
     shared = (2 * size + mean) * (size * (weights.shared + mean_shared) + sum_of_row(p * weights.shared * size))
     of_sum = weights.of_sum * (size + np.abs(centred.delta)) ** 2
@@ -388,7 +387,7 @@ def _variance_of_grad_logits(centred: Centred, of_delta: Real, rounding: Roundin
     of_gradient = gradient.variance * (1 - 2 * p) + sum_of_row(p * p * gradient.variance)
     if rounding.recomputes:
         of_gradient = np.maximum(of_gradient, gradient.variance)
-    relative = np.maximum(own, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + of_delta
+    relative = np.maximum(of_exponents, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + of_delta
     if gradient.shares_errors:
         of_row = np.sqrt(gradient.of_factors)
         relative = relative + (of_row + sum_of_row(p * of_row)) ** 2 + of_cuts(centred, rounding)
@@ -396,16 +395,16 @@ def _variance_of_grad_logits(centred: Centred, of_delta: Real, rounding: Roundin
     return variance
 
 
-def of_own_exponents(centred: Centred, own: Real, rounding: RoundingModel) -> Real:
-    """Return what the errors of exponents do to each logit's gradient over its weight, every key's for itself."""
+def of_own_exponents(centred: Centred, independent: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of each logit's gradient over its weight by independent errors of the keys' exponents."""
     p, y = centred.weights.rows.weights, centred.value
-    weighted = p * p * own
+    weighted = p * p * independent
     total, first, second = (sum_of_row(weighted * factor) for factor in (1.0, y, y * y))
-    return y * y * total + 2 * y * first + second + own * y * y * (1.0 if rounding.recomputes else 1 - 4 * p)
+    return y * y * total + 2 * y * first + second + independent * y * y * (1.0 if rounding.recomputes else 1 - 4 * p)
 
 
 def of_cuts(centred: Centred, rounding: RoundingModel) -> Real:
-    """Return what factors that are cut off have in common, in dp and in Delta, which need not be the same."""
+    """Return the variance that cut off factors have in common, in dp and in Delta, which need not be the same."""
     size = np.abs(centred.gradient.value) + np.abs(centred.delta)
     return rounding.product_common * size**2
 
@@ -422,7 +421,7 @@ _ONE = np.ones((1, 1))
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The slope of the softcap; 1 without an error where there is none, and 0 where a fill took the score's place."""
+    """The slope of the softcap; 1 without an error if there is no softcap, and 0 for scores that a fill replaced."""
 
     value: Real  # kappa
     softcap: float | None
@@ -430,13 +429,13 @@ class Slope:
     variance: Real  # V_kappa
 
     def times(self, array: Real) -> Real:
-        """Multiply by the slope, where it is not 1 throughout."""
+        """Multiply by the slope, unless it is 1 throughout."""
         return array if self.value is _ONE else array * self.value
 
 
 @dataclass(frozen=True, eq=False)
 class GradScores:
-    """The gradient of the scores and its error; 0 where nothing is attended to."""
+    """The gradient of the scores and its error; 0 for keys that are not attended to."""
 
     logits: GradLogits
     slope: Slope
@@ -460,8 +459,8 @@ class GradScores:
         """
         weights, centred = self.logits.weights, self.logits.centred
         p, of_factors = weights.rows.weights, centred.gradient.of_factors
-        own = np.maximum(of_own_exponents(centred, weights.of_columns, rounding), 0)
-        relative = own + of_factors + sum_of_row(p * p * of_factors) + of_cuts(centred, rounding)
+        of_exponents = np.maximum(of_own_exponents(centred, weights.of_columns, rounding), 0)
+        relative = of_exponents + of_factors + sum_of_row(p * p * of_factors) + of_cuts(centred, rounding)
         through = p * np.sqrt(relative) * self.slope.value
         deviation: Real = through + np.abs(self.logits.value) * np.sqrt(self.slope.variance)
         return deviation
@@ -480,25 +479,16 @@ def _error_of_slope(at: At, scores: Logits) -> Slope:
         whole = _ONE if problem.fill is None else np.ones(scores.value.shape)
         return Slope(through_mask(problem, whole), None, np.zeros((1, 1)), np.zeros((1, 1)))
     argument = scores.value / cap
-    slope = slope_of_tanh(argument)
-    own = (
-        slope,
-        _worst_of_grad_scores(scores, argument, slope, cap, rounding),
-        _variance_of_grad_scores(scores, argument, slope, cap, rounding),
-    )
-    slope, max_error, variance = (through_mask(problem, each) for each in own)
+    slope, height = slope_of_tanh(argument), np.abs(np.tanh(argument))
+    rise = rise_of_tanh(argument, scores.max_error / abs(cap), rounding)
+    risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
+    max_error = risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)  # E_kappa
+    unmasked = slope, max_error, _variance_of_slope(scores, argument, slope, cap, rounding)
+    slope, max_error, variance = (through_mask(problem, array) for array in unmasked)
     return Slope(slope, cap, max_error, variance)
 
 
-def _worst_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
-    """Return E_kappa."""
-    height = np.abs(np.tanh(argument))
-    rise = rise_of_tanh(argument, scores.max_error / abs(cap), rounding)
-    risen = rise + (rounding.tanh_error + 3 * rounding.score_unit) * (height + rise)
-    return risen * (2 * height + risen) + rounding.compute_unit * (2 * height + 4 * slope)
-
-
-def _variance_of_grad_scores(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
+def _variance_of_slope(scores: Logits, argument: Real, slope: Real, cap: float, rounding: RoundingModel) -> Real:
     """Return V_kappa."""
     height, unit = np.tanh(argument) ** 2, rounding.compute_unit
     of_score = (scores.independent + scores.shared) / cap**2

@@ -1,4 +1,4 @@
-"""The last steps of a backward pass: what gradients add up over keys or queries, and the errors that they return.
+"""The last steps of a backward pass: the sums of gradients over keys or queries, and their errors.
 
 ``docs/numerics.md`` has the gradients (section 2), the bounds of these sums (4.6) and their variances (5). Rounded keys
 and values are met by every query, and what cuts have in common is in everything: no sum over queries takes such errors
@@ -84,7 +84,7 @@ class Scaling:
 
     @property
     def is_shared(self) -> bool:
-        """True where all heads have one scale."""
+        """True if all heads have one scale."""
         return np.ndim(self.factor) == 0
 
     def of_groups(self, groups: int) -> Scaling:
@@ -117,7 +117,7 @@ class Sums:
 
 
 def scaling_of(scale: Factor, rounding: RoundingModel) -> Scaling:
-    """Return what scaling ds, a sum of it, or what it meets, rounds."""
+    """Return the roundings of a scale that multiplies ds, a sum of it, or the other factor."""
     folds_exactly, counted = folds_exactly_into_operands(scale, rounding), roundings_of_scale(scale)
     folded, storing = np.where(folds_exactly, 0.0, rounding.prescale_unit), storage_of(rounding)[0]
     return Scaling(
@@ -129,7 +129,7 @@ def scaling_of(scale: Factor, rounding: RoundingModel) -> Scaling:
 
 
 def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel) -> Bound:
-    """Add up the heads of each group, and what adding and storing round; ``length`` is that of what is summed over."""
+    """Add up the heads of each group, with the roundings of sums and storage; ``length`` is that of the summed axis."""
     heads = exact.shape[-3]
     group = sums.value.shape[-3] // heads if heads else 1
     # The tiles of all heads of a group are added up in one place.
@@ -179,7 +179,7 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
 def bound_of_stored(
     exact: Real, max_error: Real, variance: Real, floor: Real, some: NDArray[np.bool_], rounding: RoundingModel
 ) -> Bound:
-    """Round what is returned; where nothing was added up it is exactly 0."""
+    """Return a bound after the roundings of storage; a sum without a term is exactly 0."""
     max_error = (
         max_error
         + rounding.output_count * rounding.output_unit * (np.abs(exact) + max_error)
@@ -193,22 +193,22 @@ def bound_of_stored(
 
 
 def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> Finished:
-    """Return a gradient with its bound; no statistical scale where weights that reach it are no longer linear."""
+    """Return a gradient with its bound; no statistical scale if weights that reach it are no longer linear."""
     bent = of_bent_weights(weights)
     if not bent.any():
         return Finished(exact, bound)
-    reached = _reached(stage, bent, bound.max_error.shape)
+    reached = _reached_elements(stage, bent, bound.max_error.shape)
     return Finished(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
 
 
 def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
-    """Return, (B, H, Lq, Lk), where a row's weights are no longer linear in the errors of its exponents."""
+    """Return which weights, (B, H, Lq, Lk), are no longer linear in the errors of the exponents of their row."""
     linear = is_linear(weights.rows, _MAX_LINEAR)
     return weights.rows.attended & ~linear.all(axis=-1, keepdims=True)
 
 
-def _reached(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return, in a gradient's shape, what these weights (B, H, Lq, Lk) reach."""
+def _reached_elements(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return which elements of a gradient, in its shape, these weights (B, H, Lq, Lk) reach."""
     reached = np.asarray(bent.any(axis=-1 if stage == "grad_query" else -2))[..., np.newaxis]
     groups = reached.shape[-3] // shape[-3] if shape[-3] else 1
     # (B, H, L, 1) -> (B, Hkv, H / Hkv, L, 1): a key head is reached by every query head that shares it.
@@ -220,29 +220,31 @@ def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
     key = stored_operand_of("backward_key", key, at.rounding)
     keys = every_head(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
-    sums = _of_scores(scores, keys, factor, at.rounding)
+    sums = _sums_of_scores(scores, keys, factor, at.rounding)
     sums = replace(sums, variance=factor**2 * _query_variance(scores, keys, at.rounding))
-    sums = _with_errors(sums, scores, key, factor)
+    sums = _with_operand_errors(sums, scores, key, factor)
     bound = bound_of_sums(sums, at.value, key.value.shape[-2], at.rounding)
     return finished("grad_query", scores.logits.weights, at.value, bound)
 
 
 def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Finished:
     factor, query = scale_of(at.problem), stored_operand_of("backward_query", query, at.rounding)
-    sums = _with_errors(_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True)
+    sums = _with_operand_errors(
+        _sums_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True
+    )
     bound = bound_of_sums(sums, at.value, query.value.shape[-2], at.rounding)
     return finished("grad_key", scores.logits.weights, at.value, bound)
 
 
 def _error_of_value(at: At, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
-    sums = _of_weights(weights, stored_operand_of("grad_output", grad_output, at.rounding), at.rounding)
+    sums = _sums_of_weights(weights, stored_operand_of("grad_output", grad_output, at.rounding), at.rounding)
     bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
     return finished("grad_value", weights, at.value, bound)
 
 
 def _error_of_bias(at: At, logits: GradLogits) -> Finished:
-    own = slice(None, logits.value.shape[-1] - at.problem.added_keys)
-    return bound_of_summed_logits(at, logits, at.value.shape, own)
+    columns = slice(None, logits.value.shape[-1] - at.problem.added_keys)
+    return bound_of_summed_logits(at, logits, at.value.shape, columns)
 
 
 def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: slice) -> Finished:
@@ -251,15 +253,17 @@ def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: sl
     The value that the step returns has as many elements as the shape.
     """
     lifted, axes = spread_over(shape, logits.value.ndim)
-    bound = _of_bias(logits, at.value.reshape(lifted), columns, at)
+    bound = _bound_of_columns(logits, at.value.reshape(lifted), columns, at)
     bent = of_bent_weights(logits.weights)[..., columns]
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
-    max_error, scale = (each.reshape(at.value.shape) for each in (bound.max_error, scale))
+    max_error, scale = (array.reshape(at.value.shape) for array in (bound.max_error, scale))
     return Finished(at.value, Bound(max_error, scale))
 
 
-def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: Factor, *, by_key: bool = False) -> Sums:
-    """Add what the errors of keys or queries do that ds meets, where they are computed."""
+def _with_operand_errors(
+    sums: Sums, scores: GradScores, operand: Operand, factor: Factor, *, by_key: bool = False
+) -> Sums:
+    """Add the errors of the computed keys or queries by which ds is multiplied."""
     if operand.max_error is None or operand.variance is None:
         return sums
     heads, size = scores.value.shape[1], np.abs(scores.value)
@@ -275,14 +279,14 @@ def _with_errors(sums: Sums, scores: GradScores, operand: Operand, factor: Facto
     )
 
 
-def _of_scores(
+def _sums_of_scores(
     scores: GradScores, operand: Real, factor: Factor, rounding: RoundingModel, *, by_key: bool = False
 ) -> Sums:
     """Return a ds k, or a ds^T q, but for its variance."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(operand)
     of_scores, errors, attended, count = np.abs(scores.value), scores.max_error, weights.attended, weights.rows.count
     if by_key:
-        of_scores, errors, attended = (transposed(each) for each in (of_scores, errors, attended))
+        of_scores, errors, attended = (transposed(array) for array in (of_scores, errors, attended))
         count = attended.sum(axis=-1, keepdims=True)
     squares, square_operand = of_scores * of_scores, size * size
     max_error = scale * (errors @ size)
@@ -306,9 +310,9 @@ def _of_scores(
     )
 
 
-def _over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> Sums:
+def _sums_over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> Sums:
     """Return a ds^T q."""
-    sums, scale, size = _of_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
+    sums, scale, size = _sums_of_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
     deviation = NOTHING
     if scores.logits.weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
@@ -321,7 +325,7 @@ def _over_queries(scores: GradScores, query: Real, factor: Factor, rounding: Rou
     )
 
 
-def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> Sums:
+def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> Sums:
     """Return p^T g."""
     gradient, rows, deviation, lost = grad_output.value, weights.rows, NOTHING, NOTHING
     size, square = grad_output.magnitude, gradient * gradient
@@ -354,14 +358,14 @@ def _of_weights(weights: BackwardWeights, grad_output: Operand, rounding: Roundi
 
 
 def _underflow(factor: Factor, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1) -> Real:
-    """Bound what underflow does to a scaled ds and to a scaled operand; their squares with ``power`` 2."""
+    """Bound the underflow of a scaled ds and of a scaled operand; of their squares with ``power`` 2."""
     folded = 0.0 if rounding.folding == "none" else rounding.prescale_underflow
     scale = np.maximum(1.0, abs(factor))
     floor: Real = (scale * 2 * storage_of(rounding)[1]) ** power * entries + (scale * folded) ** power * gradients
     return floor
 
 
-def _of_bias(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
+def _bound_of_columns(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
     rounding = at.rounding
     shape, axes = spread_over(exact.shape, exact.ndim)
@@ -393,8 +397,8 @@ def _of_bias(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
 
 
 def _value_of_bias(problem: Computation, logits: Real) -> Real:
-    own = slice(None, logits.shape[-1] - problem.added_keys)
-    return value_of_summed_logits(logits, problem.array("bias").shape, own)
+    columns = slice(None, logits.shape[-1] - problem.added_keys)
+    return value_of_summed_logits(logits, problem.array("bias").shape, columns)
 
 
 def value_of_summed_logits(logits: Real, shape: Shape, columns: slice) -> Real:
@@ -432,7 +436,7 @@ def _query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> R
     p, y, slope, square = rows.weights, centred.value, scores.slope, rows.squares
     squares, weighted, moved = key * key, slope.times(p), p * rows.shifted * y
     mean, result = weighted @ key, scores.value @ key  # X and S
-    variance: Real = _of_exponents(scores, key, mean, result, rounding)
+    variance: Real = _variance_of_exponents(scores, key, mean, result, rounding)
     of_constants = slope.times(moved) @ key - mean * sum_of_row(moved)
     variance += rows.constants(rounding) * (of_constants - result * rows.mean_shifted) ** 2
     common = weights.of_sum + rounding.product_common
@@ -459,8 +463,8 @@ def _query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> R
     return capped + scores.of_storage(rounding) @ squares
 
 
-def _of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel) -> Real:
-    """Return what the errors of exponents do to ds k: each key's own, and by Cauchy's inequality what they share."""
+def _variance_of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of ds k by errors of exponents: each key's, and by Cauchy's inequality the shared ones."""
     weights, y, slope = scores.logits.weights, scores.logits.centred.value, scores.slope
     squares, of_means, of_both, of_results = key * key, mean * mean, 2 * result * mean, result * result
 
@@ -476,4 +480,4 @@ def _of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, round
         return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes else together
 
     rows = weights.rows
-    return expand(rows.own) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)
+    return expand(rows.independent_terms) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)

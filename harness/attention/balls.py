@@ -24,42 +24,42 @@ Objects = NDArray[np.object_]
 
 @dataclass(frozen=True, eq=False)
 class OneArray(ExactArray):
-    """Numbers that one array holds; of objects, NumPy calls the functions that they have by the same names."""
+    """Numbers in one array; for objects, NumPy calls their methods of the same names."""
 
     @property
     def numbers(self) -> Any:
         """The numbers."""
         return self.parts[0]
 
-    def _made(self, numbers: NDArray[Any]) -> Self:
+    def _with_numbers(self, numbers: NDArray[Any]) -> Self:
         return type(self)((numbers,), self.attended)
 
     def __neg__(self) -> Self:
-        return self._made(-self.numbers)
+        return self._with_numbers(-self.numbers)
 
     def __abs__(self) -> Self:
-        return self._made(np.abs(self.numbers))
+        return self._with_numbers(np.abs(self.numbers))
 
-    def _plus(self, other: Self) -> Self:
+    def _add(self, other: Self) -> Self:
         return type(self)((self.numbers + other.numbers,), both(self.attended, other.attended))
 
-    def _times(self, other: Self) -> Self:
-        return self._made(self.numbers * other.numbers)
+    def _multiply(self, other: Self) -> Self:
+        return self._with_numbers(self.numbers * other.numbers)
 
-    def _by(self, other: Self) -> Self:
-        return self._made(self.numbers / other.numbers)
+    def _divide(self, other: Self) -> Self:
+        return self._with_numbers(self.numbers / other.numbers)
 
     def exp(self) -> Self:
-        return self._made(np.exp(self.numbers))
+        return self._with_numbers(np.exp(self.numbers))
 
     def log(self) -> Self:
-        return self._made(np.log(self.numbers))
+        return self._with_numbers(np.log(self.numbers))
 
     def sqrt(self) -> Self:
-        return self._made(np.sqrt(self.numbers))
+        return self._with_numbers(np.sqrt(self.numbers))
 
     def tanh(self) -> Self:
-        return self._made(np.tanh(self.numbers))
+        return self._with_numbers(np.tanh(self.numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Scales(OneArray):
         return type(self)((self.numbers.sum(axis=-1, keepdims=True),))
 
     def _maximum(self, other: Self) -> Self:
-        return self._made(np.maximum(self.numbers, other.numbers))
+        return self._with_numbers(np.maximum(self.numbers, other.numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class Doubles(Scales):
         return cls((stored,))
 
     def restricted_to(self, allowed: Flags | None) -> Self:
-        return self if allowed is None else self._made(np.where(allowed, self.numbers, -np.inf))
+        return self if allowed is None else self._with_numbers(np.where(allowed, self.numbers, -np.inf))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Balls(OneArray):
 
     @classmethod
     def of_numbers(cls, numbers: Real) -> Self:
-        return cls((_each(arb)(numbers),))
+        return cls((_elementwise(arb)(numbers),))
 
     def split(self) -> tuple[Real, Real, Real]:
         """Return high = x to nearest, low = (x - high) to nearest, radius = |x - high - low| rounded up.
@@ -117,7 +117,7 @@ class Balls(OneArray):
         high = _numbers(self.numbers)
         rest = self.numbers - high
         low = _numbers(rest)
-        uppers = _each(arb.abs_upper)(rest - low)
+        uppers = _elementwise(arb.abs_upper)(rest - low)
         # float() rounds to nearest and underflows to 0: the next number up bounds it again, unless it was 0 exactly.
         radius = np.where(_flags(arb.is_zero, uppers), 0.0, np.nextafter(_numbers(uppers), np.inf))
         lost = ~(np.isfinite(high) & np.isfinite(low))
@@ -135,13 +135,13 @@ class Balls(OneArray):
         rows = self.numbers.reshape(math.prod(self.shape[:-1]), self.shape[-1])
         flags = np.ones(rows.shape, np.bool_) if self.attended is None else self.attended.reshape(rows.shape)
         tops = np.empty(len(rows), dtype=object)
-        tops[:] = [max(map(arb.mid, row[own]), default=arb(0)) for row, own in zip(rows, flags, strict=True)]
+        tops[:] = [max(map(arb.mid, row[attended]), default=arb(0)) for row, attended in zip(rows, flags, strict=True)]
         return type(self)((tops.reshape(*self.shape[:-1], 1),))
 
     def __matmul__(self, other: Self) -> Self:
         leading = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
         result = np.empty((*leading, self.shape[-2], other.shape[-1]), dtype=object)
-        left, right = (np.broadcast_to(each.numbers, (*leading, *each.shape[-2:])) for each in (self, other))
+        left, right = (np.broadcast_to(operand.numbers, (*leading, *operand.shape[-2:])) for operand in (self, other))
         for index in np.ndindex(leading):
             product = _matrix(left[index]) * _matrix(right[index])
             result[index] = np.array([*product.entries(), None], dtype=object)[:-1].reshape(result.shape[-2:])
@@ -151,12 +151,12 @@ class Balls(OneArray):
         return type(self)((np.add.reduce(self.numbers, axis=-1, keepdims=True, initial=arb(0)),))
 
     def _maximum(self, other: Self) -> Self:
-        return self._made(_each(arb.max, 2)(self.numbers, other.numbers))
+        return self._with_numbers(_elementwise(arb.max, 2)(self.numbers, other.numbers))
 
 
-def _each(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]:
-    each: Callable[..., Any] = np.frompyfunc(function, operands, 1)
-    return each
+def _elementwise(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]:
+    elementwise: Callable[..., Any] = np.frompyfunc(function, operands, 1)
+    return elementwise
 
 
 def _numbers(balls: Objects) -> Real:
@@ -164,7 +164,7 @@ def _numbers(balls: Objects) -> Real:
 
 
 def _flags(function: Callable[..., Any], *operands: Objects) -> Flags:
-    flags: Flags = _each(lambda *each: bool(function(*each)), len(operands))(*operands).astype(np.bool_)
+    flags: Flags = _elementwise(lambda *numbers: bool(function(*numbers)), len(operands))(*operands).astype(np.bool_)
     return flags
 
 

@@ -56,10 +56,10 @@ def accumulated_bounds(
 def bounds_of(
     problem: Computation, rounding: RoundingModel, exact: Mapping[str, Real], stages: Collection[str]
 ) -> dict[str, Bound]:
-    """Do the same for a problem, which may have some of the query rows and keys alone."""
+    """Do the same for a problem that may have only some of the query rows and keys."""
     problem = for_bounds(problem)
     with np.errstate(all="ignore"):
-        walk = error_walk(problem, rounding, value_walk(problem, _known(problem, exact)))
+        walk = error_walk(problem, rounding, value_walk(problem, _known_values(problem, exact)))
         asked = [name for name in exact if name in stages and name in walk.graph]
         return {name: _as_returned(walk.node(name).bound(rounding), problem, name) for name in asked}
 
@@ -80,15 +80,17 @@ def introduced_bounds(
     graph = graph_of(problem)
     stage = next(iter(exact))
     before = {name for name in returned if name not in exact and name in graph}
-    found = set(reached(graph, stage, before))
-    if any(name in graph and not graph[name].follows for name in found - before):
+    nodes = set(reached(graph, stage, before))
+    if any(name in graph and not graph[name].follows for name in nodes - before):
         return None
     if "masked" in before and problem.fill is None:
         # What the implementation itself masked says who is attended to, rightly or not.
         problem = problem.without_mask()
-    starts = {name: problem.with_added(name, as_float64(returned[name])) for name in found & before}
+    starts = {name: problem.with_added(name, as_float64(returned[name])) for name in nodes & before}
     with np.errstate(all="ignore"):
-        values = value_walk(problem, {**starts, **_known(problem, {name: as_float64(exact[name]) for name in exact})})
+        values = value_walk(
+            problem, {**starts, **_known_values(problem, {name: as_float64(exact[name]) for name in exact})}
+        )
         try:
             walk = error_walk(problem, rounding, values, starts)
             return {name: _as_returned(walk.node(name).bound(rounding), problem, name) for name in exact}
@@ -96,8 +98,8 @@ def introduced_bounds(
             return None
 
 
-def _known(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
-    """Return the values of nodes that exact stages tell."""
+def _known_values(problem: Computation, exact: Mapping[str, Real]) -> dict[str, Any]:
+    """Return the values of nodes that exact stages determine."""
     known: dict[str, Any] = {name: problem.with_added(name, array) for name, array in exact.items()}
     is_plain = not problem.added_keys and problem.options.get("lse_base") != "2"
     if is_plain and {"weights", "log_sum_exp"} <= exact.keys():
@@ -111,7 +113,7 @@ def _as_returned(state: State, problem: Computation, stage: str) -> State:
 
 
 def for_bounds(problem: Computation) -> Computation:
-    """Return a problem for error bounds: widen the inputs; what a row without a key gives is no matter of rounding."""
+    """Return a problem for error bounds: widen the inputs, and drop ``empty_rows``, which rounds nothing."""
     if problem.is_wide:
         return problem
     kept = {name: value for name, value in problem.options.items() if name != "empty_rows"}
@@ -137,7 +139,7 @@ def bounds_by_rows(
         part = computation.of_rows(rows).of_keys(first, stop)
         of_part = {stage: _part_of(stage, array, rows, first, stop) for stage, array in exact.items()}
         parts.append(bounds_of(part, rounding, of_part, stages))
-    return {stage: _joined(stage, [part[stage] for part in parts]) for stage in stages}
+    return {stage: _concatenated(stage, [part[stage] for part in parts]) for stage in stages}
 
 
 def _span(attended: NDArray[np.bool_]) -> tuple[int, int]:
@@ -151,7 +153,7 @@ def _part_of(stage: str, array: Real, rows: NDArray[np.intp], first: int, stop: 
     return part if stage in ("output", "log_sum_exp") else part[..., first:stop]
 
 
-def _joined(stage: str, parts: Sequence[Bound]) -> Bound:
+def _concatenated(stage: str, parts: Sequence[Bound]) -> Bound:
     axis = query_axis(stage)
     assert axis is not None
     return Bound(

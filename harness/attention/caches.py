@@ -31,7 +31,7 @@ from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 
 
 def joined_of(name: str) -> Step:
-    """Return the step that puts what is cached in front of the projected key or value: (B, Hkv, P + Lk, D)."""
+    """Return the step that puts the cache in front of the projected key or value: (B, Hkv, P + Lk, D)."""
     cached = f"cached_{name}"
 
     def exact(problem: Computation, new: ExactArray) -> ExactArray:
@@ -39,11 +39,11 @@ def joined_of(name: str) -> Step:
 
     def error(at: At, new: Operand) -> Operand:
         none = np.zeros(at.problem.array(cached).shape)
-        own = (new.max_error, new.variance)
-        return Operand(at.value, *(None if part is None else _joined(none, part) for part in own))
+        errors = (new.max_error, new.variance)
+        return Operand(at.value, *(None if part is None else _concatenated(none, part) for part in errors))
 
     def radius(around: Around, _: Real, new: Ball) -> Real:
-        return _joined(around.radii[cached], new.radius)
+        return _concatenated(around.radii[cached], new.radius)
 
     def reach(known: Reach, new: Flags) -> Flags:
         problem = known.problem
@@ -52,17 +52,17 @@ def joined_of(name: str) -> Step:
         leading = np.broadcast_shapes(past.shape[:-2], new.shape[:-2])
         width = max(past.shape[-1], new.shape[-1])
         parts = zip((past, new), lengths, strict=True)
-        return _joined(*(np.broadcast_to(each, (*leading, length, width)) for each, length in parts))
+        return _concatenated(*(np.broadcast_to(part, (*leading, length, width)) for part, length in parts))
 
     return Step(exact, error, radius, reach=reach)
 
 
-def _joined(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+def _concatenated(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([past, new], axis=-2)
 
 
 def dequantization_of(name: str) -> Step:
-    """Return (code - shift) factor of what is in codes; factors have the axes (B, Hkv, T, 1), or those of codes."""
+    """Return (code - shift) factor for an input in codes; factors have the axes (B, Hkv, T, 1), or those of codes."""
     factor, shift = f"{name}_factor", f"{name}_shift"
 
     def exact(problem: Computation, codes: ExactArray) -> ExactArray:
@@ -83,15 +83,15 @@ def dequantization_of(name: str) -> Step:
         return Operand(at.value, count * unit * size + lost * underflow, count * (unit * size) ** 2)
 
     def reach(known: Reach, flags: Flags) -> Flags:
-        for other in known.flags.keys() & {factor, shift}:
-            flags = flags | known.flags[other]
+        for part_name in known.flags.keys() & {factor, shift}:
+            flags = flags | known.flags[part_name]
         return flags
 
     return Step(exact, error, reach=reach)
 
 
 def made_of_latents(name: str) -> Step:
-    """Return keys or values of every head; what is behind the latent part of a key stays: (B, H, T, D + Dr)."""
+    """Return keys or values of every head; elements after the latent part of a key stay: (B, H, T, D + Dr)."""
 
     def exact(problem: Computation, latents: ExactArray) -> ExactArray:
         return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
@@ -102,11 +102,11 @@ def made_of_latents(name: str) -> Step:
         inputs = Operand(latents.value[..., :width])
         made = linear_layer(inputs, weight, None, at.value[..., :columns], at.rounding)
         rest = np.zeros((*made.value.shape[:-1], at.value.shape[-1] - columns))
-        return Operand(at.value, *(np.concatenate([each, rest], axis=-1) for each in made.errors))
+        return Operand(at.value, *(np.concatenate([part, rest], axis=-1) for part in made.errors))
 
     def radius(around: Around, _: Real, latents: Ball) -> Real:
-        weight, own = around.ball(f"{name}_projection"), latents.value.shape[-1]
-        return latents.radius_of_product(_with_identity(weight.value, own), _with_identity(weight.radius, own, 0))
+        weight, width = around.ball(f"{name}_projection"), latents.value.shape[-1]
+        return latents.radius_of_product(_with_identity(weight.value, width), _with_identity(weight.radius, width, 0))
 
     def reach(known: Reach, flags: Flags) -> Flags:
         width, columns = _projection(known.problem, name).shape[-2:]
@@ -129,7 +129,7 @@ def _projection(problem: Computation, name: str) -> Real:
 
 
 def _with_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
-    """Let a projection hand on what it has no rows for: (H, C, D) -> (H, C + Dr, D + Dr)."""
+    """Extend a projection by an identity, which passes through further columns: (H, C, D) -> (H, C + Dr, D + Dr)."""
     heads, width, columns = weight.shape
     whole = np.zeros((heads, rows, columns + rows - width), weight.dtype)
     whole[:, :width, :columns] = weight
@@ -139,7 +139,7 @@ def _with_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
 
 def _error_of_product(at: At, query: Operand, key: Operand) -> Products:
     made, absorbed = products_of(query, key, at.rounding), _absorbed_products(at, query)
-    added, variance = _added_up(at, query.value, key.value)
+    added, variance = _storage_error(at, query.value, key.value)
     carried = np.maximum(made.carried, absorbed.carried)
     return replace(
         made,
@@ -158,23 +158,23 @@ def _absorbed_products(at: At, query: Operand) -> Products:
     """Prepare the bounds of a query that the projection is part of, times latent vectors."""
     weight, latents = _projection(at.problem, "key"), at.problem.array("key")
     columns = weight.shape[-1]
-    own, rotary = query.value[..., :columns], query.value[..., columns:]
-    made = linear_layer(Operand(own), transposed(weight), None, own @ transposed(weight), at.rounding)
+    content, rotary = query.value[..., :columns], query.value[..., columns:]
+    made = linear_layer(Operand(content), transposed(weight), None, content @ transposed(weight), at.rounding)
     none = np.zeros_like(rotary)
     parts = zip((made.value, *made.errors), (rotary, none, none), strict=True)
-    return products_of(Operand(*(np.concatenate(each, axis=-1) for each in parts)), Operand(latents), at.rounding)
+    return products_of(Operand(*(np.concatenate(pair, axis=-1) for pair in parts)), Operand(latents), at.rounding)
 
 
-def _added_up(at: At, query: Real, key: Real) -> tuple[Real, Real]:
-    """Bound the storage of two products that are added up then, and its variance; nothing where there is one alone."""
+def _storage_error(at: At, query: Real, key: Real) -> tuple[Real, Real]:
+    """Bound the storage of two products before they are added up, and its variance; 0 if there is only one product."""
     columns, unit = _projection(at.problem, "key").shape[-1], at.rounding.score_unit
     if query.shape[-1] == columns:
         return np.zeros((1, 1)), np.zeros((1, 1))
-    parts = (query[..., each] @ transposed(key[..., each]) for each in (np.s_[:columns], np.s_[columns:]))
-    own, rotary = map(np.abs, parts)
+    parts = (query[..., part] @ transposed(key[..., part]) for part in (np.s_[:columns], np.s_[columns:]))
+    content, rotary = map(np.abs, parts)
     scale = abs(scale_of(at.problem))
     underflow = 2 * at.rounding.score_underflow / np.where(scale > 0, np.minimum(1.0, scale), 1.0)
-    return unit * (own + rotary) + underflow, unit**2 * (own**2 + rotary**2)
+    return unit * (content + rotary) + underflow, unit**2 * (content**2 + rotary**2)
 
 
 def _error_of_mean(at: At, weights: Weights | Operand, value: Operand) -> Finished:

@@ -43,17 +43,19 @@ PLAIN_BITS = 48
 """Sums of products of slices that start so many bits below that are added up in float64: seven roundings of 2^-53, each
 of at most 2.6 times what the terms can be."""
 _ROOM = 1 + 2.0**-40
+"""Room for the rounding of the radii themselves, which are sums of non-negative float64 numbers."""
 _NEAR_UNDERFLOW = 2.0**-900
+"""Below, underflow counts: in products it enlarges the radius, of quotients and square roots nothing is proven."""
 _FAR_FROM_ENDS = 400
 _LEAST = 2.0**-1074
 _LOST = 4 * _LEAST
 """At most what underflow takes from a product: half of 2^-1074 in each of five operations, and in three terms of its
 radius."""
-_SPLITTER = 2.0**27 + 1
+_SPLITTER = 2.0**27 + 1  # splits the 53 bits of a float64 number into halves (Veltkamp)
 _TABLE_BITS = 10
 _NODES = 2.0**20
-_LARGEST_NODE = 360
-_LARGEST_EXPONENT = 760.0
+_LARGEST_NODE = 360  # |s| is at most log(2) / 2^11, which is 355 / 2^20
+_LARGEST_EXPONENT = 760.0  # e^-760 < 2^-1096 is 0 in float64, and e^760 infinite
 _ZERO = np.zeros((1, 1))
 _BLOCK = 1 << 13
 """Elements: 64 KiB an array, so that the intermediates of a function stay in the cache."""
@@ -77,7 +79,7 @@ class DoubleWords(ExactArray):
 
     @property
     def radius(self) -> Real:
-        """The farthest that it may be from the truth; not finite where nothing is known."""
+        """The largest possible distance from the truth; not finite if nothing is known."""
         return self.parts[2]
 
     def split(self) -> Parts:
@@ -91,41 +93,43 @@ class DoubleWords(ExactArray):
         zero: Flags = (self.parts[0] == 0) & (self.radius == 0)
         return zero
 
-    def _made(self, parts: Parts) -> Self:
+    def _with_parts(self, parts: Parts) -> Self:
         return type(self)(parts, self.attended)
 
     def __neg__(self) -> Self:
-        return self._made((-self.parts[0], -self.parts[1], self.radius))
+        return self._with_parts((-self.parts[0], -self.parts[1], self.radius))
 
-    def _plus(self, other: Self) -> Self:
-        return type(self)(_added(*self.parts, *other.parts), both(self.attended, other.attended))
+    def _add(self, other: Self) -> Self:
+        high, low = _sum(self.pair, other.pair)
+        radius = (self.radius + other.radius + SUM_ERROR * np.abs(high)) * _ROOM
+        return type(self)((high, low, radius), both(self.attended, other.attended))
 
-    def _times(self, other: Self) -> Self:
-        return self._made(_multiplied(*self.parts, *other.parts))
+    def _multiply(self, other: Self) -> Self:
+        return self._with_parts(_multiply_with_radius(*self.parts, *other.parts))
 
-    def _by(self, other: Self) -> Self:
-        return self._made(_divided(*self.parts, *other.parts))
+    def _divide(self, other: Self) -> Self:
+        return self._with_parts(_divide_with_radius(*self.parts, *other.parts))
 
     def __abs__(self) -> Self:
         sign = np.where(self.parts[0] < 0, -1.0, 1.0)
-        return self._made((sign * self.parts[0], sign * self.parts[1], self.radius))
+        return self._with_parts((sign * self.parts[0], sign * self.parts[1], self.radius))
 
     def _maximum(self, other: Self) -> Self:
         larger = self.where((self - other).parts[0] >= 0, other)
-        return self._made((*larger.pair, np.maximum(self.radius, other.radius)))
+        return self._with_parts((*larger.pair, np.maximum(self.radius, other.radius)))
 
     def sqrt(self) -> Self:
         high = self.parts[0]
-        pair = _root(self.pair)
+        pair = _square_root(self.pair)
         radius = self.radius / pair[0] * (1 + 2.0**-50) + ROOT_ERROR * pair[0]
         radius = np.where(high > _NEAR_UNDERFLOW, radius * _ROOM, np.where(self.is_zero(), 0.0, np.inf))
-        return self._made((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0), radius))
+        return self._with_parts((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0), radius))
 
     def exp(self) -> Self:
-        return self._made(_in_blocks(_exponential, self.parts))
+        return self._with_parts(_in_blocks(_exponential, self.parts))
 
     def log(self) -> Self:
-        return self._made(_in_blocks(_logarithm, self.parts))
+        return self._with_parts(_in_blocks(_logarithm, self.parts))
 
     def tanh(self) -> Self:
         """Return w / (2 - w) with the sign of x, where w = 1 - e^(-2|x|)."""
@@ -135,15 +139,15 @@ class DoubleWords(ExactArray):
         sign = np.where(self.parts[0] < 0, -1.0, 1.0)
         # At 0 a number moves as far as its operand does: the quotient of a number so small is not proven.
         radius = np.where(self.parts[0] == 0, self.radius, tangent.radius)
-        return self._made((sign * tangent.parts[0], sign * tangent.parts[1], radius))
+        return self._with_parts((sign * tangent.parts[0], sign * tangent.parts[1], radius))
 
     def _row_sums(self) -> Self:
-        """Add halves to halves, until one is left, and what that rounds off beside it."""
+        """Add halves to halves, until one number is left, and add up the rounding errors next to it."""
         high, low = self.pair
         levels = max(self.shape[-1] - 1, 0).bit_length()
         size, missing = np.abs(high).sum(axis=-1, keepdims=True), (1 << levels) - self.shape[-1]
         if missing:
-            high, low = (np.concatenate((each, np.zeros((*self.shape[:-1], missing))), -1) for each in (high, low))
+            high, low = (np.concatenate((word, np.zeros((*self.shape[:-1], missing))), -1) for word in (high, low))
         for half in (1 << level for level in reversed(range(levels))):
             high, rest = _two_sum(high[..., :half], high[..., half:])
             low = rest + (low[..., :half] + low[..., half:])
@@ -151,7 +155,7 @@ class DoubleWords(ExactArray):
         return type(self)((*_two_sum(high, low), radius * _ROOM))
 
     def __matmul__(self, other: Self) -> Self:
-        left, right = _below_one(self.pair, -1), _below_one(other.pair, -2)
+        left, right = _scaled_below_one(self.pair, -1), _scaled_below_one(other.pair, -2)
         terms = left.whole @ right.whole
         high, low, radius, cut = _products(left, right, _least_positive(terms))
         if cut:
@@ -170,28 +174,23 @@ class DoubleWords(ExactArray):
         return type(self)((*made[:2], moved * _ROOM))
 
 
-def _added(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
-    high, low = _sum((x, x_low), (y, y_low))
-    return high, low, (own + theirs + SUM_ERROR * np.abs(high)) * _ROOM
-
-
-def _multiplied(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
+def _multiply_with_radius(x: Real, x_low: Real, x_radius: Real, y: Real, y_low: Real, y_radius: Real) -> Parts:
     high, low = _product((x, x_low), (y, y_low))
     size, others = np.abs(x), np.abs(y)
-    radius = size * theirs + own * (others + theirs) + PRODUCT_ERROR * np.abs(high)
+    radius = size * y_radius + x_radius * (others + y_radius) + PRODUCT_ERROR * np.abs(high)
     if not (radius.size and radius.min() >= _NEAR_UNDERFLOW):
-        radius = radius + _LOST * ((size + own > 0) & (others + theirs > 0))
+        radius = radius + _LOST * ((size + x_radius > 0) & (others + y_radius > 0))
     return high, low, radius * _ROOM
 
 
-def _divided(x: Real, x_low: Real, own: Real, y: Real, y_low: Real, theirs: Real) -> Parts:
+def _divide_with_radius(x: Real, x_low: Real, x_radius: Real, y: Real, y_low: Real, y_radius: Real) -> Parts:
     high, low = _quotient((x, x_low), (y, y_low))
-    size, found, least = np.abs(x), np.abs(high), np.abs(y) * (1 - 2.0**-50) - theirs
-    moved = (own + found * theirs) / np.where(least > 0, least, np.nan)
-    radius = (moved + QUOTIENT_ERROR * found) * _ROOM
+    size, quotient, least = np.abs(x), np.abs(high), np.abs(y) * (1 - 2.0**-50) - y_radius
+    moved = (x_radius + quotient * y_radius) / np.where(least > 0, least, np.nan)
+    radius = (moved + QUOTIENT_ERROR * quotient) * _ROOM
     if not (radius.size and radius.min() >= _NEAR_UNDERFLOW and size.min() >= _NEAR_UNDERFLOW):
-        radius = radius + _LEAST * ((own > 0) & (moved < _NEAR_UNDERFLOW))
-        radius = np.where((size > 0) & (np.minimum(size, found) < _NEAR_UNDERFLOW), np.inf, radius)
+        radius = radius + _LEAST * ((x_radius > 0) & (moved < _NEAR_UNDERFLOW))
+        radius = np.where((size > 0) & (np.minimum(size, quotient) < _NEAR_UNDERFLOW), np.inf, radius)
     return high, low, radius
 
 
@@ -201,18 +200,19 @@ def _in_blocks(function: Callable[..., Parts], parts: tuple[Real, ...]) -> Parts
     if size <= _BLOCK:
         return function(*parts)
     flat = [part.reshape(-1, 1) for part in parts]
-    found = np.empty((3, size, 1))
+    results = np.empty((3, size, 1))
     for start in range(0, size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        found[:, block] = function(*(part[block] for part in flat))
-    high, low, radius = found.reshape(3, *parts[0].shape)
+        results[:, block] = function(*(part[block] for part in flat))
+    high, low, radius = results.reshape(3, *parts[0].shape)
     return high, low, radius
 
 
-def _exponential(x: Real, x_low: Real, own: Real) -> Parts:
+def _exponential(x: Real, x_low: Real, x_radius: Real) -> Parts:
     power = _reduced(x, x_low)
     nodes = np.rint(power.rest[0] * _NODES)
-    (far, far_low), (near, near_low) = _less_one_of_nodes(nodes), _less_one_near(power.rest, nodes)
+    index = nodes.astype(np.int32) + _LARGEST_NODE
+    (far, far_low), (near, near_low) = (word.take(index) for word in _nodes()), _less_one_near(power.rest, nodes)
     # (1 + far) (1 + near) - 1; low words and errors of products are added up in float64.
     product, error = _two_product(far, near)
     rest, first = _two_sum(far, near)
@@ -224,40 +224,44 @@ def _exponential(x: Real, x_low: Real, own: Real) -> Parts:
     low = first + (head_low + (error + (head * low + head_low * rest)))
     high, low = _scaled(_fast_two_sum(high, low), power.exponent)
     size = np.abs(high)
-    moved = own * (1 + 2.0**-20) if own.max(initial=0) < 2.0**-20 else np.expm1(own)  # e^r - 1
+    moved = x_radius * (1 + 2.0**-20) if x_radius.max(initial=0) < 2.0**-20 else np.expm1(x_radius)  # e^r - 1
     radius = EXP_ERROR * size + (size + _LEAST) * moved * _ROOM
     return high, low, (radius + _LEAST * (size < _NEAR_UNDERFLOW)) * _ROOM
 
 
-def _exponential_less_one(x: Real, x_low: Real, own: Real) -> Parts:
+def _exponential_less_one(x: Real, x_low: Real, x_radius: Real) -> Parts:
     """Return e^x - 1 for numbers that are not positive, as exact relative to itself as the number is."""
     power = _reduced(x, x_low)
     head = _scaled(power.head, power.exponent)
     high, low = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, _less_one(power.rest)))
     size, is_polynomial = np.abs(high), head[0] == 1  # where no multiple of log 2 was taken away
     error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, 2 * EXP_ERROR * np.maximum(head[0], size))
-    radius = error + np.expm1(own) + _LOST * (x != 0)
+    radius = error + np.expm1(x_radius) + _LOST * (x != 0)
     return high, low, radius * _ROOM
 
 
-def _logarithm(x: Real, x_low: Real, own: Real) -> Parts:
+def _logarithm(x: Real, x_low: Real, x_radius: Real) -> Parts:
     near = np.log(x)
     inverse = _exponential(-near, np.zeros_like(near), np.zeros_like(near))
     rest = _plus_number(_product((x, x_low), inverse[:2]), -np.ones_like(near))
     high, low = _plus_number(_plus_number(rest, near), -0.5 * rest[0] * rest[0])
-    least = x * (1 - 2.0**-50) - own
-    radius = LOG_ERROR + own / np.where(least > 0, least, 0.0) + SUM_ERROR * np.abs(high)
+    least = x * (1 - 2.0**-50) - x_radius
+    radius = LOG_ERROR + x_radius / np.where(least > 0, least, 0.0) + SUM_ERROR * np.abs(high)
     unproven = (np.abs(rest[0]) > 2.0**-45) | ~(least > _NEAR_UNDERFLOW) | ~(near < 600)
     return high, low, np.where(unproven, np.inf, radius * _ROOM)
 
 
-def _moved(left: Real, own: Real, right: Real, theirs: Real) -> Real | float:
+def _moved(left: Real, left_radius: Real, right: Real, right_radius: Real) -> Real | float:
     """Return how far a product of magnitudes moves with its operands: r (|y| + r') + |x| r'."""
-    if not (own.any() or theirs.any()):
+    if not (left_radius.any() or right_radius.any()):
         return 0.0
-    moved: Real = own @ (right + theirs) + left @ theirs if theirs.any() else own @ right
+    moved: Real = (
+        left_radius @ (right + right_radius) + left @ right_radius if right_radius.any() else left_radius @ right
+    )
     if not (moved.size and moved.min() >= _NEAR_UNDERFLOW):
-        some, moves, others, others_move = ((each > 0).astype(float) for each in (left + own, own, right, theirs))
+        some, moves, others, others_move = (
+            (numbers > 0).astype(float) for numbers in (left + left_radius, left_radius, right, right_radius)
+        )
         terms = moves @ others + some @ others_move
         moved = moved + 2 * _LEAST * terms * (moved < _NEAR_UNDERFLOW)
     bound: Real = moved * (1 + (left.shape[-1] + 4) * 2.0**-52)
@@ -281,15 +285,15 @@ class _ScaledRows:
     lost: float
 
 
-def _below_one(pair: Pair, axis: int) -> _ScaledRows:
+def _scaled_below_one(pair: Pair, axis: int) -> _ScaledRows:
     """Scale rows (axis -1) or columns (-2) relative to their largest numbers."""
     high, low = pair
     exponent = np.frexp(np.abs(high).max(axis=axis, keepdims=True, initial=0.0))[1]
     unit = np.ldexp(1.0, exponent) if np.abs(exponent).max(initial=0) <= _FAR_FROM_ENDS else None
 
     def divided(numbers: Real) -> Real:
-        found: Real = np.ldexp(numbers, -exponent) if unit is None else numbers * (1 / unit)
-        return found
+        quotient: Real = np.ldexp(numbers, -exponent) if unit is None else numbers * (1 / unit)
+        return quotient
 
     first = divided(high)
     whole, second = np.abs(first), divided(low) if low.any() else None
@@ -361,17 +365,17 @@ def _slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
     inner = first.shape[axis]
     shape = list(first.shape)
     shape[axis] *= most
-    found = _Slices(np.empty(shape), axis, inner, most, most, is_cut=True)
+    slices = _Slices(np.empty(shape), axis, inner, most, most, is_cut=True)
     for index in range(most):
         if second is not None and index and index % 2 == 0:
             first, second = _two_sum(first, second)
         grid = 1.5 * 2.0 ** (52 - bits * (index + 1))  # of which the last bit is the slice's
-        piece = np.add(first, grid, out=found.part(index, index + 1))
+        piece = np.add(first, grid, out=slices.part(index, index + 1))
         piece -= grid
         first -= piece
         if second is None and not first.any():
-            return replace(found, count=index + 1, is_cut=False)
-    return found
+            return replace(slices, count=index + 1, is_cut=False)
+    return slices
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,14 +447,8 @@ def _less_one(s: Pair) -> Pair:
     return _product(s, _plus_number(series, np.ones((1, 1))))
 
 
-def _less_one_of_nodes(nodes: Real) -> Pair:
-    high, low = _nodes()
-    index = nodes.astype(np.int32) + _LARGEST_NODE
-    return high.take(index), low.take(index)
-
-
 def _less_one_near(s: Pair, nodes: Real) -> Pair:
-    """Return e^t - 1 for what is left of s beside a node, |t| <= 2^-21, to within 2^-111; t is exact."""
+    """Return e^t - 1 for the remainder t = s - node, |t| <= 2^-21, to within 2^-111; t is exact."""
     t, low = s[0] - nodes / _NODES, s[1]
     square = t * t
     upper, lower = _halves(t)
@@ -471,7 +469,7 @@ def _two_sum(x: Real, y: Real) -> Pair:
 
 
 def _fast_two_sum(x: Real, y: Real) -> Pair:
-    """Do the same where x is the larger (Dekker)."""
+    """Do the same if x is the larger (Dekker)."""
     total = x + y
     return total, y - (total - x)
 
@@ -516,7 +514,7 @@ def _quotient(x: Pair, y: Pair) -> Pair:
     return _fast_two_sum(high, ((x[0] - product) + (x[1] - low)) / y[0])
 
 
-def _root(x: Pair) -> Pair:
+def _square_root(x: Pair) -> Pair:
     high = np.sqrt(x[0])
     product, rest = _two_product(high, high)
     return _fast_two_sum(high, (((x[0] - product) - rest) + x[1]) / (2 * high))

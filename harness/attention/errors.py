@@ -28,7 +28,7 @@ Real = NDArray[np.float64]
 _OWN_ROUNDING = 1 + 2.0**-30
 """The formulas are sums of non-negative terms: float64 evaluates them far better than this."""
 NOTHING: Real = np.zeros((1, 1))
-"""An error, or a variance, that is known to be 0 everywhere: nobody has to add it to anything."""
+"""An error, or a variance, that is known to be 0 everywhere, so that no sum needs it."""
 _ONE: Real = np.ones((1, 1))
 _MIN_VARIANCE = 2.0**-900
 """Sums of squares below have lost terms to underflow; nothing is known of the statistical scale there."""
@@ -44,11 +44,11 @@ so the roundings of a sum have the variance u^2 times that; twice as much is all
 
 @dataclass(frozen=True, eq=False)
 class Elementwise:
-    """Arrays that say together something of the same elements."""
+    """Arrays that together describe the same elements."""
 
     def mapped(self, function: Callable[[Any], Any]) -> Self:
         """Rearrange the elements, repeat or leave some out, in all of the arrays."""
-        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
         arrays = {name: function(part) for name, part in parts.items() if isinstance(part, np.ndarray)}
         return replace(self, **arrays)
 
@@ -117,7 +117,7 @@ class Logits(Elementwise):
     given_back: Real | None = None
 
     def shared_with_proportion(self, scores: Real) -> Real:
-        """Return what keys share behind another step: it is in proportion to ``scores``, those before, no longer."""
+        """Return the shared variance after another step, which shares an error in proportion to ``scores``."""
         return self.shared + self.proportion * scores * scores if self.proportion else self.shared
 
     def bound(self, rounding: RoundingModel) -> Bound:
@@ -142,7 +142,7 @@ def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
 def split_logits(
     value: Real, max_error: Real, variance: Real, shared: Real, floor: Real, rounding: RoundingModel
 ) -> Logits:
-    """Return logits of which part of the variance is that of errors that the keys of a row may have in common.
+    """Return logits, part of whose variance is from errors that the keys of a row may have in common.
 
     Where factors of products are rounded, all of it may be: a row's query is rounded for all keys at once.
     """
@@ -152,7 +152,7 @@ def split_logits(
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A stage behind the softmax, with the bound that it has as it is returned."""
+    """A stage after the softmax, with its bound as it is returned."""
 
     value: Real
     finished: Bound
@@ -168,7 +168,7 @@ class Finished:
 
 
 def bound_of(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
-    """Make a bound; where the exact value is not finite it is 0, for such values are compared and not measured."""
+    """Make a bound; 0 if the exact value is not finite, since such values are compared and not measured."""
     largest = largest_of(exact, max_error)
     scale, known = np.sqrt(variance), variance >= _MIN_VARIANCE
     scale = np.fmin(scale + floor, largest)
@@ -177,7 +177,7 @@ def bound_of(exact: Real, max_error: Real, variance: Real, floor: Real | float) 
 
 
 def largest_of(exact: Real, max_error: Real) -> Real:
-    """Return the error to judge by: infinite where it is NaN, and 0 where the exact value is not finite."""
+    """Return the error to judge by: infinite if it is NaN, and 0 if the exact value is not finite."""
     largest: Real = max_error * _OWN_ROUNDING
     if math.isnan(largest.max(initial=0.0)):
         largest = np.where(np.isnan(largest), np.inf, largest)
@@ -224,7 +224,7 @@ def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, 
     They make its variance in a product of matrices, of which both factors may be rounded. Where they are cut off
     instead, what all have in common of that is a relative error of the result.
     """
-    of_total, of_squares = (variance_of_sum(rounding, length, *each) for each in ((_ONE, NOTHING), (NOTHING, _ONE)))
+    of_total, of_squares = (variance_of_sum(rounding, length, *terms) for terms in ((_ONE, NOTHING), (NOTHING, _ONE)))
     if not rounding.product_unit:
         return of_total, of_squares
     return of_total + rounding.product_common, of_squares + 2 * rounding.product_spread**2
@@ -250,12 +250,12 @@ class Ball(Elementwise):
 
 def for_query_heads(array: Real, heads: int) -> Real:
     """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-    own = array.shape[-3] if array.ndim > 2 else 1
-    return array if own in (1, heads) else np.repeat(array, heads // own, -3)
+    key_heads = array.shape[-3] if array.ndim > 2 else 1
+    return array if key_heads in (1, heads) else np.repeat(array, heads // key_heads, -3)
 
 
 def every_head(array: Real, heads: int) -> Real:
-    """Return keys or values of every query head, broadcast where one serves all."""
+    """Return keys or values of every query head, broadcast if one serves all."""
     shared = for_query_heads(array, heads)
     return np.broadcast_to(shared, (*shared.shape[:-3], heads, *shared.shape[-2:]))
 
@@ -288,7 +288,7 @@ def as_float64(array: NDArray[Any]) -> Real:
 
 
 def finite(array: Real) -> Real:
-    """Set what is not finite to 0; a matrix product would spread it to rows that never attend to it."""
+    """Set numbers that are not finite to 0; a matrix product would spread them to rows that never attend to them."""
     inside = np.isfinite(array)
     return array if inside.all() else np.where(inside, array, 0.0)
 
@@ -305,7 +305,7 @@ def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> O
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
     if quantization.is_centred:
         mean, of_mean = mean_of(operand.value, quantization), error_of_mean(name, operand, rounding)
-        less = _less(operand.value, mean, name, quantization)
+        less = _without_mean(operand.value, mean, name, quantization)
         # A mean that is added up in pairs and stored in the format of results is another one.
         apart = _PAIRS * rounding.output_unit * mean_of(np.abs(operand.value), quantization)
         less = less + np.copysign(apart, less)
@@ -325,15 +325,15 @@ _PAIRS = 8
 
 
 def mean_of(value: Real, quantization: Quantization) -> Real:
-    """Return what is subtracted of an operand, (..., L, D), before it becomes codes: the mean of its head or block."""
+    """Return the mean of each head or block of an operand, (..., L, D), which is subtracted before it becomes codes."""
     length = value.shape[-2]
     starts = np.arange(0, length, quantization.mean_of or length)
     rows = np.diff([*starts, length])
     return np.repeat(np.add.reduceat(finite(value), starts, axis=-2) / rows[:, np.newaxis], rows, axis=-2)
 
 
-def _less(value: Real, mean: Real, name: str, quantization: Quantization) -> Real:
-    """Return what codes are made of. A last block of queries may have been filled with zeros, which lessen its mean."""
+def _without_mean(value: Real, mean: Real, name: str, quantization: Quantization) -> Real:
+    """Subtract the mean. A last block of queries may have been filled with zeros, which lessen its mean."""
     less, length = value - mean, value.shape[-2]
     if name == "key":
         return less
@@ -343,7 +343,7 @@ def _less(value: Real, mean: Real, name: str, quantization: Quantization) -> Rea
 
 
 def error_of_mean(name: str, operand: Operand, rounding: RoundingModel) -> Real:
-    """Return what it costs each element to lose a mean, and to have the mean's own product given back."""
+    """Bound the error of each element by the subtraction of a mean whose product is added back later."""
     quantization = rounding.quantization_of(name)
     if quantization is None or not quantization.is_centred or not operand.value.size:
         return NOTHING
@@ -355,13 +355,13 @@ def error_of_mean(name: str, operand: Operand, rounding: RoundingModel) -> Real:
 
 
 def error_of_given_back(query: Operand, key: Operand, rounding: RoundingModel) -> Real | None:
-    """Return what q m loses, m the keys' mean, which log_sum_exp gets back in the format of results: (..., Lq, 1)."""
+    """Bound the error of q m, m the keys' mean, which log_sum_exp adds back in the format of results: (..., Lq, 1)."""
     quantization, unit = rounding.quantization_of("key"), rounding.output_unit
     if quantization is None or not quantization.is_centred or not key.value.size:
         return None
     mean, apart = (
-        transposed(for_query_heads(mean_of(each, quantization)[..., :1, :], heads_of(query.value)))
-        for each in (key.value, _PAIRS * unit * np.abs(key.value))
+        transposed(for_query_heads(mean_of(numbers, quantization)[..., :1, :], heads_of(query.value)))
+        for numbers in (key.value, _PAIRS * unit * np.abs(key.value))
     )
     product = np.abs(finite(query.value) @ mean) + finite(query.magnitude) @ apart
     moved = 0.0 if query.max_error is None else query.max_error @ np.abs(mean)
@@ -394,7 +394,7 @@ def error_of_codes(name: str, size: Real, rounding: RoundingModel, whole: Real |
 
 
 def _largest_of_block(size: Real, quantization: Quantization) -> Real:
-    """Return the largest magnitude of those that share a scale, for each element."""
+    """Return, for each element, the largest magnitude of the elements that share its scale."""
     largest: Real
     if quantization.per in _TOGETHER:
         largest = size.max(axis=_TOGETHER[quantization.per], keepdims=True)

@@ -1,4 +1,4 @@
-"""Real numbers that are known to within a radius: what exact rules are written in, and what the oracle hands to judges.
+"""Real numbers that are known to within a radius: the operands of exact rules, and the oracle's results.
 
 A rule is stated once and runs in two arithmetics. ``DoubleWords`` (``double_words``) is fast and has 106 bits;
 ``Balls`` (``balls``) has as many as are asked for. Every operation gives an enclosure of the result for any numbers
@@ -29,7 +29,7 @@ Rearrangement = Callable[[NDArray[Any]], NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class ExactArray(ABC):
-    """An array of rank 2 or more. ``parts`` are arrays of its shape that say together what each number is.
+    """An array of rank 2 or more. ``parts`` are arrays of its shape that together represent each number.
 
     ``attended``, of the whole shape, is false where the exact value is -inf; the number there is a placeholder.
     """
@@ -60,7 +60,7 @@ class ExactArray(ABC):
         """Return which numbers are exactly 0."""
 
     def is_small_beside(self, sizes: ExactArray, tolerance: float) -> Flags:
-        """Return which radii are at most so much of other numbers, none below 0, in an arithmetic for scales."""
+        """Return which radii are at most ``tolerance`` times ``sizes``, none of which is negative."""
         radius = self.split()[2]
         largest = np.minimum(sizes.split()[0], np.finfo(np.float64).max)
         return (radius <= tolerance * largest) & np.isfinite(radius)
@@ -79,13 +79,13 @@ class ExactArray(ABC):
     def __abs__(self) -> Self: ...
 
     @abstractmethod
-    def _plus(self, other: Self) -> Self: ...
+    def _add(self, other: Self) -> Self: ...
 
     @abstractmethod
-    def _times(self, other: Self) -> Self: ...
+    def _multiply(self, other: Self) -> Self: ...
 
     @abstractmethod
-    def _by(self, other: Self) -> Self:
+    def _divide(self, other: Self) -> Self:
         """Divide by numbers of which none is 0."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class ExactArray(ABC):
         return self.parts[0].shape
 
     def __add__(self, other: Self | float) -> Self:
-        return self._plus(self._taken(other))
+        return self._add(self._as_array(other))
 
     __radd__ = __add__
 
@@ -131,21 +131,21 @@ class ExactArray(ABC):
         return -self + other
 
     def __mul__(self, other: Self | float) -> Self:
-        return self._times(self._taken(other))
+        return self._multiply(self._as_array(other))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Self | float) -> Self:
-        return self._by(self._taken(other))
+        return self._divide(self._as_array(other))
 
     def __rtruediv__(self, other: float) -> Self:
-        return self._taken(other) / self
+        return self._as_array(other) / self
 
     def maximum(self, other: Self | float) -> Self:
         """Return the larger number of two, place by place."""
-        return self._maximum(self._taken(other))
+        return self._maximum(self._as_array(other))
 
-    def _taken(self, other: Self | float) -> Self:
+    def _as_array(self, other: Self | float) -> Self:
         return self.of_numbers(np.full((1, 1), float(other))) if isinstance(other, int | float) else other
 
     def sum(self, *axes: int) -> Self:
@@ -174,58 +174,64 @@ class ExactArray(ABC):
 
     def for_heads_of(self, query: Self) -> Self:
         """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        own, heads = (array.shape[-3] if len(array.shape) > 2 else 1 for array in (self, query))
-        return self if own == 1 or own >= heads else self.rearranged(lambda part: part.repeat(heads // own, axis=-3))
+        key_heads, query_heads = (array.shape[-3] if len(array.shape) > 2 else 1 for array in (self, query))
+        return (
+            self
+            if key_heads == 1 or key_heads >= query_heads
+            else self.rearranged(lambda part: part.repeat(query_heads // key_heads, axis=-3))
+        )
 
     def summed_in_groups(self, heads: int) -> Self:
         """Add the heads of each group up: (B, H, L, D) -> (B, Hkv, L, D)."""
-        *batch, own, length, width = self.shape
-        if own == heads:
+        *batch, query_heads, length, width = self.shape
+        if query_heads == heads:
             return self
         return (
-            self.reshaped((*batch, heads, own // heads, length, width)).sum(-3).reshaped((*batch, heads, length, width))
+            self.reshaped((*batch, heads, query_heads // heads, length, width))
+            .sum(-3)
+            .reshaped((*batch, heads, length, width))
         )
 
-    def where(self, flags: Flags, other: Self | float) -> Self:
-        """Keep what is flagged and take the rest from another array; what is attended stays."""
-        pairs = zip(self.parts, self._taken(other).parts, strict=True)
-        parts = (np.where(flags, own, rest) for own, rest in pairs)
+    def where(self, flags: Flags, rest: Self | float) -> Self:
+        """Keep flagged elements and take the rest from another array; ``attended`` stays."""
+        pairs = zip(self.parts, self._as_array(rest).parts, strict=True)
+        parts = (np.where(flags, kept, new) for kept, new in pairs)
         return type(self)(tuple(parts), self.attended)
 
-    def with_part(self, index: Any, other: Self) -> Self:
-        """Put other numbers in the place of those at an index."""
+    def with_part(self, index: Any, inserted: Self) -> Self:
+        """Replace the numbers at an index."""
 
-        def replaced(own: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
-            changed = own.copy()
+        def replaced(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+            changed = old.copy()
             changed[index] = new
             return changed
 
-        parts = tuple(replaced(own, new) for own, new in zip(self.parts, other.parts, strict=True))
-        if self.attended is None and other.attended is None:
+        parts = tuple(replaced(old, new) for old, new in zip(self.parts, inserted.parts, strict=True))
+        if self.attended is None and inserted.attended is None:
             return type(self)(parts)
-        mine, theirs = (np.True_ if array.attended is None else array.attended for array in (self, other))
+        mine, theirs = (np.True_ if array.attended is None else array.attended for array in (self, inserted))
         return type(self)(parts, replaced(np.broadcast_to(mine, self.shape), np.asarray(theirs)))
 
     def restricted_to(self, allowed: Flags | None) -> Self:
-        """Set to -inf what is not allowed."""
+        """Set numbers that are not allowed to -inf."""
         return type(self)(self.parts, both(self.attended, allowed))
 
     def with_attended(self, attended: Flags | None = None) -> Self:
-        """Take other flags, or none, for what is attended."""
+        """Replace ``attended`` by other flags, or by None."""
         return type(self)(self.parts, attended)
 
 
 def joined(arrays: Sequence[Array], axis: int) -> Array:
     """Lay arrays without -inf one after the other."""
     parts = zip(*(array.parts for array in arrays), strict=True)
-    return type(arrays[0])(tuple(np.concatenate(each, axis) for each in parts))
+    return type(arrays[0])(tuple(np.concatenate(pieces, axis) for pieces in parts))
 
 
-def both(one: Flags | None, other: Flags | None) -> Flags | None:
-    """Return what is attended in both; None is everything."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other
+def both(first: Flags | None, second: Flags | None) -> Flags | None:
+    """Return the elements that are attended in both; None is everything."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +351,7 @@ def last_place(high: Real) -> Real:
 
 
 def enclose(array: ExactArray) -> Enclosure:
-    """Return what is known of exact numbers; where they are not attended, -inf."""
+    """Return exact numbers as an enclosure; -inf for those that are not attended."""
     high, low, radius = array.split()
     if array.attended is None:
         return Enclosure(high, low, radius)

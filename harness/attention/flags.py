@@ -30,9 +30,9 @@ def any_of(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
 
 
 def flags_per_head(flags: Flags, of: Flags) -> Flags:
-    """Give every query head the flags of the key or value head that its group shares."""
-    heads, own = of.shape[-3], flags.shape[-3]
-    return flags if own == heads else np.repeat(flags, heads // own, axis=-3)
+    """Return for every query head the flags of the key or value head that its group shares."""
+    heads, key_heads = of.shape[-3], flags.shape[-3]
+    return flags if key_heads == heads else np.repeat(flags, heads // key_heads, axis=-3)
 
 
 def flags_per_group(flags: Flags, kv_heads: int) -> Flags:

@@ -1,4 +1,4 @@
-"""Which step of attention follows from which: the order of composition, as data.
+"""The graph of the steps of attention: their order of composition, as data.
 
     query, key, value    of multi_head_attention: ``projection``
     dequantized_key, .. value   ``caches``, where keys and values, and maybe queries, come with factors
@@ -71,18 +71,16 @@ _SCORES: Mapping[str, Graph] = {
     "additive": {"scores": Node(ADDITIVE_SCORES, ("query", "key"))},
     "cosine": {"scores": Node(COSINE_SCORES, ("query", "key"))},
 }
+_INPUTS_WITH_STEPS = frozenset(
+    {"sinks", "query_cos", "key_factor", "query_factor", "query_norm", "cached_key", "key_projection", "gate"}
+)
 
 
 def graph_of(problem: Computation) -> Graph:
-    """Return the steps of a problem's operation by node, and what each follows from."""
-    return _graph(problem.operation, problem.score, problem.softcap_follows, _given(problem))
-
-
-def _given(problem: Computation) -> frozenset[str]:
-    """Return the inputs that a step of its own belongs to."""
-    own = {"sinks", "query_cos", "key_factor", "query_factor", "query_norm", "cached_key", "key_projection", "gate"}
-    given = own & problem.inputs.keys()
-    return frozenset(given | ({_LATE_NORM} if problem.options.get(_LATE_NORM) else set()))
+    """Return the nodes of a problem's operation: the step of each, and the nodes that it follows from."""
+    present = _INPUTS_WITH_STEPS & problem.inputs.keys()
+    late_norm = {_LATE_NORM} if problem.options.get(_LATE_NORM) else set()
+    return _graph(problem.operation, problem.score, problem.softcap_follows, frozenset(present | late_norm))
 
 
 def _order(softcap_follows: str) -> tuple[str, ...]:
@@ -93,16 +91,16 @@ def _order(softcap_follows: str) -> tuple[str, ...]:
 
 
 @cache
-def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[str]) -> Graph:
+def _graph(operation: str, score: str, softcap_follows: str, present: frozenset[str]) -> Graph:
     if operation == "merge_states":
         return _MERGED
     graph = {} if operation in ("softmax", "masking") else dict(_SCORES[score])
     order = _order(softcap_follows)
     graph |= {stage: Node(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}
-    if "sinks" in given:
+    if "sinks" in present:
         graph["logits"] = Node(SINKS, order[-1:])
     graph |= {
-        "exponentials": Node(EXPONENTIALS, ("logits",) if "sinks" in given else order[-1:]),
+        "exponentials": Node(EXPONENTIALS, ("logits",) if "sinks" in present else order[-1:]),
         "weights": Node(WEIGHTS, ("exponentials",)),
         "log_sum_exp": Node(LOG_SUM_EXP, ("exponentials",)),
     }
@@ -114,44 +112,44 @@ def _graph(operation: str, score: str, softcap_follows: str, given: frozenset[st
         graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
-    if "gate" in given:
-        graph = dict(_gated(graph))
-    if "key_projection" in given:
-        return _of_latents(graph)
-    if "key_factor" in given:
-        names = QUERY_KEY_VALUE if "query_factor" in given else QUERY_KEY_VALUE[1:]
-        return _behind(graph, "dequantized", dequantization_of, names)
-    wrappers = [_behind_rotation] * ("query_cos" in given) + [_behind_norm] * ("query_norm" in given)
-    for wrapped in reversed(wrappers) if _LATE_NORM in given else wrappers:  # the last one comes first
+    if "gate" in present:
+        graph = dict(_with_gate(graph))
+    if "key_projection" in present:
+        return {
+            **_with_step_after(graph, "projected", made_of_latents),
+            "product": Node(LATENT_PRODUCT, ("query", "projected_key")),
+            "output": Node(LATENT_MEAN, ("weights", "projected_value")),
+        }
+    if "key_factor" in present:
+        names = QUERY_KEY_VALUE if "query_factor" in present else QUERY_KEY_VALUE[1:]
+        return _with_step_after(graph, "dequantized", dequantization_of, names)
+    wrappers = [_with_rotation] * ("query_cos" in present) + [_with_norm] * ("query_norm" in present)
+    for wrapped in reversed(wrappers) if _LATE_NORM in present else wrappers:  # the last one comes first
         graph = dict(wrapped(graph))
-    return _behind(graph, "joined", joined_of) if "cached_key" in given else graph
+    return _with_step_after(graph, "joined", joined_of) if "cached_key" in present else graph
 
 
-def _behind(graph: Graph, word: str, step_of: Callable[[str], Step], names: Sequence[str] = ("key", "value")) -> Graph:
-    """Let everything that follows from some inputs follow from what a step makes of these."""
+def _with_step_after(
+    graph: Graph, word: str, step_of: Callable[[str], Step], names: Sequence[str] = ("key", "value")
+) -> Graph:
+    """Insert a step after each of some inputs: everything that follows from the input follows from the step."""
     made = {name: f"{word}_{name}" for name in names}
     moved = {
-        name: Node(node.step, tuple(made.get(each, each) for each in node.follows)) for name, node in graph.items()
+        name: Node(node.step, tuple(made.get(operand, operand) for operand in node.follows))
+        for name, node in graph.items()
     }
-    return moved | {other: Node(step_of(name), (name,)) for name, other in made.items()}
+    return moved | {made_name: Node(step_of(name), (name,)) for name, made_name in made.items()}
 
 
-def _of_latents(graph: Graph) -> Graph:
-    """Let scores and output follow from keys and values that are made of latent vectors."""
-    return {
-        **_behind(graph, "projected", made_of_latents),
-        "product": Node(LATENT_PRODUCT, ("query", "projected_key")),
-        "output": Node(LATENT_MEAN, ("weights", "projected_value")),
-    }
-
-
-def _gated(graph: Graph) -> Graph:
-    """Put a gate behind attention: in front of its output, or of what goes back through it."""
+def _with_gate(graph: Graph) -> Graph:
+    """Insert a gate between the mean of the values and the output, or into the gradients."""
     gated = {**graph, "sigmoid": Node(SIGMOID, ("gate",)), "context": Node(WEIGHTED_MEAN, ("weights", "value"))}
     if "output" in graph:
         return {**gated, "output": Node(GATED_OUTPUT, ("context", "sigmoid"))}
     moved = {
-        name: Node(node.step, tuple("grad_context" if each == "grad_output" else each for each in node.follows))
+        name: Node(
+            node.step, tuple("grad_context" if operand == "grad_output" else operand for operand in node.follows)
+        )
         for name, node in gated.items()
     }
     return {
@@ -162,17 +160,17 @@ def _gated(graph: Graph) -> Graph:
     }
 
 
-def _behind_norm(graph: Graph) -> Graph:
-    """Let everything that follows from query and key follow from these normalised."""
-    return _behind(graph, "normalized", normalization_of, ("query", "key"))
+def _with_norm(graph: Graph) -> Graph:
+    """Insert the normalisation after query and key."""
+    return _with_step_after(graph, "normalized", normalization_of, ("query", "key"))
 
 
-def _behind_rotation(graph: Graph) -> Graph:
-    """Let everything that follows from query and key follow from these rotated, and their gradients turn back."""
+def _with_rotation(graph: Graph) -> Graph:
+    """Insert the rotation after query and key, and its transpose before their gradients."""
     rotated = {name.removeprefix("rotated_"): name for name in ROTATIONS}
     gradients = {f"grad_{name}": f"grad_{turned}" for name, turned in rotated.items() if f"grad_{name}" in graph}
     moved = {
-        gradients.get(name, name): Node(node.step, tuple(rotated.get(each, each) for each in node.follows))
+        gradients.get(name, name): Node(node.step, tuple(rotated.get(operand, operand) for operand in node.follows))
         for name, node in graph.items()
     }
     for name, turned in rotated.items():

@@ -35,10 +35,10 @@ def _bias_radius(around: Around, value: Real, before: Ball) -> Real:
 
 
 def _bias_error(at: At, before: Logits) -> Logits:
-    return _biased(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
+    return _error_of_biased(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
 
 
-def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
+def _error_of_biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
     before, unit = error.value, rounding.score_unit
     size = np.abs(after)
     max_error = error.max_error + unit * (size + error.max_error) + rounding.score_underflow
@@ -55,8 +55,8 @@ def _biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
 
 def exact_grad_bias(problem: Computation, grad_logits: ExactArray) -> ExactArray:
     """Return the gradient in the shape of the bias, of rank 2 at least."""
-    own = slice(None, grad_logits.shape[-1] - problem.added_keys)
-    return exact_sum_of_logits(grad_logits, problem.array("bias").shape, own)
+    columns = slice(None, grad_logits.shape[-1] - problem.added_keys)
+    return exact_sum_of_logits(grad_logits, problem.array("bias").shape, columns)
 
 
 def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
@@ -82,7 +82,7 @@ def _bias_reach(known: Reach, before: Flags) -> Flags:
 
 
 def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
-    """Collect what the bias was spread over; a row is reached as a whole."""
+    """Collect the logits over which the bias was broadcast; a row is reached as a whole."""
     shape = known.flags["bias"].shape[:-1]
     reached = any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
     return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_keys]
@@ -110,7 +110,7 @@ def _mask_error(at: At, before: Logits) -> Logits:
 
 
 def _stored(at: At, value: Real) -> Logits:
-    """Take what was returned; a fill that was returned is the number that was used."""
+    """Take returned logits; a returned fill is the number that was used."""
     logits, replaced = stored_behind_bias(at, value), filled(at.problem, value.shape)
     return logits if replaced is None else _with_fill(at, logits, value, replaced & (value == at.problem.fill))
 
@@ -131,13 +131,13 @@ def _with_fill(at: At, logits: Logits, value: Real, replaced: NDArray[np.bool_])
 
 
 def filled(problem: Computation, shape: Shape) -> NDArray[np.bool_] | None:
-    """Return where the fill stands in the place of a score; None where there is none."""
+    """Return which scores the fill replaces; None without a fill."""
     kept = None if problem.fill is None else problem.kept(shape)
     return None if kept is None else ~kept
 
 
 def through_mask(problem: Computation, array: Real) -> Real:
-    """Set to 0, in the scores' shape, what goes back through a score that a fill took the place of."""
+    """Set gradients of scores that a fill replaced to 0, in the scores' shape."""
     replaced = filled(problem, array.shape)
     return array if replaced is None else np.where(replaced, 0.0, array)
 
@@ -182,10 +182,10 @@ def _softcap_radius(around: Around, _: Real, scores: Ball) -> Real:
 
 def _softcap_error(at: At, scores: Logits) -> Logits:
     cap = cap_of(at.problem)
-    return scores if cap is None else _capped(scores, cap, at.value, at.rounding)
+    return scores if cap is None else _error_of_capped(scores, cap, at.value, at.rounding)
 
 
-def _capped(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
+def _error_of_capped(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
     # tanh(-inf) is -1 without any error
     before = np.where(error.value == -np.inf, 0.0, error.value)
     size, unit = abs(cap), rounding.score_unit

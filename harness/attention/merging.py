@@ -1,4 +1,4 @@
-"""Merging what attention gave for parts of the keys: a softmax over the parts, with values of each query's own.
+"""Merging the results of attention over parts of the keys: a softmax over the parts, with other values for each query.
 
     L = log sum_n e^(L_n),    p_n = e^(L_n - L),    o = sum_n p_n o_n
 
@@ -34,8 +34,8 @@ from attncheck.spec.rounding import RoundingModel
 def statistics_rounding(rounding: RoundingModel) -> RoundingModel:
     """Return the roundings of the softmax over parts, and of a log_sum_exp that is returned."""
     wide = statistics_dtype(rounding.dtype)
-    own = rounding if wide == rounding.dtype else rounding_model_named("native", wide)
-    return replace(own, block=1, from_log_sum_exp=True)
+    widened = rounding if wide == rounding.dtype else rounding_model_named("native", wide)
+    return replace(widened, block=1, from_log_sum_exp=True)
 
 
 def _mean_rounding(rounding: RoundingModel) -> RoundingModel:
@@ -100,7 +100,7 @@ def _size_of_rows(logits: Real) -> tuple[Real, Real]:
 
 
 def _stored_on_the_way(largest: Real, spread: Real, rounding: RoundingModel) -> Real:
-    """Return eta: what one L that is stored on the way adds to the error of those behind it."""
+    """Return eta: the error that each L stored on the way adds to all later ones."""
     unit = rounding.compute_unit
     return unit * (largest + 2 * spread) + rounding.log_error + rounding.exp_error + 4 * unit
 
@@ -149,10 +149,10 @@ def _log_sum_exp_radius(around: Around, _: Real, both: Any) -> Real:
 def _log_sum_exp_error(at: At, rows: Rows) -> Finished:
     rounding, base = statistics_rounding(at.rounding), 1.0 if _is_natural(at.problem) else math.log(2)
     natural = replace(at, rounding=rounding, own_value=lambda: at.value * base)
-    found: Bound = LOG_SUM_EXP.error(natural, rows).finished
+    natural_bound: Bound = LOG_SUM_EXP.error(natural, rows).finished
     logits = np.where(rows.attended, rows.shifted + rows.maximum, -np.inf)
     stored = np.where(rows.count > 0, _stored_on_the_way(*_size_of_rows(logits), rounding), 0.0)[..., 0]
-    max_error, variance = (found.max_error + stored) / base, (found.sigma**2 + stored**2) / base**2
+    max_error, variance = (natural_bound.max_error + stored) / base, (natural_bound.sigma**2 + stored**2) / base**2
     if base != 1:
         size = np.abs(finite(at.value))
         max_error = max_error + 2 * rounding.compute_unit * (size + max_error)
@@ -176,35 +176,29 @@ def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -
 
 
 def _mean_radius(around: Around, value: Real, weights: Ball, values: Ball) -> Real:
-    moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_apart), values)[..., 0, :]
+    moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_as_rows), values)[..., 0, :]
     return moved
 
 
 def _mean_error(at: At, weights: Weights | Operand, values: Operand) -> Finished:
-    alone = replace(at, rounding=_mean_rounding(at.rounding), own_value=lambda: _apart(at.value))
-    found: Bound = WEIGHTED_MEAN.error(alone, _of_one_row_each(weights), values).finished
-    moved = _of_differences(at.problem.array("scores") > -np.inf, values.value, alone.rounding)
-    max_error = found.max_error[..., 0, :] + moved
-    variance = found.sigma[..., 0, :] ** 2 + moved**2
+    rounding, has_keys = _mean_rounding(at.rounding), at.problem.array("scores") > -np.inf
+    if isinstance(weights, Weights):
+        rows: Weights | Operand = Weights(_as_rows(weights.value), weights.rows.mapped(_as_rows))
+    else:
+        rows = weights.mapped(_as_rows)
+    at_rows = replace(at, rounding=rounding, own_value=lambda: _as_rows(at.value))
+    bound: Bound = WEIGHTED_MEAN.error(at_rows, rows, values).finished
+    # o + w (o_n - o) rounds more than a sum does: in proportion to an output, however small its weight.
+    largest = np.where(has_keys[..., np.newaxis], np.abs(finite(values.value)), 0.0).max(axis=-2, initial=0.0)
+    others = np.maximum(has_keys.sum(axis=-1) - 1, 0)[..., np.newaxis]
+    moved = 4 * others * rounding.compute_unit * largest
+    max_error = bound.max_error[..., 0, :] + moved
+    variance = bound.sigma[..., 0, :] ** 2 + moved**2
     return Finished(at.value, bound_of(at.value, max_error, variance, 0.0))
 
 
-def _of_differences(has_keys: Flags, values: Real, rounding: RoundingModel) -> Real:
-    """Return what o + w (o_n - o) rounds beyond a sum: in proportion to an output, however small its weight."""
-    largest = np.where(has_keys[..., np.newaxis], np.abs(finite(values)), 0.0).max(axis=-2, initial=0.0)
-    others = np.maximum(has_keys.sum(axis=-1) - 1, 0)[..., np.newaxis]
-    moved: Real = 4 * others * rounding.compute_unit * largest
-    return moved
-
-
-def _of_one_row_each(weights: Weights | Operand) -> Weights | Operand:
-    """Give every query a matrix of its own, of one row."""
-    if isinstance(weights, Weights):
-        return Weights(_apart(weights.value), weights.rows.mapped(_apart))
-    return weights.mapped(_apart)
-
-
-def _apart(array: Real) -> Real:
+def _as_rows(array: Real) -> Real:
+    """Make a matrix of one row for every query: (..., Lq, N) -> (..., Lq, 1, N)."""
     return array[..., np.newaxis, :]
 
 

@@ -21,7 +21,6 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import At, Step
-from attncheck.spec.rounding import RoundingModel
 
 DEFAULT_EPSILON = 1e-6
 _EPSILON_AT = {"rms": "inside", "l2": "maximum"}
@@ -69,12 +68,12 @@ class _Norm:
 
     def _with_epsilon(self, root: Real) -> Real:
         least = np.sqrt(self.epsilon) if self.epsilon_at == "square" else self.epsilon
-        found: Real = np.maximum(root, least)
+        divisor: Real = np.maximum(root, least)
         if self.epsilon_at == "inside":
-            found = np.hypot(root, np.sqrt(self.epsilon))
+            divisor = np.hypot(root, np.sqrt(self.epsilon))
         if self.epsilon_at == "outside":
-            found = root + self.epsilon
-        return found
+            divisor = root + self.epsilon
+        return divisor
 
     @property
     def least(self) -> float:
@@ -95,7 +94,7 @@ class _Norm:
 
 
 def normalization_of(name: str) -> Step:
-    """Return the norm of queries or keys; what another reading leaves as it is stays."""
+    """Return the norm of queries or keys; a reading may leave either of them unchanged."""
 
     def exact(problem: Computation, array: ExactArray) -> ExactArray:
         if is_left_out(problem, name):
@@ -105,7 +104,9 @@ def normalization_of(name: str) -> Step:
     def value(problem: Computation, array: Real) -> Real:
         if is_left_out(problem, name):
             return array
-        return weight_of(problem, name) * _directions(array, _Norm.of(problem.options))
+        divisor = _Norm.of(problem.options).divisor(array)
+        # 0 / 0, of a key that is added if epsilon is 0, is 0.
+        return weight_of(problem, name) * (array / np.where(divisor > 0, divisor, 1))
 
     def error(at: At, operand: Operand) -> Operand:
         if is_left_out(at.problem, name):
@@ -124,19 +125,13 @@ def normalization_of(name: str) -> Step:
 
 
 def is_left_out(problem: Computation, name: str) -> bool:
-    """Tell if a reading normalises the other of query and key alone, or neither."""
+    """Return whether a reading leaves query or key, or both, without the norm."""
     return problem.options.get("unnormalized") in {name, "both"}
 
 
 def weight_of(problem: Computation, name: str) -> Real:
     """Return the weight of each element of each head: (H, 1, D)."""
     return problem.array(f"{name}_norm")[:, np.newaxis, :]
-
-
-def _directions(array: Real, norm: _Norm) -> Real:
-    """Return x / N; 0 / 0, of a key that is added where epsilon is taken for 0, is 0."""
-    divisor = norm.divisor(array)
-    return array / np.where(divisor > 0, divisor, 1)
 
 
 def _exact(problem: Computation, array: ExactArray, weight: ExactArray) -> ExactArray:
@@ -156,11 +151,14 @@ def _error(at: At, operand: Operand, weight: Real) -> Operand:
         lost: Real = underflow / divisor**2
     stored = max(rounding.compute_unit, at.stored_unit)
     second_order = 1 + 8 * rounding.coarsest_unit
-    relative = _of_root((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
+    relative = _error_of_inverse_root((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
     relative = (relative + 3 * rounding.compute_unit + 2 * stored) * second_order
     magnitude = np.abs(at.value)
     floor = (1 + size) * 2 * max(rounding.score_underflow, rounding.output_underflow)
-    max_error, variance, common = magnitude * relative, 2 * (stored * magnitude) ** 2, _common(rounding, width, lost)
+    max_error, variance = magnitude * relative, 2 * (stored * magnitude) ** 2
+    # The relative error of N: of a sum of squares, all of one sign, and of the operations after it.
+    of_square = (width + 2) * rounding.accumulate_unit**2 + 4 * rounding.compute_unit**2 + lost**2
+    common = of_square / 4 + 3 * rounding.compute_unit**2
     if operand.max_error is not None:
         moved = size * _moved(norm, operand.value, operand.max_error, divisor)
         max_error = max_error + moved * (1 + relative)
@@ -175,18 +173,12 @@ def _error(at: At, operand: Operand, weight: Real) -> Operand:
     return Operand(at.value, max_error + floor, variance + floor**2, common)
 
 
-def _of_root(relative: Real) -> Real:
+def _error_of_inverse_root(relative: Real) -> Real:
     """Bound the relative error of 1 / sqrt(V) by that of V."""
     rest = np.sqrt(np.maximum(1 - relative, 0))
     with np.errstate(divide="ignore"):
         bound: Real = relative / (rest * (1 + rest))
     return bound
-
-
-def _common(rounding: RoundingModel, width: int, lost: Real) -> Real:
-    """Return the variance of the relative error of N: of a sum of squares, all of one sign, and of what follows."""
-    of_square = (width + 2) * rounding.accumulate_unit**2 + 4 * rounding.compute_unit**2 + lost**2
-    return of_square / 4 + 3 * rounding.compute_unit**2
 
 
 def _moved(norm: _Norm, value: Real, moved: Real, divisor: Real) -> Real:

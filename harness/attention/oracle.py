@@ -33,11 +33,11 @@ from attncheck.attention.sampling import ADDS_QUERIES_UP
 from attncheck.attention.walk import exact_walk, magnitude, magnitude_walk
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
-from attncheck.spec import OPERATIONS, STAGES, Shape, computed_stages, query_axis, stages_of
+from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of
 
 Found = TypeVar("Found")
 
-MIN_PRECISION = 128
+MIN_PRECISION = 128  # the first power of two above the 106 bits of double words
 MAX_PRECISION = 1 << 15
 """Bits. Scores of 1e600 need 2,100 for their exponentials; no case of finite float64 numbers is known to need more
 than 8,192."""
@@ -98,7 +98,7 @@ def exact_from(
 
 
 def predecessors(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
-    """Return those of the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
+    """Return the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
     # Only projections are stages of the names of inputs that are not those inputs.
     is_own = OPERATIONS[problem.operation].has_projections
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
@@ -113,69 +113,60 @@ def _enclosures(problem: Computation, stages: Sequence[str]) -> dict[str, Enclos
     whole = len(starts) == 1 or problem.operation in ADDS_QUERIES_UP
     parts = [problem] if whole else [problem.of_rows(rows[start : start + size]) for start in starts]
     return with_enough_precision(
-        lambda arithmetic: _attempt([replace(part, arithmetic=arithmetic) for part in parts], stages),
+        lambda arithmetic: _attempt_by_rows([replace(part, arithmetic=arithmetic) for part in parts], stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
 
 
 def with_enough_precision(attempt: Callable[[type[ExactArray]], Found | None], what: str) -> Found:
-    """Return what an attempt finds in the first arithmetic that suffices; it returns None where one does not.
+    """Return the result of an attempt in the first arithmetic that suffices; in any other, it returns None.
 
-    Raises ``PrecisionExhausted`` where none does.
+    Raises ``PrecisionExhausted`` if no arithmetic suffices.
     """
     with np.errstate(all="ignore"):
-        found = attempt(DoubleWords)
-    SETTLED["double words" if found is not None else "balls"] += 1
-    if found is not None:
-        return found
+        result = attempt(DoubleWords)
+    SETTLED["double words" if result is not None else "balls"] += 1
+    if result is not None:
+        return result
     precision = MIN_PRECISION
     while precision <= MAX_PRECISION:
         with ctx.workprec(precision), np.errstate(all="ignore"):
-            found = attempt(Balls)
-        if found is not None:
-            return found
+            result = attempt(Balls)
+        if result is not None:
+            return result
         precision *= 2
     raise PrecisionExhausted(f"{what} not settled with {MAX_PRECISION} bits")
 
 
-def _attempt(parts: Sequence[Computation], stages: Sequence[str]) -> dict[str, Enclosure] | None:
-    """Evaluate in the arithmetic of the parts; None where it does not suffice."""
+def _attempt_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[str, Enclosure] | None:
+    """Evaluate in the arithmetic of the parts; None if it does not suffice."""
     pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
     shared: dict[str, Any] = {}
     for part in parts:
         walk, sums = exact_walk(part, shared), cache(partial(magnitude_walk, part))
         for stage in stages:
             array: ExactArray = walk.node(stage)
-            enclosure = enclose(array)
-            scale = lambda name=stage, walk=walk, sums=sums: magnitude(sums(), walk, name)  # noqa: E731
-            if not _suffices(enclosure, array, TOLERANCES[part.arithmetic], scale):
+            enclosure, shape, tolerance = enclose(array), array.shape, TOLERANCES[part.arithmetic]
+            # A ball beyond float64 has an infinite radius here, and is compared in balls, which have no largest number.
+            limit = np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST)
+            small = enclosure.radius <= limit
+            if not (small.all() or (small | array.is_small_beside(magnitude(sums(), walk, stage), tolerance)).all()):
                 return None
-            shape = _shape_of(stage, array, part)
-            own = enclosure if shape == enclosure.shape else enclosure.reshaped(shape)
-            pieces[stage].append(own.mapped(partial(part.without_added, stage)) if part.added_keys else own)
+            # Exact arrays have at least two axes; a gradient has the shape of its input.
+            if stage.startswith("grad_"):
+                shape = part.array(stage.removeprefix("grad_")).shape
+            elif stage == "log_sum_exp":
+                shape = shape[:-1]
+            shaped = enclosure if shape == enclosure.shape else enclosure.reshaped(shape)
+            pieces[stage].append(shaped.mapped(partial(part.without_added, stage)) if part.added_keys else shaped)
         shared = {name: walk.nodes[name] for name in _OF_KEYS if name in walk.nodes}
-    return {stage: _joined(stage, found) for stage, found in pieces.items()}
+    return {stage: _concatenated(stage, enclosures) for stage, enclosures in pieces.items()}
 
 
-def _shape_of(stage: str, array: ExactArray, part: Computation) -> Shape:
-    """Return a stage's own shape, that of the input of a gradient; exact arrays have at least two axes."""
-    of_input = stage.removeprefix("grad_")
-    if of_input != stage:
-        return part.array(of_input).shape
-    return array.shape[:-1] if stage == "log_sum_exp" else array.shape
-
-
-def _joined(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
+def _concatenated(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
     if stage in _OF_KEYS:
         return pieces[0]
     return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
-
-
-def _suffices(enclosure: Enclosure, array: ExactArray, tolerance: float, scale: Callable[[], ExactArray]) -> bool:
-    """Tell if every radius is small; only where it is large beside the value itself is its scale worked out."""
-    # A ball beyond float64 has an infinite radius here, and is looked at below, where balls have no largest number.
-    small = enclosure.radius <= np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST)
-    return bool(small.all() or (small | array.is_small_beside(scale(), tolerance)).all())
 
 
 RESULTS = frozenset({"log_sum_exp", "output"})
@@ -189,7 +180,7 @@ ELEMENTS_AT_A_TIME = 1 << 17
 _MIN_KEYS = 64
 _MAX_RADIUS = 2.0**-84
 """How far a logit may be from the truth: e^s then is known to as many bits."""
-_LARGEST_LOGIT = 2.0**52
+_LARGEST_LOGIT = 2.0**52  # the error of s - L in float64 is derived up to here (docs/numerics.md, section 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,16 +212,16 @@ def exact_results(problem: Problem, stages: Sequence[str]) -> BlockedResult | No
     """
     computation = Computation.of(problem)
     check_domain(problem)
-    found = with_enough_precision(
+    result = with_enough_precision(
         lambda arithmetic: _attempt_in_blocks(replace(computation, arithmetic=arithmetic), stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
-    logits = (found.inner[stage] for stage in LOGITS if stage in found.inner)
-    return found if all(((np.abs(each) <= _LARGEST_LOGIT) | (each == -np.inf)).all() for each in logits) else None
+    logits = (result.inner[stage] for stage in LOGITS if stage in result.inner)
+    return result if all(((np.abs(array) <= _LARGEST_LOGIT) | (array == -np.inf)).all() for array in logits) else None
 
 
 def _attempt_in_blocks(problem: Computation, stages: Sequence[str]) -> BlockedResult | None:
-    """Evaluate in the problem's arithmetic; None where it does not suffice."""
+    """Evaluate in the problem's arithmetic; None if it does not suffice."""
     sums = _Sums.of(problem)
     *leading, length = sums.attended.shape
     size = max(_MIN_KEYS, ELEMENTS_AT_A_TIME // max(int(np.prod(leading)), 1))
@@ -240,7 +231,9 @@ def _attempt_in_blocks(problem: Computation, stages: Sequence[str]) -> BlockedRe
     exact = {"log_sum_exp": enclose(log_sum(sums.powers)).reshaped(tuple(leading)), "output": enclose(sums.output())}
     inner = sums.inner(problem, exact["log_sum_exp"])
     scales = {"log_sum_exp": 1 + np.abs(exact["log_sum_exp"].high), "output": _mean_magnitudes(problem, inner)}
-    if not all(_sums_suffice(exact[stage], scales[stage], TOLERANCES[problem.arithmetic]) for stage in stages):
+    tolerance = TOLERANCES[problem.arithmetic]
+    # An infinite radius of a number beyond float64 passes only if its scale is infinite, too.
+    if any((exact[stage].radius > np.maximum(tolerance * scales[stage], MIN_RADIUS)).any() for stage in stages):
         return None
     inner |= {stage: enclosure.high for stage, enclosure in exact.items() if stage not in stages}
     return BlockedResult({stage: exact[stage] for stage in stages}, inner)
@@ -292,7 +285,7 @@ class _Sums:
         return True
 
     def _add_terms(self, rows: NDArray[np.intp], logits: ExactArray, value: ExactArray) -> None:
-        """Add e^(s - shift) and what it is of the values, the shift being the largest logit so far, or near it."""
+        """Add e^(s - shift), and its product with the values; the shift is about the largest logit so far."""
         where = (..., rows, slice(None))
         attended = logits.attended
         assert attended is not None
@@ -328,13 +321,8 @@ class _Sums:
 
 
 def _mean_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
-    """Return p|v|: what the radius of an output is small or large beside."""
+    """Return p|v|, the scale with which the radius of an output is compared."""
     weights, value = inner["weights"], np.abs(problem.array("value").astype(np.float64))
     batch, heads, rows, length = weights.shape
     grouped = weights.reshape(batch, value.shape[1], -1, length)  # query heads that share a head of values, together
     return (grouped @ value).reshape(batch, heads, rows, -1)
-
-
-def _sums_suffice(enclosure: Enclosure, scale: Real, tolerance: float) -> bool:
-    """Tell if every radius is small; beyond float64 there is nothing to tell, and no verdict."""
-    return not bool((enclosure.radius > np.maximum(tolerance * scale, MIN_RADIUS)).any())

@@ -50,7 +50,7 @@ def _error_of_general(at: At, query: Operand, key: Operand) -> Logits:
 
 
 def _with_bias(product: Logits, exact: Real, bias: Real, terms: int, rounding: RoundingModel) -> Logits:
-    """Add a bias to a product: behind it, or as the first term of its sum."""
+    """Add a bias to a product: after it, or as the first term of its sum."""
     unit, summed = max(rounding.score_unit, rounding.compute_unit), terms * rounding.accumulate_unit
     size = np.abs(product.value) + np.abs(exact)
     max_error = product.max_error + (summed * bias + 2 * unit * size) * (1 + summed + 8 * rounding.coarsest_unit)
@@ -72,10 +72,10 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
     """Bound q W k^T: query (..., Lq, D), key (..., Lk, Dk), weight (D, Dk)."""
     u_acc, unit = rounding.accumulate_unit, rounding.score_unit
     first, second = weight.shape
-    left, right = query @ weight, key @ transposed(weight)  # q W, k W^T
+    projected_query, projected_key = query @ weight, key @ transposed(weight)  # q W, k W^T
     size_q, size_k = np.abs(query), np.abs(key)
     magnitude = size_q @ np.abs(weight) @ transposed(size_k)
-    halves = np.maximum(np.abs(left) @ transposed(size_k), size_q @ transposed(np.abs(right)))
+    halves = np.maximum(np.abs(projected_query) @ transposed(size_k), size_q @ transposed(np.abs(projected_key)))
     terms = (first + second) * u_acc + 2 * rounding.product_error
     max_error = (terms * magnitude + unit * (halves + 2 * np.abs(exact))) * (1 + terms + 8 * rounding.coarsest_unit)
     sums = size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :]
@@ -85,25 +85,29 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
         floor = floor + flushed_factors(size_q, np.abs(weight), rounding) @ transposed(size_k)
         floor = floor + flushed_factors(size_q @ np.abs(weight), transposed(size_k), rounding)
     variance = np.maximum(
-        _bilinear_variance(query, weight, left, key, exact, rounding),
-        transposed(_bilinear_variance(key, transposed(weight), right, query, transposed(exact), rounding)),
+        _bilinear_variance(query, weight, projected_query, key, exact, rounding),
+        transposed(_bilinear_variance(key, transposed(weight), projected_key, query, transposed(exact), rounding)),
     )
     variance = variance + 2 * unit**2 * exact * exact
-    of_query = _projected_variance(query, weight, left, rounding) @ transposed(key * key)  # one q W meets all keys
+    of_query = _projected_variance(query, weight, projected_query, rounding) @ transposed(
+        key * key
+    )  # one q W meets all keys
     return split_logits(exact, max_error + floor, variance, of_query, floor, rounding)
 
 
-def _projected_variance(query: Real, weight: Real, left: Real, rounding: RoundingModel) -> Real:
-    """Return the variance of q W, which is ``left``, and of its storage."""
-    variance = product_variance(rounding, weight.shape[0], left * left, (query * query) @ (weight * weight))
-    return variance + (rounding.score_unit * left) ** 2
+def _projected_variance(query: Real, weight: Real, projected: Real, rounding: RoundingModel) -> Real:
+    """Return the variance of ``projected``, q W, and of its storage."""
+    variance = product_variance(rounding, weight.shape[0], projected * projected, (query * query) @ (weight * weight))
+    return variance + (rounding.score_unit * projected) ** 2
 
 
-def _bilinear_variance(query: Real, weight: Real, left: Real, key: Real, exact: Real, rounding: RoundingModel) -> Real:
-    """Return the variance of (q W) k^T, storage of the result left out; ``left`` is q W."""
+def _bilinear_variance(
+    query: Real, weight: Real, projected: Real, key: Real, exact: Real, rounding: RoundingModel
+) -> Real:
+    """Return the variance of (q W) k^T without storage of the result; ``projected`` is q W."""
     square_k = transposed(key * key)
-    outer = product_variance(rounding, weight.shape[1], exact * exact, (left * left) @ square_k)
-    variance: Real = _projected_variance(query, weight, left, rounding) @ square_k + outer
+    outer = product_variance(rounding, weight.shape[1], exact * exact, (projected * projected) @ square_k)
+    variance: Real = _projected_variance(query, weight, projected, rounding) @ square_k + outer
     # What cuts have in common is in one product as in the other.
     return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
 

@@ -71,8 +71,8 @@ def _error_of_slope(at: At, gate: Operand) -> Operand:
 
 
 def _error_of_output(at: At, context: Finished | Operand, sigmoid: Operand) -> Finished:
-    max_error, variance = _errors_of_product(_as_it_was(at, context), sigmoid)
-    return _stored(at, max_error, variance, 0.0)
+    max_error, variance = _errors_of_product(_before_storage(at, context), sigmoid)
+    return _stored_result(at, max_error, variance, 0.0)
 
 
 def _error_of_gradient(at: At, grad_output: Operand, sigmoid: Operand) -> Operand:
@@ -84,15 +84,15 @@ def _error_of_gradient(at: At, grad_output: Operand, sigmoid: Operand) -> Operan
 
 def _error_of_grad_gate(at: At, grad_output: Operand, context: Finished | Operand, slope: Operand) -> Finished:
     (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
-    max_error, variance = _errors_of_product(_as_it_was(at, context), slope)
+    max_error, variance = _errors_of_product(_before_storage(at, context), slope)
     max_error, variance = gradient * max_error, gradient**2 * variance
     floor = _STORED_PRODUCTS * underflow * (1 + gradient) * (1 + np.abs(context.value) + context.errors[0])
     max_error = max_error + _STORED_PRODUCTS * unit * (size + max_error) * (1 + 8 * at.rounding.coarsest_unit) + floor
-    return _stored(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
+    return _stored_result(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
 
 
-def _as_it_was(at: At, context: Finished | Operand) -> Finished | Operand:
-    """Allow a context that came back the rounding of its storage: what is multiplied may be the one before it."""
+def _before_storage(at: At, context: Finished | Operand) -> Finished | Operand:
+    """Add the rounding of storage to a returned context: the gate may multiply it before it is stored."""
     if isinstance(context, Finished):
         return context
     moved = at.rounding.output_unit * np.abs(context.value) + at.rounding.output_underflow
@@ -103,13 +103,13 @@ def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real
     """Return the largest error of a product, element by element, before it is rounded, and its variance."""
     of_first, variance_of_first = first.errors
     of_second, variance_of_second = second.errors
-    size, other = np.abs(first.value), np.abs(second.value)
-    variance = variance_of_first * (other**2 + variance_of_second) + size**2 * variance_of_second
-    return of_first * other + (size + of_first) * of_second, variance
+    first_size, second_size = np.abs(first.value), np.abs(second.value)
+    variance = variance_of_first * (second_size**2 + variance_of_second) + first_size**2 * variance_of_second
+    return of_first * second_size + (first_size + of_first) * of_second, variance
 
 
-def _stored(at: At, max_error: Real, variance: Real, floor: Real | float) -> Finished:
-    """Round what is returned."""
+def _stored_result(at: At, max_error: Real, variance: Real, floor: Real | float) -> Finished:
+    """Return a result with its bound, after the roundings of its storage."""
     count, unit, underflow = at.rounding.output_count, at.rounding.output_unit, at.rounding.output_underflow
     size = np.abs(at.value)
     max_error = max_error + count * unit * (size + max_error) + underflow

@@ -27,8 +27,8 @@ from attncheck.spec import (
 
 LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
 """The stages that the softmax may follow from, in order."""
-_OPERATIONS = [own for own in OPERATIONS.values() if not own.is_lowered]
-_SPECS: Mapping[str, InputSpec] = {name: spec for own in _OPERATIONS for name, spec in own.inputs.items()}
+_OPERATIONS = [operation for operation in OPERATIONS.values() if not operation.is_lowered]
+_SPECS: Mapping[str, InputSpec] = {name: spec for operation in _OPERATIONS for name, spec in operation.inputs.items()}
 _ADDS_KEY = tuple(name for name, spec in _SPECS.items() if spec.adds_key)
 _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
@@ -77,11 +77,13 @@ class Computation(Problem):
     @classmethod
     def of(cls, problem: Problem) -> Computation:
         """Return the whole problem as it is computed: every query row, nothing known yet, and the key that is added."""
-        given = cls.as_given(problem)
+        computation = cls.as_given(problem)
         if problem.inputs.keys().isdisjoint(_ADDS_KEY):
-            return given
-        more = replace(given, added_keys=1)
-        return replace(more, inputs={name: more.input_with_added(name, array) for name, array in given.inputs.items()})
+            return computation
+        more = replace(computation, added_keys=1)
+        return replace(
+            more, inputs={name: more.input_with_added(name, array) for name, array in computation.inputs.items()}
+        )
 
     @classmethod
     def as_given(cls, problem: Problem) -> Computation:
@@ -110,7 +112,7 @@ class Computation(Problem):
 
     @property
     def fill(self) -> float | None:
-        """The number that stands in the place of a score where a mask or causality says no; None for -inf."""
+        """The number that replaces a score that a mask or causality forbids; None for -inf."""
         fill = self.options.get("mask_fill")
         return None if fill is None else float(fill)
 
@@ -123,7 +125,7 @@ class Computation(Problem):
 
     @property
     def has_uniform_rows(self) -> bool:
-        """True where a row without a key attends to all keys alike."""
+        """True if a row without a key attends to all keys alike."""
         return self.options.get("empty_rows") == "uniform"
 
     def array(self, name: str) -> NDArray[Any]:
@@ -150,7 +152,7 @@ class Computation(Problem):
         )
 
     def without_mask(self) -> Computation:
-        """Leave out what says who may attend to whom."""
+        """Leave out the inputs and options that forbid keys."""
         return self.without_input("mask").with_options(is_causal=False)
 
     def number(self, value: float) -> float:
@@ -188,8 +190,8 @@ class Computation(Problem):
 
     def on_scores(self, array: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """Broadcast a mask or bias of the own keys to the scores' shape, with 0 for the key that is added."""
-        own = np.broadcast_to(array, (*shape[:-1], shape[-1] - self.added_keys))
-        return _padded(own, -1, self.added_keys, 0) if self.added_keys else own
+        broadcast = np.broadcast_to(array, (*shape[:-1], shape[-1] - self.added_keys))
+        return _padded(broadcast, -1, self.added_keys, 0) if self.added_keys else broadcast
 
     def with_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage with the key that is added, of which 0 is what no step behind it uses."""
@@ -268,7 +270,7 @@ _OPTIONS |= {"epsilon_at", "unnormalized"}  # what other readings of a norm have
 # What the caller folds first: into one mask, joined keys, and rows for each query and key.
 _LOWERED = {name for name, spec in _SPECS.items() if spec.folds_into}
 _INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
-    *(each.inputs for each in _OPERATIONS), FOLDED_INPUTS
+    *(operation.inputs for operation in _OPERATIONS), FOLDED_INPUTS
 ) - _LOWERED
 _BY_QUERY: Mapping[str, int] = {
     name: axes.index("Lq") - len(axes)
@@ -285,12 +287,12 @@ def _length_of_keys(inputs: Mapping[str, NDArray[Any]]) -> int:
 
 
 def per_head(array: NDArray[Any]) -> NDArray[Any]:
-    """Lift what every head has one of, (H,), to the rank of scores: (H, 1, 1)."""
+    """Lift an array with one number per head, (H,), to the rank of scores: (H, 1, 1)."""
     return array[:, np.newaxis, np.newaxis]
 
 
 def _padded(array: NDArray[Any], axis: int, count: int, value: int) -> NDArray[Any]:
-    """Put ``count`` slices of one number behind an axis."""
+    """Append ``count`` slices of one number along an axis."""
     shape = list(array.shape)
     shape[axis] = count
     return np.concatenate([array, np.full(shape, value, array.dtype)], axis)

@@ -27,13 +27,13 @@ def projection_of(name: str) -> Step:
     """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D), and the key that is added."""
 
     def exact(problem: Computation) -> ExactArray:
-        own = own_exact(problem)
+        projected = exact_projection(problem)
         if name == "query" or not problem.added_keys:
-            return own
-        zeros = np.zeros((*own.shape[:-2], problem.added_keys, own.shape[-1]))
-        return joined([own, own.of_numbers(zeros)], axis=-2)
+            return projected
+        zeros = np.zeros((*projected.shape[:-2], problem.added_keys, projected.shape[-1]))
+        return joined([projected, projected.of_numbers(zeros)], axis=-2)
 
-    def own_exact(problem: Computation) -> ExactArray:
+    def exact_projection(problem: Computation) -> ExactArray:
         inputs, weight = problem.array(name), problem.array(f"{name}_weight")
         heads = problem.heads_of(name)
         per_head = weight.reshape(weight.shape[0], heads, -1).swapaxes(0, 1)  # (E, H*D) -> (H, E, D)
@@ -44,19 +44,20 @@ def projection_of(name: str) -> Step:
         return projected + problem.exact(bias, projected.shape)
 
     def value(problem: Computation) -> Real:
-        return problem.with_added(
-            name, split_heads(_linear_value(problem, problem.array(name), name), problem.heads_of(name))
-        )
+        projected: Real = problem.array(name) @ problem.array(f"{name}_weight")
+        if f"{name}_bias" in problem.inputs:
+            projected = projected + problem.inputs[f"{name}_bias"]
+        return problem.with_added(name, split_heads(projected, problem.heads_of(name)))
 
     def error(at: At) -> Operand:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
         weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
         flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
-        return Operand(at.value, *(at.problem.with_added(name, split_heads(each, heads)) for each in flat.errors))
+        return Operand(at.value, *(at.problem.with_added(name, split_heads(part, heads)) for part in flat.errors))
 
     def radius(around: Around, _: Real) -> Real:
-        own = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
-        return around.problem.with_added(name, own)
+        per_head = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
+        return around.problem.with_added(name, per_head)
 
     def reach(known: Reach) -> Flags:
         flags = split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
@@ -102,11 +103,6 @@ def _reach_of_output(known: Reach, context: Flags) -> Flags:
 
 
 OUTPUT_PROJECTION = Step(_exact_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
-
-
-def _linear_value(problem: Computation, inputs: Real, name: str) -> Real:
-    projected: Real = inputs @ problem.array(f"{name}_weight")
-    return projected + problem.inputs[f"{name}_bias"] if f"{name}_bias" in problem.inputs else projected
 
 
 def _linear_radius(around: Around, inputs: Ball, name: str) -> Real:
@@ -177,6 +173,6 @@ def linear_layer(
 
 
 def flushed_factors(left: Real, right: Real, rounding: RoundingModel) -> Real:
-    """Bound what factors that are flushed to zero take from a product of two matrices of magnitudes."""
+    """Bound the error of a product of two matrices of magnitudes by factors that are flushed to zero."""
     lost: Real = rounding.product_underflow * (left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True))
     return lost

@@ -31,7 +31,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
     def exact(problem: Computation, array: ExactArray) -> ExactArray:
         cos, sin = (problem.exact(problem.array(f"{name}_{part}")) for part in ("cos", "sin"))
         first, second = pairs_of(problem, name)
-        x, y = (array.rearranged(partial(np.take, indices=own, axis=-1)) for own in (first, second))
+        x, y = (array.rearranged(partial(np.take, indices=elements, axis=-1)) for elements in (first, second))
         # In an absolute problem a difference is a sum.
         signs = (1, 1) if problem.absolute else (-sign, sign)
         turned = array.with_part((..., first), x * cos + y * sin * signs[0])
@@ -41,26 +41,28 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         problem = at.problem
         max_error, variance = operand.errors
         moved = _moved(at, name, operand.value, max_error)
-        cos, sin = (np.abs(each) for each in tables_of(problem, name))
+        cos, sin = (np.abs(table) for table in tables_of(problem, name))
         pairs = pairs_of(problem, name)
-        carried = _sum(variance, cos**2, sin**2, pairs)
+        carried = _rotated_sum(variance, cos**2, sin**2, pairs)
         return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance, operand.common)
 
     def error_of_gradient(at: At, finished: Finished) -> Finished:
-        cos, sin = (np.abs(each) for each in tables_of(at.problem, name))
+        cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
         # The errors of a pair may have causes in common.
-        sigma = _sum(finished.finished.sigma, cos, sin, pairs_of(at.problem, name))
-        own = np.sqrt(_roundings(at, name, finished.value).variance)
+        sigma = _rotated_sum(finished.finished.sigma, cos, sin, pairs_of(at.problem, name))
+        rounded = np.sqrt(_roundings(at, name, finished.value).variance)
         max_error = _moved(at, name, finished.value, finished.finished.max_error)
-        return Finished(at.value, Bound(max_error, np.minimum(sigma + own, max_error)))
+        return Finished(at.value, Bound(max_error, np.minimum(sigma + rounded, max_error)))
 
     def radius(around: Around, _: Real, ball: Ball) -> Real:
         pairs = pairs_of(around.problem, name)
         cos, sin = (around.ball(f"{name}_{part}") for part in ("cos", "sin"))
-        moved = _sum(ball.radius, np.abs(cos.value), np.abs(sin.value), pairs)
+        moved = _rotated_sum(ball.radius, np.abs(cos.value), np.abs(sin.value), pairs)
         rest = np.abs(ball.value) + ball.radius
-        turned = _sum(rest, cos.radius, sin.radius, pairs)
-        turned[..., _others(ball.value.shape[-1], pairs)] = 0
+        turned = _rotated_sum(rest, cos.radius, sin.radius, pairs)
+        unrotated = np.ones(ball.value.shape[-1], dtype=np.bool_)
+        unrotated[np.concatenate(pairs)] = False
+        turned[..., unrotated] = 0
         return moved + turned
 
     def reach(known: Reach, flags: Flags) -> Flags:
@@ -86,19 +88,13 @@ def tables_of(problem: Computation, name: str) -> tuple[Real, Real]:
     return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
 
 
-def _sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:
-    """Return a x + b y and a y + b x for every pair; what is not rotated stays."""
-    first, second = (array[..., each] for each in pairs)
+def _rotated_sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:
+    """Return a x + b y and a y + b x for every pair; other elements stay."""
+    first, second = (array[..., elements] for elements in pairs)
     turned = array.copy()
     turned[..., pairs[0]] = first * of_own + second * of_other
     turned[..., pairs[1]] = second * of_own + first * of_other
     return turned
-
-
-def _others(width: int, pairs: Pairs) -> NDArray[np.bool_]:
-    kept = np.ones(width, dtype=np.bool_)
-    kept[np.concatenate(pairs)] = False
-    return kept
 
 
 class _Rounded(NamedTuple):
@@ -107,27 +103,30 @@ class _Rounded(NamedTuple):
 
 
 def _roundings(at: At, name: str, value: Real) -> _Rounded:
-    """Return u (|x c| + |y s| + |x'|) and what underflows, and its variance; 0 where nothing is rounded."""
+    """Return u (|x c| + |y s| + |x'|) plus underflow, and its variance; 0 for elements that are not rounded."""
     problem, pairs = at.problem, pairs_of(at.problem, name)
-    cos, sin = (np.abs(each) for each in tables_of(problem, name))
+    cos, sin = (np.abs(table) for table in tables_of(problem, name))
     size = np.abs(value)
-    terms, result = _sum(size, cos, sin, pairs), np.abs(at.value)
+    terms, result = _rotated_sum(size, cos, sin, pairs), np.abs(at.value)
     underflow = 3 * max(at.rounding.score_underflow, at.rounding.output_underflow)
     rounds = np.zeros(np.broadcast_shapes(value.shape, at.value.shape), dtype=np.bool_)
     some = ~(np.isin(cos, (0, 1)) & np.isin(sin, (0, 1)) & (cos + sin <= 1))
-    for each in pairs:
-        rounds[..., each] = some
+    for elements in pairs:
+        rounds[..., elements] = some
     rounds &= terms > 0
     rounded = at.stored_unit * (terms + result) + underflow
-    variance = at.stored_unit**2 * (_sum(size**2, cos**2, sin**2, pairs) + result**2) + underflow**2
+    variance = at.stored_unit**2 * (_rotated_sum(size**2, cos**2, sin**2, pairs) + result**2) + underflow**2
     return _Rounded(np.where(rounds, rounded, 0.0), np.where(rounds, variance, 0.0))
 
 
 def _moved(at: At, name: str, value: Real, max_error: Real) -> Real:
-    cos, sin = (np.abs(each) for each in tables_of(at.problem, name))
-    carried, own = _sum(max_error, cos, sin, pairs_of(at.problem, name)), _roundings(at, name, value).largest
+    cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
+    carried, rounded = (
+        _rotated_sum(max_error, cos, sin, pairs_of(at.problem, name)),
+        _roundings(at, name, value).largest,
+    )
     # Roundings of what has an error already: of products and of their difference.
-    moved: Real = own + carried * np.where(own > 0, 1 + 2 * at.stored_unit, 1.0)
+    moved: Real = rounded + carried * np.where(rounded > 0, 1 + 2 * at.stored_unit, 1.0)
     return moved * (1 + 8 * at.rounding.coarsest_unit)
 
 
@@ -136,6 +135,6 @@ def _reach(flags: Flags, tables: list[Flags], pairs: Pairs) -> Flags:
     both: Flags = flags[..., pairs[0]] | flags[..., pairs[1]]
     for table in tables:
         both = both | table
-    for each in pairs:
-        reached[..., each] = both
+    for elements in pairs:
+        reached[..., elements] = both
     return reached

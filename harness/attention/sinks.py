@@ -82,5 +82,5 @@ GRAD_SINKS = Step(_exact_gradient, _error_of_gradient, reach=_reach_of_gradient,
 
 
 def _with_column(array: NDArray[Scalar], column: NDArray[Scalar]) -> NDArray[Scalar]:
-    """Put other numbers in the place of the key that is added."""
+    """Replace the column of the key that is added."""
     return np.concatenate([array[..., :-1], np.broadcast_to(column, (*array.shape[:-1], 1))], axis=-1)

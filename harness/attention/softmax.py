@@ -51,7 +51,7 @@ _NEGLIGIBLE = 2.0**-80
 """Beside the variance of an exponential's own error, what is so much smaller shows in no sum of float64 numbers."""
 _SMALL = 1.0
 """Exponents up to here go through expm1; larger ones through the logarithm of the weight."""
-LARGEST_EXPONENT = 700.0
+LARGEST_EXPONENT = 700.0  # e^709 is the largest power of e in float64
 _MIN_WEIGHT = 1e-300
 
 
@@ -80,8 +80,8 @@ class Rows(Elementwise):
     independent: Real  # t^2: variance of theta, each key's own
     shared: Real  # c^2: variance of theta, common to the keys of a row
     squares: Real  # p^2
-    own: Real  # p^2 t^2
-    own_sum: Real  # sum p^2 t^2
+    independent_terms: Real  # p^2 t^2
+    independent_sum: Real  # sum p^2 t^2
     shared_sum: Real  # sum p c^2
     mean_shifted: Real  # sum p x
     log_sum_exp: Real  # L
@@ -124,7 +124,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     whole, even = bool(attended.all()), _even_rows(error, attended, rounding)
     distance, shifted = error.max_error, logits - maximum
     if not whole:
-        distance, shifted, weights = (np.where(attended, each, 0.0) for each in (distance, shifted, weights))
+        distance, shifted, weights = (np.where(attended, array, 0.0) for array in (distance, shifted, weights))
     count = np.full(highest.shape, float(logits.shape[-1])) if whole else sum_of_row(attended.astype(np.float64))
     blocks = np.ceil(count / rounding.block)
     rescalings = 1 + np.log1p(blocks)
@@ -134,7 +134,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         # What the keys of an even row have in common leaves its weights as they are.
         common = largest + rounding.maximum_count * rounding.compute_unit * (np.abs(maximum) + largest)
         common = np.where(even, common, 0.0)
-        distance, apart, beyond = (np.where(even, 0.0, each) for each in (distance, maximum, largest))
+        distance, apart, beyond = (np.where(even, 0.0, array) for array in (distance, maximum, largest))
     common = common if error.given_back is None else added(common, error.given_back)
     exponent = _exponent(distance, shifted, _exponent_of_row(apart, beyond, count, blocks, rounding), rounding)
     grown, squares, least, lost = _perturbed(weights, logits, log_sum_exp, exponent, attended)
@@ -148,7 +148,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         independent = np.where(weighty, independent, 0.0)
         shared = shared if shared is NOTHING else np.where(weighty, shared, 0.0)
     square_p = weights * weights
-    own = square_p * independent
+    independent_terms = square_p * independent
     return Rows(
         attended=attended,
         all_attended=whole,
@@ -168,8 +168,8 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         independent=independent,
         shared=shared,
         squares=square_p,
-        own=own,
-        own_sum=sum_of_row(own),
+        independent_terms=independent_terms,
+        independent_sum=sum_of_row(independent_terms),
         shared_sum=NOTHING if shared is NOTHING else sum_of_row(weights * shared),
         mean_shifted=sum_of_products(weights, shifted),
         log_sum_exp=finite(log_sum_exp)[..., np.newaxis],
@@ -435,7 +435,10 @@ def exact_grad_logits(
 def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
     p, moved = rows.weights, moved_weights(rows)
-    relative = normalisation_error(rows, rounding) + _storage(rounding)
+    stored = rounding.output_count * rounding.output_unit
+    if rounding.weight_unit != rounding.sum_unit:  # else the weight that meets the values is the one returned
+        stored += rounding.weight_unit
+    relative = normalisation_error(rows, rounding) + stored
     floor = 2 * rounding.weight_underflow + rounding.output_underflow + lost_to_step(rows, rounding)
     # A factor of both would overflow where a relative error does; there may be nothing that it meets.
     max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor
@@ -543,7 +546,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
 
 def _log_sum_exp_variance(rows: Rows, exact: Real, excess: Real, rounding: RoundingModel) -> Real:
     unit, maximum = rounding.compute_unit, rows.maximum[..., 0]
-    of_exponents = added(rows.own_sum, rows.shared_sum)[..., 0]
+    of_exponents = added(rows.independent_sum, rows.shared_sum)[..., 0]
     # The rounding of the scale moves every score in proportion, the maximum included.
     variance = of_exponents + rows.constants(rounding) * (rows.mean_shifted[..., 0] + maximum) ** 2
     if rows.common is not NOTHING:
@@ -559,11 +562,11 @@ def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
 
     Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].
     """
-    p, own, shared, unit = rows.weights, rows.independent, rows.shared, rounding.compute_unit
+    p, independent, shared, unit = rows.weights, rows.independent, rows.shared, rounding.compute_unit
     apart, opposite = rounding.from_log_sum_exp, 1 - 2 * p
     of_row = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     of_row += rounding.output_count * rounding.output_unit**2
-    variance: Real = (own if apart else own * opposite) + rows.own_sum
+    variance: Real = (independent if apart else independent * opposite) + rows.independent_sum
     if shared is not NOTHING:
         mean = rows.shared_sum
         variance += 2 * (shared + mean) if apart else (1 + opposite) * (opposite * shared + mean)
@@ -573,9 +576,3 @@ def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
     variance += rows.constants(rounding) * (rows.shifted - rows.mean_shifted) ** 2
     variance += of_row
     return variance
-
-
-def _storage(rounding: RoundingModel) -> float:
-    """Roundings of the stored weight; in the native class the weight that meets the values is the one returned."""
-    stored = rounding.output_count * rounding.output_unit
-    return stored if rounding.weight_unit == rounding.sum_unit else stored + rounding.weight_unit

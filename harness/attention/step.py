@@ -1,16 +1,16 @@
-"""A step of attention with all of its rules, as automatic differentiation gives every primitive its own.
+"""A step of attention with all of its rules, as automatic differentiation has rules for every primitive.
 
-Each rule gets what the steps before gave by the same rule, in the order of the graph:
+Each rule gets the results of the same rule for the steps before, in the order of the graph:
 
     exact(problem, *arrays)        the proven value, an array of exact numbers
-    value(problem, *arrays)        the value in float64, where that is not the exact rule in this arithmetic
+    value(problem, *arrays)        the value in float64, if it is not the exact rule in this arithmetic
     error(at, *states)             the largest error and its statistical scale, from those of the operands
     stored(at, array)              the same of a returned stage: it may have been stored after it was used
     radius(around, value, *balls)  how far the value moves when every input moves by its radius
-    reach(known, *flags)           which elements follow from which: flags, of what has no value
-    transpose                      a step of its own: ``exact`` in the same file, ``error`` in ``backward_*``
+    reach(known, *flags)           which elements follow from which: flags, for example of elements without a value
+    transpose                      another step: ``exact`` in the same file, ``error`` in ``backward_*``
 
-``magnitude`` says what the radius of an exact number is small beside, where that is not the sum of absolute terms.
+``magnitude`` returns the scale with which a radius is compared, if that is not the sum of absolute terms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotFiniteError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """The arguments of an error rule beside its operands."""
+    """The arguments of an error rule in addition to its operands."""
 
     problem: Computation
     rounding: RoundingModel
@@ -106,7 +106,7 @@ def stored_behind_bias(at: At, value: Real) -> Logits:
     return stored_logits(at, value, bias=None if bias is None else at.problem.on_scores(bias, value.shape))
 
 
-def _not_stated(*_: Any) -> NoReturn:
+def _undefined_rule(*_: Any) -> NoReturn:
     raise NotImplementedError("nothing asks for this rule of this step")
 
 
@@ -115,10 +115,10 @@ class Step:
     """The rules of one step."""
 
     exact: Callable[..., Any]
-    error: Callable[..., Any] = _not_stated
-    radius: Callable[..., Any] = _not_stated
+    error: Callable[..., Any] = _undefined_rule
+    radius: Callable[..., Any] = _undefined_rule
     stored: Callable[[At, Real], Any] = stored_operand
-    reach: Callable[..., Flags] = _not_stated
+    reach: Callable[..., Flags] = _undefined_rule
     value: Callable[..., Any] | None = None
     magnitude: Callable[[ExactArray], ExactArray] | None = None
 

@@ -45,7 +45,7 @@ class Walk:
         """Return what the rule makes of a node, or of an input."""
         if name not in self.nodes:
             node = self.graph.get(name)
-            operands = () if node is None else tuple(self.node(each) for each in node.follows)
+            operands = () if node is None else tuple(self.node(operand) for operand in node.follows)
             self.nodes[name] = self.leaf(name) if node is None else self.rule(name, node, operands)
         return self.nodes[name]
 
@@ -62,20 +62,20 @@ def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
 
 
 def magnitude_walk(problem: Computation) -> Walk:
-    """Evaluate the sums of the absolute terms of stages; of double words, their size alone."""
+    """Evaluate the sums of the absolute terms of stages; for double words, only their size."""
     arithmetic = Scales if problem.arithmetic is DoubleWords else problem.arithmetic
     return exact_walk(replace(problem, absolute=True, arithmetic=arithmetic))
 
 
 def magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
-    """Return the sum of the absolute terms of a stage that a walk evaluated, or what else its step says."""
-    for each, node in walk.graph.items():
-        if node.step.magnitude is not None and each in walk.nodes and each not in sums.nodes:
-            own = node.step.magnitude(walk.nodes[each])
-            is_double = isinstance(own, DoubleWords)
-            sums.nodes[each] = Scales((own.split()[0],), own.attended) if is_double else own
-    found: ExactArray = sums.node(name)
-    return found
+    """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``magnitude``."""
+    for stage, node in walk.graph.items():
+        if node.step.magnitude is not None and stage in walk.nodes and stage not in sums.nodes:
+            size = node.step.magnitude(walk.nodes[stage])
+            is_double = isinstance(size, DoubleWords)
+            sums.nodes[stage] = Scales((size.split()[0],), size.attended) if is_double else size
+    total: ExactArray = sums.node(name)
+    return total
 
 
 def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
@@ -115,8 +115,8 @@ def error_walk(
     stage has no value to follow another one from.
     """
 
-    def walk_in(other: RoundingModel) -> Walk:
-        return error_walk(problem, other, values)
+    def walk_in(other_rounding: RoundingModel) -> Walk:
+        return error_walk(problem, other_rounding, values)
 
     def at(name: str) -> At:
         return At(problem, rounding, partial(values.node, name), walk_in)

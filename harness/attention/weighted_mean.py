@@ -141,8 +141,8 @@ def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingMode
     lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
     if rounding.has_narrow_weights:
         lost = lost + scaled.restored(_lost_to_codes(rows, scaled, rounding))
-    spread = scaled.restored(_spread(rows, scaled, variance, rounding), 2)
-    max_error = _worst(rows, scaled, mean_size, variance, lost, rounding)
+    spread = scaled.restored(_variance(rows, scaled, variance, rounding), 2)
+    max_error = _max_error(rows, scaled, mean_size, variance, lost, rounding)
     if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
         max_error = np.where(
             scaled.restored(_attended_sum(rows, scaled.size)) < rounding.largest_sum, max_error, np.inf
@@ -171,7 +171,7 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     variance = (of_squares + (rounding.weight_unit**2 + 2 * unit**2)) * (squares @ (size * size))
     variance += (of_exact + rounding.output_count * rounding.output_unit**2) * (exact * exact)
     if rounding.has_narrow_weights:
-        underflow = underflow + lost_of_weights(_SLACK * w, _share(w, rounding), rounding) @ size
+        underflow = underflow + lost_of_weights(_SLACK * w, _exponential_share(w, rounding), rounding) @ size
     if value.max_error is not None:
         max_error = max_error + w @ finite(value.max_error)
     if value.variance is not None:
@@ -183,8 +183,8 @@ def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: Rounding
     return bound_of(exact, max_error, variance, underflow + rounding.output_underflow)
 
 
-def _share(weights: Real, rounding: RoundingModel) -> Real | float:
-    """Return what an exponential of 1 is among the weights, (..., Lq, 1): the largest, or what a sink has."""
+def _exponential_share(weights: Real, rounding: RoundingModel) -> Real | float:
+    """Return the weight of an exponential of 1, (..., Lq, 1): the largest weight, or that of a sink."""
     if not rounding.stores_exponentials:
         return 1.0
     rest = 1 - weights.sum(axis=-1, keepdims=True)
@@ -193,7 +193,7 @@ def _share(weights: Real, rounding: RoundingModel) -> Real | float:
 
 
 def _lost_to_codes(rows: Rows, scaled: _Scaled, rounding: RoundingModel) -> Real:
-    """Return what narrow weights cost the mean: in blocks, all of them together lose hardly more than themselves.
+    """Bound the error of the mean by narrow weights: in blocks, all of them together lose hardly more than themselves.
 
     What rounds up is at most doubled, by a scale that may have been rounded up itself.
     """
@@ -206,7 +206,7 @@ def _lost_to_codes(rows: Rows, scaled: _Scaled, rounding: RoundingModel) -> Real
 
 
 def furthest_move(rows: Rows, value: Real, mean: Real) -> Real:
-    """Return how far the mean moves at most, where each weight is p e^theta over their sum, |theta| at most E.
+    """Return how far the mean moves at most if each weight is p e^theta over their sum, |theta| at most E.
 
     Values above some number have the largest weights then, and those below it the least ones, or the other way round.
     """
@@ -217,18 +217,20 @@ def furthest_move(rows: Rows, value: Real, mean: Real) -> Real:
     moved = np.cumsum(more * np.take_along_axis(values, order, axis=-1), axis=-1).swapaxes(-3, -1)  # (..., Lk, Lq, Dv)
     more = np.cumsum(more, axis=-1).swapaxes(-3, -1)
     (all_most, largest), (all_least, smallest) = (
-        (each.sum(axis=-1, keepdims=True), each @ value) for each in (most, least)
+        (weights.sum(axis=-1, keepdims=True), weights @ value) for weights in (most, least)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
         up = ((largest[..., np.newaxis, :, :] - moved) / (all_most[..., np.newaxis, :, :] - more)).max(axis=-3)
         down = ((smallest[..., np.newaxis, :, :] + moved) / (all_least[..., np.newaxis, :, :] + more)).min(axis=-3)
-        found: Real = np.maximum(up - mean, mean - down)
-        own = all_most / all_least * (rows.count + 4) * _OWN_LOSS
-        found = found + own * np.abs(value).max(axis=-2, keepdims=True, initial=0)
-    return np.where(np.isnan(found), np.inf, found)
+        furthest: Real = np.maximum(up - mean, mean - down)
+        lost = all_most / all_least * (rows.count + 4) * _OWN_LOSS
+        furthest = furthest + lost * np.abs(value).max(axis=-2, keepdims=True, initial=0)
+    return np.where(np.isnan(furthest), np.inf, furthest)
 
 
-def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel) -> Real:
+def _max_error(
+    rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel
+) -> Real:
     """Return B."""
     unit, terms, output = rounding.compute_unit, rows.count + rows.blocks, scaled.output
     grown_size = rows.grown @ scaled.absolute
@@ -254,17 +256,17 @@ def _worst(rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: R
     return scaled.restored(largest) + lost * room + rounding.output_underflow
 
 
-def _spread(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
+def _variance(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
     """Return S1 + .. + S6 in units of the columns."""
     p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.square_output
     unit = rounding.compute_unit
-    second, of_row = rows.own @ scaled.squares, square_o * rows.own_sum
+    second, of_row = rows.independent_terms @ scaled.squares, square_o * rows.independent_sum
     if rounding.from_log_sum_exp:
         # The exponents of the weights and those of L may have errors of their own, so that nothing cancels.
         spread: Real = second + of_row + square_o * stored_log_sum_exp_variance(rows, rounding)
         variance = 4 * (variance + square_o)
     else:
-        spread = np.maximum(second - 2 * o * (rows.own @ v) + of_row, 0)  # S1
+        spread = np.maximum(second - 2 * o * (rows.independent_terms @ v) + of_row, 0)  # S1
     spread += rows.constants(rounding) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
     spread += variance * added(sum_of_row(p * second_order(rows)), rows.shared_sum)  # S2, S6
     squares = rows.squares @ scaled.squares
@@ -281,7 +283,10 @@ def _spread(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingModel
 
 
 def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
-    operand = _attended_alone(rows, value)
+    # Set to 0 the values that no query attends to: they may be anything, infinity included.
+    used = np.swapaxes(rows.attended.any(axis=-2, keepdims=True), -1, -2)
+    are_all = rows.all_attended or bool(used.all())
+    operand = value.mapped(lambda part: finite(part) if are_all else np.where(used, finite(part), 0.0))
     size, output, unit = operand.magnitude, finite(exact), None
     largest = size.max(axis=-2, keepdims=True, initial=0)
     if not _MODERATE[0] < largest.min(initial=1) <= largest.max(initial=1) < _MODERATE[1]:
@@ -293,17 +298,6 @@ def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
     absolute = size if operand.max_error is None else np.abs(operand.value)
     square, square_output = operand.value * operand.value, output * output
     return _Scaled(unit, operand, size, largest, absolute, square, np.abs(output), output, square_output)
-
-
-def _attended_alone(rows: Rows, value: Operand) -> Operand:
-    """Set to 0 what no query attends to: it may be anything, infinity included."""
-    used = np.swapaxes(rows.attended.any(axis=-2, keepdims=True), -1, -2)
-    are_all = rows.all_attended or bool(used.all())
-
-    def of(part: Real) -> Real:
-        return finite(part) if are_all else np.where(used, finite(part), 0.0)
-
-    return value.mapped(of)
 
 
 def _attended_sum(rows: Rows, size: Real) -> Real:
@@ -321,7 +315,7 @@ def _largest_move(rows: Rows, scaled: _Scaled) -> Real:
     uncertain = rows.grown_sum[..., 0] > _UNCERTAIN
     if not rows.all_attended and uncertain.any():
         # Keys that this row does not attend to may hold much larger values. A whole tensor (Lq, Lk, Dv) is never made.
-        highest, lowest = (np.broadcast_to(each, output.shape).copy() for each in (highest, lowest))
+        highest, lowest = (np.broadcast_to(extreme, output.shape).copy() for extreme in (highest, lowest))
         values = np.broadcast_to(value, (*output.shape[:-2], *value.shape[-2:]))
         attended = np.broadcast_to(rows.attended, (*output.shape[:-1], value.shape[-2]))
         for index in zip(*np.nonzero(np.broadcast_to(uncertain, output.shape[:-1])), strict=True):

@@ -159,13 +159,13 @@ def test_precision_is_raised_where_it_must_be(
     stage: str, options: dict[str, Any], precisions: list[int], of_terms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []  # that of double words, then FLINT's
-    attempt = oracle._attempt
+    attempt = oracle._attempt_by_rows
 
     def counted(parts: Any, stages: Any) -> Any:
         tried.append(106 if parts[0].arithmetic is DoubleWords else flint.ctx.prec)
         return attempt(parts, stages)
 
-    monkeypatch.setattr(oracle, "_attempt", counted)
+    monkeypatch.setattr(oracle, "_attempt_by_rows", counted)
     exact = exact_stages(cancelling(**options), [stage])[stage]
     assert tried == precisions
     assert (exact.radius > 0).all()
