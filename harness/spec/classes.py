@@ -14,8 +14,8 @@
     native_lse, fused_lse, eager_lse    as native, fused, eager; weights may be e^(s - L), L a log_sum_exp that was
                 stored before, in the format of the computation: they need not add up to 1
 
-The constants are allowances for what libraries do (docs/numerics.md, section 3). What gives up more for speed says so,
-part by part: "fused with tanh 2^-11 and sums float16" is a class as well (``PARTS``), and so is what stands in
+The constants are allowances for what libraries do (docs/numerics.md, section 3). A kernel that gives up more for speed
+declares it part by part: "fused with tanh 2^-11 and sums float16" is a class as well (``PARTS``), and so are the
 ``PRESETS``.
 """
 
@@ -31,12 +31,12 @@ from typing import Any, Literal, NamedTuple
 from attncheck.spec import ROUNDING_MODELS
 from attncheck.spec.rounding import FORMATS, GRIDS, SCALE_FORMATS, Format, Grid, Quantization, RoundingModel, Sums
 
-_EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4
+_EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4  # allowances for libraries (docs/numerics.md, section 3)
 
 
 @cache
 def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
-    """Return a rounding model in a dtype. Raises ``ValueError`` where there is none."""
+    """Return a rounding model in a dtype. Raises ``ValueError`` if there is none."""
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
     text = PRESETS[rounding_model].parts if rounding_model in PRESETS else rounding_model
@@ -52,29 +52,29 @@ def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
     if rounding_model.endswith(_FROM_LOG_SUM_EXP):
         rounding = rounding_model_named(rounding_model.removesuffix(_FROM_LOG_SUM_EXP), dtype)
         return replace(rounding, rounding_model=rounding_model, from_log_sum_exp=True)
-    return _plain(rounding_model, stored)
+    return _base_model(rounding_model, stored)
 
 
-def _plain(rounding_model: str, stored: Format) -> RoundingModel:
+def _base_model(rounding_model: str, stored: Format) -> RoundingModel:
     match rounding_model:
         case "native":
-            found = _native(stored)
+            model = _native(stored)
         case "fused":
-            found = _fused("fused", stored, stored_gradient=False)
+            model = _fused("fused", stored, stored_gradient=False)
         case "fused_bwd":
-            found = _fused("fused_bwd", stored, stored_gradient=True)
+            model = _fused("fused_bwd", stored, stored_gradient=True)
         case "fused_fp8":
-            found = _fused("fused", stored, stored_gradient=False)
-            found = _weights_in(found, "float8_e4m3fn")
+            model = _fused("fused", stored, stored_gradient=False)
+            model = _weights_in(model, "float8_e4m3fn")
         case "eager_pre":
-            found = _stored("eager_pre", stored, FORMATS["float32"], stored)
+            model = _storing_everything("eager_pre", stored, FORMATS["float32"], stored)
         case _:
-            found = _stored("eager", stored, FORMATS["float32"], FORMATS["float32"])
+            model = _storing_everything("eager", stored, FORMATS["float32"], FORMATS["float32"])
     if rounding_model == "eager_cut":
         # A cut is off by less than twice the unit. What is stored without a product before it errs by half of that.
         cut = 2 * stored.unit_roundoff
-        found = replace(found, score_unit=cut, output_unit=cut, weight_gradient_unit=cut, cut_mean=cut / 2)
-    return replace(found, rounding_model=rounding_model)
+        model = replace(model, score_unit=cut, output_unit=cut, weight_gradient_unit=cut, cut_mean=cut / 2)
+    return replace(model, rounding_model=rounding_model)
 
 
 _FROM_LOG_SUM_EXP = "_lse"
@@ -120,10 +120,10 @@ _REDUCED: Mapping[str, _Reduced] = {
 
 
 def _native(stored: Format) -> RoundingModel:
-    return _stored("native", stored, stored, stored)
+    return _storing_everything("native", stored, stored, stored)
 
 
-def _stored(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
+def _storing_everything(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
     """Store every intermediate, with sums and functions in a format that may be wider: their results are then rounded.
 
     ``prescaled`` is the format of the query or key once it is scaled.
@@ -185,7 +185,7 @@ _SUMS = ("float32", "bfloat16", "float16")
 
 
 class Preset(NamedTuple):
-    """A class of a published kernel: its parts, and where they are stated."""
+    """A class of a published kernel: its parts, and their source."""
 
     parts: str
     source: str
@@ -238,92 +238,87 @@ PRESETS: Mapping[str, Preset] = {
         "llama.cpp's caches in Q4_0: four bits, -8 to 7, with a scale of the sign for which the largest is -8",
     ),
 }
-"""Classes by a name of their own."""
+"""Composed classes of published kernels, by name."""
 
 
-def _relative(field: str, model: RoundingModel, given: str) -> RoundingModel:
-    """Let a function err by a relative error, (1 + d) with |d| <= it."""
-    power = _POWER.fullmatch(given)
+def _relative(field: str, model: RoundingModel, declared: str) -> RoundingModel:
+    """Return the model with a larger relative error of a function: (1 + d) with |d| at most the declared number."""
+    power = _POWER.fullmatch(declared)
     try:
-        error = 2.0 ** float(power[1]) if power else float(given)
+        error = 2.0 ** float(power[1]) if power else float(declared)
     except (ValueError, OverflowError):
         error = math.nan
     if not 0 < error < 1:
-        raise ValueError(f"{given!r} is no relative error; expected a number between 0 and 1, as 2^-11 or 8.8e-5")
+        raise ValueError(f"{declared!r} is no relative error; expected a number between 0 and 1, as 2^-11 or 8.8e-5")
     permitted = getattr(model, field)
     if error < permitted:
         raise ValueError(
-            f"{given} is less than the {permitted:.2g} that {model.rounding_model} permits already; leave it out"
+            f"{declared} is less than the {permitted:.2g} that {model.rounding_model} permits already; leave it out"
         )
     # An exponential off by the factor 1 - d is one of an argument that is off by -log(1 - d).
     changes: dict[str, Any] = {field: -math.log1p(-error) if field == "exp_error" else error}
     return replace(model, **changes)
 
 
-def _kept_in(unit: str, underflow: str, model: RoundingModel, given: str) -> RoundingModel:
-    """Let something be stored in a format, so that its unit and what underflows are those of the format."""
-    found = FORMATS.get(given)
-    if found is None:
-        raise ValueError(f"{given!r} is no format of sums or stages; expected one of {', '.join(_SUMS)}")
-    if found.unit_roundoff < getattr(model, unit):
-        raise ValueError(f"{given} is finer than what {model.rounding_model} permits already; leave it out")
-    changes: dict[str, Any] = {unit: found.unit_roundoff, **({underflow: found.underflow} if underflow else {})}
+def _stored_in(unit: str, underflow: str, model: RoundingModel, declared: str) -> RoundingModel:
+    """Return the model with the unit roundoff and the underflow of a coarser format for one kind of number."""
+    form = FORMATS.get(declared)
+    if form is None:
+        raise ValueError(f"{declared!r} is no format of sums or stages; expected one of {', '.join(_SUMS)}")
+    if form.unit_roundoff < getattr(model, unit):
+        raise ValueError(f"{declared} is finer than what {model.rounding_model} permits already; leave it out")
+    changes: dict[str, Any] = {unit: form.unit_roundoff, **({underflow: form.underflow} if underflow else {})}
     return replace(model, **changes)
 
 
-def _sums(given: str) -> Sums:
+def _sums(declared: str) -> Sums:
     """Return a way to add products up: in a format, within its range, exactly, or by a unit that cuts off."""
-    single, promoted = FORMATS["float32"], _PRODUCTS.fullmatch(given)
+    single, promoted = FORMATS["float32"], _PRODUCTS.fullmatch(declared)
     if promoted:
         unit, within = single.unit_roundoff, _sums(promoted[1])
         return within._replace(
             accumulate_unit=within.accumulate_unit + unit, sum_length=float(promoted[2]), promoted_unit=unit
         )
-    if given in FORMATS:
-        kept = FORMATS[given]
-        return Sums(kept.unit_roundoff, kept.underflow, kept.largest if given == "float16" else math.inf)
-    if given == "int32":  # and rounded once
+    if declared in FORMATS:
+        kept = FORMATS[declared]
+        return Sums(kept.unit_roundoff, kept.underflow, kept.largest if declared == "float16" else math.inf)
+    if declared == "int32":  # and rounded once
         return Sums(single.unit_roundoff, single.underflow, sum_length=1)
-    if cut := _CUT.fullmatch(given):
+    if cut := _CUT.fullmatch(declared):
         return Sums(_cut_at(int(cut[1])), single.underflow, cuts_sums=True)
     expected = f"{', '.join(_SUMS)}, cut at 14 bits, or cut at 14 bits per 128 products"
-    raise ValueError(f"{given!r} is no way to add products up; expected one of {expected}")
+    raise ValueError(f"{declared!r} is no way to add products up; expected one of {expected}")
 
 
-def _sums_in(model: RoundingModel, given: str) -> RoundingModel:
-    """Let all products be added up in one way."""
-    found = _sums(given)
-    if given == "int32":
+def _sums_in(model: RoundingModel, declared: str) -> RoundingModel:
+    """Return the model with all products added up in the declared way."""
+    sums = _sums(declared)
+    if declared == "int32":
         raise ValueError("int32 adds up products of codes alone, those of query and key; say score_sums int32")
-    if found.accumulate_unit < model.accumulate_unit:
-        raise ValueError(f"{given} is finer than what {model.rounding_model} permits already; leave it out")
-    return replace(model, **found._asdict())
+    if sums.accumulate_unit < model.accumulate_unit:
+        raise ValueError(f"{declared} is finer than what {model.rounding_model} permits already; leave it out")
+    return replace(model, **sums._asdict())
 
 
 _OF_WHOLE_ROWS = ("none", "tensor", "head", "row", "rows")
+"""Scales that all products of a sum share, so that int32 can add up products of whole codes."""
 
 
-def _are_whole(model: RoundingModel) -> bool:
-    """Tell if the products of query and key are whole numbers, times scales that none of their sum has for itself."""
-    stored = (model.quantization_of("query"), model.quantization_of("key"))
-    return all(each and not each.grid.precision and each.per in _OF_WHOLE_ROWS for each in stored)
-
-
-def _weights_in(model: RoundingModel, given: str) -> RoundingModel:
-    """Let exponentials, at most 1, be stored in a narrow format before they meet the values."""
-    if given in FORMATS:
-        return _kept_in("weight_unit", "weight_underflow", model, given)
-    if " per " in given:
-        return _operand_in("weights", model, given)
-    grid = _grid(given)
+def _weights_in(model: RoundingModel, declared: str) -> RoundingModel:
+    """Return the model with exponentials, at most 1, in a narrow format before they multiply the values."""
+    if declared in FORMATS:
+        return _stored_in("weight_unit", "weight_underflow", model, declared)
+    if " per " in declared:
+        return _operand_in("weights", model, declared)
+    grid = _grid(declared)
     if not grid.precision:  # multiplied by the largest code, which is that of 1
         return replace(model, weight_step=0.5 / grid.largest)
     return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_step=grid.step / 2)
 
 
-def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
-    """Let an operand be stored in codes with scales: ``int8 per 64 rows scaled in float16 less mean``."""
-    text, less, mean = given.partition(" less ")
+def _operand_in(name: str, model: RoundingModel, declared: str) -> RoundingModel:
+    """Return the model with an operand in codes with scales: ``int8 per 64 rows scaled in float16 less mean``."""
+    text, less, mean = declared.partition(" less ")
     text, _, scale_in = text.partition(" scaled in ")
     grid, _, per = text.partition(" per ")
     centred = _MEAN.fullmatch(mean)
@@ -344,8 +339,8 @@ def _operand_in(name: str, model: RoundingModel, given: str) -> RoundingModel:
         raise ValueError(f"scaled in {scale_in}: expected what shares a scale, and one of {', '.join(SCALE_FORMATS)}")
     shared, count = (block[2], int(block[1])) if block else (per or "none", 1)
     mean_of = int(centred[1]) if centred and centred[1] else 0
-    found = Quantization(_grid(grid), shared, count, bool(less), scale_in or "float32", mean_of)
-    return replace(model, quantized=(*model.quantized, (name, found)))
+    quantization = Quantization(_grid(grid), shared, count, bool(less), scale_in or "float32", mean_of)
+    return replace(model, quantized=(*model.quantized, (name, quantization)))
 
 
 def _grid(name: str) -> Grid:
@@ -355,7 +350,7 @@ def _grid(name: str) -> Grid:
 
 
 class Part(NamedTuple):
-    """One thing that a class may give up: what, and what it makes of a model."""
+    """One accuracy that a class may give up: its meaning, and a function from a model and a text to a model."""
 
     meaning: str
     applied: Callable[[RoundingModel, str], RoundingModel]
@@ -368,12 +363,12 @@ PARTS: Mapping[str, Part] = {
     "sums": Part("format in which products of matrices are added up, or bits at which they are cut", _sums_in),
     "score_sums": Part(
         "the same of query and key alone, where it is finer",
-        lambda model, given: replace(model, score_sums=_sums(given)),
+        lambda model, declared: replace(model, score_sums=_sums(declared)),
     ),
-    "scores": Part("format in which scores are stored", partial(_kept_in, "score_unit", "score_underflow")),
+    "scores": Part("format in which scores are stored", partial(_stored_in, "score_unit", "score_underflow")),
     "weights": Part("format of the exponentials that meet the values, on the way forward", _weights_in),
     "weight_gradients": Part(
-        "format in which gradients of weights are stored", partial(_kept_in, "weight_gradient_unit", "")
+        "format in which gradients of weights are stored", partial(_stored_in, "weight_gradient_unit", "")
     ),
     **{
         name: Part(f"codes and scales of the {words}", partial(_operand_in, name))
@@ -390,25 +385,25 @@ PARTS: Mapping[str, Part] = {
         }.items()
     },
 }
-"""What a class may give up beside the one that it is like (docs/numerics.md, section 3.1)."""
+"""The parts in which a class may be less accurate than the class it is like (docs/numerics.md, section 3.1)."""
 
 
 def is_composed(name: str | None) -> bool:
-    """Tell if a class permits more than the ones that frameworks are held to: it has parts, or is a preset."""
+    """Return whether a class permits more than the classes of frameworks: it has parts, or is a preset."""
     return name is not None and (WITH in name or name in PRESETS)
 
 
 def class_name(declared: object, dtype: str) -> str:
-    """Return the name of a class that was declared: by a name, or by what it is like and its parts.
+    """Return the name of a declared class: a name, or the class that it is like with parts.
 
     ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.
     """
     if isinstance(declared, Mapping):
-        parts = {str(name): " ".join(str(given).split()) for name, given in declared.items()}
+        parts = {str(name): " ".join(str(part).split()) for name, part in declared.items()}
         like = parts.pop("like", "")
         if not like or not parts:
             raise ValueError('expected the class that it is like and its parts, as {"like": "fused", "tanh": "2^-11"}')
-        declared = like + WITH + _AND.join(f"{name} {given}" for name, given in parts.items())
+        declared = like + WITH + _AND.join(f"{name} {part}" for name, part in parts.items())
     if not isinstance(declared, str):
         raise ValueError(f"expected the name of a class or its parts, not {declared!r}")
     rounding_model_named(declared, dtype)
@@ -420,16 +415,18 @@ def _composed(text: str, dtype: str) -> RoundingModel:
     model = rounding_model_named(like, dtype)
     seen: set[str] = set()
     for part in parts.split(_AND):
-        name, _, given = part.strip().partition(" ")
+        name, _, declared = part.strip().partition(" ")
         if name not in PARTS or name in seen:
             problem = "stands twice" if name in seen else "is no part of a class"
             raise ValueError(f"{name!r} {problem}; expected {', '.join(PARTS)}, each once")
         seen.add(name)
         try:
-            model = PARTS[name].applied(model, given)
+            model = PARTS[name].applied(model, declared)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    if model.score_sums == _sums("int32") and not _are_whole(model):
+    codes = (model.quantization_of("query"), model.quantization_of("key"))
+    are_whole = all(code and not code.grid.precision and code.per in _OF_WHOLE_ROWS for code in codes)
+    if model.score_sums == _sums("int32") and not are_whole:
         raise ValueError("score_sums: int32 needs query and key in int8 or int4, with a scale per tensor, head or rows")
     if model.of_scores.accumulate_unit > model.accumulate_unit:
         raise ValueError("score_sums: coarser than the sums of all products; say it of sums")

@@ -13,11 +13,11 @@ from attncheck.backends.contract import CODE_FORMATS
 
 _ADDED = {
     name: np.dtype(getattr(ml_dtypes, name))
-    for name in ("bfloat16", *(each.elements for each in CODE_FORMATS.values()), "float8_e8m0fnu")
+    for name in ("bfloat16", *(form.elements for form in CODE_FORMATS.values()), "float8_e8m0fnu")
     if hasattr(ml_dtypes, name)
 }
-"""What NumPy lacks: bfloat16, codes of 8 bits and fewer, and scales of blocks of them."""
-_WHOLE = frozenset(each.elements for each in CODE_FORMATS.values() if "int" in each.elements)
+"""Dtypes that NumPy lacks: bfloat16, codes of 8 bits and fewer, and scales of blocks of them."""
+_WHOLE = frozenset(form.elements for form in CODE_FORMATS.values() if "int" in form.elements)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -36,13 +36,13 @@ def largest_number(name: str) -> float:
 
 @cache
 def holds_nan(name: str) -> bool:
-    """Return whether a dtype has a NaN, as codes of few bits and whole numbers have not."""
+    """Return whether a dtype has a NaN; codes of few bits and whole numbers have none."""
     with np.errstate(invalid="ignore"):
         return name not in _WHOLE and bool(np.isnan(np.array(np.nan).astype(numpy_dtype(name)).astype(np.float64)))
 
 
 def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
-    """Return by how much numbers of at most this size move when they are rounded to a dtype, subnormals flushed."""
+    """Return the largest error of numbers of at most this size by rounding to a dtype, subnormals flushed."""
     if name in _WHOLE:
         return np.full(size.shape, 0.5)
     info = ml_dtypes.finfo(numpy_dtype(name))
@@ -50,7 +50,7 @@ def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
 
 
 def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """Round numbers to a dtype: to the nearest, in the middle between two to the even one; codes saturate."""
+    """Round numbers to a dtype: to the nearest, ties to even; codes saturate."""
     if name in _WHOLE:
         info = ml_dtypes.iinfo(numpy_dtype(name))
         return np.clip(np.rint(array.astype(np.float64)), int(info.min), int(info.max)).astype(numpy_dtype(name))

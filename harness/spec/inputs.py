@@ -1,4 +1,4 @@
-"""The inputs of attention: their axes, what they ask for, and what is folded away of them."""
+"""The inputs of attention: their axes, their requirements, and the inputs into which they are folded."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class InputSpec:
 
     @property
     def is_narrow(self) -> bool:
-        """Return whether the input may be stored in another format than the working dtype, and a narrower one."""
+        """Return whether the input may be stored in a narrower format than the working dtype."""
         return self.coded_with is not None or self.of_blocks
 
     @property
@@ -80,14 +80,14 @@ class InputSpec:
 
 
 def optional(*axes: str, neutral: float | None = 0, **more: Any) -> InputSpec:
-    """Return an input that may be left out: ``neutral`` is what changes nothing, None where no number does that."""
+    """Return an optional input: ``neutral`` is the number that changes nothing, None if there is none."""
     return InputSpec(axes, required=False, neutral=neutral, **more)
 
 
 QUERY = InputSpec(("B", "H", "Lq", "D"), differentiable=True, synonyms=("q", "queries", "xq", "query_states"))
 KEY = InputSpec(("B", "H", "Lk", "D"))
 WIDE_KEY = InputSpec(("B", "H", "Lk", "Dk"))
-"""The key of the bilinear and the additive score has a width of its own."""
+"""The key of the bilinear and the additive score, whose width may differ from the query's."""
 SCORE_INPUT = InputSpec(SCORES_AXES, may_be_infinite=True)
 INPUTS_ON_SCORES: Mapping[str, InputSpec] = {
     "mask": optional(
@@ -151,7 +151,7 @@ INPUTS_ON_ROWS: Mapping[str, InputSpec] = {
         synonyms=("head_scales", "scale_per_head", "per_head_scale"),
     ),
 }
-"""What a row's softmax depends on beside query, key and value."""
+"""Inputs of a row's softmax in addition to query, key and value."""
 OF_HEADS: Mapping[str, InputSpec] = {name: spec for name, spec in INPUTS_ON_ROWS.items() if spec.of_head}
 """A number for each head."""
 ROTARY_INPUTS: Mapping[str, InputSpec] = {
@@ -223,7 +223,7 @@ PART_INPUTS: Mapping[str, InputSpec] = {
     "outputs": InputSpec(("N", "B", "H", "Lq", "Dv"), folds_into="row_values"),
     "log_sum_exps": InputSpec(("N", "B", "H", "Lq"), may_be_infinite=True, statistics=True, folds_into="scores"),
 }
-"""What attention gave for parts of the keys."""
+"""Results of attention over parts of the keys."""
 PAST_INPUTS: Mapping[str, InputSpec] = {
     "past_key": optional(
         *("B", "Hkv", "P", "D"),
@@ -252,12 +252,12 @@ OFFSET_INPUTS: Mapping[str, InputSpec] = {
         synonyms=("q_offsets", "start_positions", "seqlen_offsets"),
     ),
 }
-"""Where the first query of each batch entry stands among all keys."""
+"""The position of the first query of each batch entry among all keys."""
 PACKED_PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     "in_proj_weight": ("query_weight", "key_weight", "value_weight"),
     "in_proj_bias": ("query_bias", "key_bias", "value_bias"),
 }
-"""What a case may give in the place of three inputs: their rows, one after the other, as torch packs them."""
+"""An input that replaces three inputs: their rows, one after the other, as torch packs them."""
 _LIMITS = InputSpec(("S1",), whole=True, asks_for="masked")
 PACKED_INPUTS: Mapping[str, InputSpec] = {
     **{name: ATTENTION_INPUTS[name] for name in QUERY_KEY_VALUE},
@@ -266,7 +266,7 @@ PACKED_INPUTS: Mapping[str, InputSpec] = {
         _LIMITS, at_most="Lk", synonyms=("cu_seqlens_key", "cu_seqlens_kv", "cu_seq_k", "kv_indptr")
     ),
 }
-"""What of several sequences lies one after the other, and where each begins and ends."""
+"""Several sequences, packed one after the other, and the offsets at which each begins and ends."""
 USED_KEYS: Mapping[str, InputSpec] = {
     "key_lengths": optional(
         "S", neutral=None, whole=True, at_most="Lk", synonyms=("seqused_k", "seqlens_k", "cache_seqlens")
@@ -344,19 +344,19 @@ STEMS: Mapping[str, str] = {
     for name, spec in inputs.items()
     if spec.coded_with and not spec.of_blocks
 }
-"""Inputs that may be in codes, and what the names of their scales and zero points begin with."""
+"""Inputs that may be in codes, and the prefix of the names of their scales and zero points."""
 SCALES = frozenset(f"{stem}{part}_scale" for stem in STEMS.values() for part in ("", "_block"))
 """Inputs that are scales of codes."""
 ZERO_POINTS = "int8"
-"""The dtype of zero points, whatever that of the codes is."""
+"""The dtype of zero points, whatever the dtype of the codes."""
 
 
-def stored_dtype(spec: InputSpec, given: Collection[str], options: Mapping[str, Any], dtype: str) -> str:
-    """Return the dtype in which an input of numbers is stored, beside the inputs that are given."""
+def stored_dtype(spec: InputSpec, present: Collection[str], options: Mapping[str, Any], dtype: str) -> str:
+    """Return the dtype in which an input of numbers is stored, in a call with the ``present`` inputs."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     if spec.of_blocks:
         return ZERO_POINTS if spec.coded_with else form.scales or dtype
-    if spec.coded_with in given:
+    if spec.coded_with in present:
         return form.elements
     return statistics_dtype(dtype) if spec.statistics else dtype
 
@@ -417,4 +417,4 @@ MEMORY_LAYOUTS: Mapping[str, LayoutSpec] = {
     "reversed": LayoutSpec("negative strides along the last two axes, where a framework has them", axes=2),
     "unaligned": LayoutSpec("one number behind a boundary of 64 bytes"),
 }
-"""How an input may lie in memory; row by row where nothing is said."""
+"""The memory layouts of inputs; row by row by default."""

@@ -31,8 +31,8 @@ class StageSpec:
 
 
 STAGE_SPECS: Mapping[str, StageSpec] = {
-    each.name: each
-    for each in (
+    spec.name: spec
+    for spec in (
         StageSpec("query", "projections", ("B", "H", "Lq", "D")),
         StageSpec("key", "projections", ("B", "Hkv", "Lk", "D")),
         StageSpec("value", "projections", ("B", "Hkv", "Lk", "Dv")),
@@ -87,7 +87,7 @@ def query_axis(stage: str) -> int | None:
 
 @cache
 def key_axis(stage: str) -> int | None:
-    """Return the axis of a stage that counts keys, from the end; None without one, or where its length may be 1."""
+    """Return the axis of a stage that counts keys, from the end; None without one, or if its length may be 1."""
     name = stage.removeprefix("grad_")
     if stage not in STAGE_SPECS or (name != stage and specs.GATED_INPUTS[name].broadcast):
         return None
@@ -176,7 +176,7 @@ class Operation:
 
     @property
     def is_lowered(self) -> bool:
-        """Return whether it becomes another operation before anything of it is judged."""
+        """Return whether it becomes another operation before it is judged."""
         return self.lowers_to is not None
 
     @property
@@ -209,7 +209,7 @@ _SOFTMAX = stages_of("softmax")
 _ATTENDANCE = frozenset({"is_causal", "window", "alignment"})
 """Options that say which keys a query may attend to."""
 HEADS = ("heads", "kv_heads")
-"""Options that say how many heads there are, where no axis does."""
+"""Options that give the number of heads, if no axis does."""
 _ATTENTION_OPTIONS = frozenset(
     {"scale", "softcap", "rotary_interleaved", "mask_fill", "empty_rows", *HEADS, *_ATTENDANCE}
 )
@@ -225,18 +225,18 @@ _VALUE = InputSpec(("B", "H", "Lk", "Dv"), synonyms=specs.ATTENTION_INPUTS["valu
 
 
 def _gradients_by(inputs: Mapping[str, InputSpec]) -> tuple[str, ...]:
-    """Return the gradients by those of some inputs that have one."""
+    """Return the names of the gradients of some inputs."""
     return tuple(stage for stage in GRADIENTS if stage.removeprefix("grad_") in inputs)
 
 
 def _attention_by(score: str) -> Operation:
-    """Return attention whose scores are of another kind than a dot product."""
-    own, name = SCORE_SPECS[score], f"{score}_attention"
-    operands = {"query": own.inputs["query"], "key": own.inputs["key"], "value": _VALUE}
+    """Return attention with scores other than the dot product."""
+    kind, name = SCORE_SPECS[score], f"{score}_attention"
+    operands = {"query": kind.inputs["query"], "key": kind.inputs["key"], "value": _VALUE}
     return Operation(
         name,
-        {**operands, **own.inputs, **specs.INPUTS_ON_SCORES},
-        own.options | _ATTENDANCE | {"mask_fill", "empty_rows"},
+        {**operands, **kind.inputs, **specs.INPUTS_ON_SCORES},
+        kind.options | _ATTENDANCE | {"mask_fill", "empty_rows"},
         (*(stage for stage in LOGITS if stage not in ("raw_scores", "capped")), *_SOFTMAX, "output"),
         score=score,
     )
@@ -372,9 +372,11 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
     )
 }
-BY_SCORE = tuple(name for name, own in OPERATIONS.items() if own.score)
-"""Attention by another kind of score than a dot product."""
-PER_HEAD = tuple(name for name, own in OPERATIONS.items() if "heads" in own.options and not own.has_projections)
+BY_SCORE = tuple(name for name, operation in OPERATIONS.items() if operation.score)
+"""Attention with scores other than the dot product."""
+PER_HEAD = tuple(
+    name for name, operation in OPERATIONS.items() if "heads" in operation.options and not operation.has_projections
+)
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
 _ASKING: Mapping[str, InputSpec | OptionSpec] = {
@@ -392,25 +394,28 @@ ASKED_BY: Mapping[str, frozenset[str]] = {
     },
     **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.differentiable},
 }
-"""Stages that are computed only where one of these inputs and options is given."""
+"""Stages that are computed only if one of these inputs and options is given."""
 INSTEAD_OF: Mapping[str, frozenset[str]] = {
     option: frozenset(
-        name for own in OPERATIONS.values() for name, spec in own.inputs.items() if spec.instead_of == option
+        name
+        for operation in OPERATIONS.values()
+        for name, spec in operation.inputs.items()
+        if spec.instead_of == option
     )
     for option in OPTIONS
 }
-"""By option, the inputs that say what it would."""
+"""By option, the inputs that replace it."""
 IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in _ASKING.items() if spec.called}
 """Inputs and options that an implementation may take and leave without effect."""
 
 
 def is_said(option: str, options: Mapping[str, Any], inputs: Collection[str]) -> bool:
-    """Return whether a case says what an option says: by the option, or by an input in its place."""
+    """Return whether a case sets an option, or an input that replaces it."""
     return options.get(option) is not None or not INSTEAD_OF[option].isdisjoint(inputs)
 
 
 def score_of(options: Mapping[str, Any]) -> ScoreSpec:
-    """Return the kind of score that a case of ``scoring`` asks for."""
+    """Return the kind of score of a case of ``scoring``."""
     return SCORE_SPECS[options.get("score") or DEFAULT_SCORE]
 
 
@@ -421,43 +426,43 @@ def score_kind(operation: str, options: Mapping[str, Any]) -> str:
 
 def inputs_of(operation: str, score: str | None) -> Mapping[str, InputSpec]:
     """Return the inputs of an operation; those of ``scoring`` depend on the kind of score."""
-    own = OPERATIONS[operation]
-    return SCORE_INPUTS[score or DEFAULT_SCORE] if own.has_score_kinds else own.inputs
+    spec = OPERATIONS[operation]
+    return SCORE_INPUTS[score or DEFAULT_SCORE] if spec.has_score_kinds else spec.inputs
 
 
 def stage_dtype(operation: str, stage: str, dtype: str) -> str:
-    """Return the dtype in which a stage is returned by an operation whose inputs have a dtype."""
+    """Return the dtype of a returned stage, from the dtype of the inputs."""
     return statistics_dtype(dtype) if stage in OPERATIONS[operation].statistics else dtype
 
 
 def wide_dtype(stage: str, dtype: str) -> str | None:
-    """Return the wider dtype in which a stage may be returned too, beside inputs of a dtype; None where it may not."""
+    """Return the wider dtype in which a stage may also be returned, for inputs of a dtype; None if there is none."""
     is_wide = stage in STAGE_SPECS and STAGE_SPECS[stage].may_be_wide and statistics_dtype(dtype) != dtype
     return statistics_dtype(dtype) if is_wide else None
 
 
 def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
     """Return the stages that an operation computes with these options and inputs."""
-    given = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
+    present = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
     absent = set() if score_of(options).has_raw_scores else {LOGITS[0]}
-    own = OPERATIONS[operation]
-    lowered = {stage for stage, name in own.for_lowered.items() if name in given}
+    spec = OPERATIONS[operation]
+    lowered = {stage for stage, name in spec.for_lowered.items() if name in present}
     return tuple(
         stage
         for stage in STAGES
         if stage in lowered
-        or (stage in own.stages and stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & given))
+        or (stage in spec.stages and stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & present))
     )
 
 
 def result_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
-    """Return the stages without which there is no result: of gradients all, of a softmax the weights, else the last."""
+    """Return the stages that a result must have: all gradients, the weights of a softmax, else the last stage."""
     computed, results = computed_stages(operation, options, inputs), OPERATIONS[operation].results
     return computed if results == "all" else computed[-1:] if results == "last" else (results,)
 
 
 Needs = Literal["calls", "one process", "fresh process", "threads"]
-"""What a property needs: calls alone, calls one after the other in one process, or processes of their own."""
+"""The needs of a property: separate calls, calls one after the other in one process, or separate processes."""
 Claim = Literal["bitwise", "within bounds"]
 CLAIMS: tuple[Claim, ...] = ("bitwise", "within bounds")
 """The claims that an implementation can make of a property, from strict to lenient."""
@@ -474,8 +479,8 @@ class PropertySpec:
 
 
 PROPERTIES: Mapping[str, PropertySpec] = {
-    each.name: each
-    for each in (
+    spec.name: spec
+    for spec in (
         PropertySpec(
             "repeated", "The same call gives the same, with other work in between.", "20 calls", "one process"
         ),

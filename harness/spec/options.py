@@ -25,7 +25,7 @@ _FORBIDDING = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_s
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEFAULT_DTYPES = ("float64", "float32")
-"""What a case runs in when neither it nor its file says."""
+"""The dtypes of a case if neither it nor its file lists any."""
 SIXTEEN_BITS = ("bfloat16", "float16")
 ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("native", "native_lse"), ("float64", "float32")),
@@ -37,20 +37,20 @@ ROUNDING_MODELS: Mapping[str, tuple[str, ...]] = {
 
 
 DEFAULT_FORMAT = next(iter(CODE_FORMATS))
-"""The format of keys and values in codes, where a case does not say."""
+"""The format of keys and values in codes if a case has no ``stored_as``."""
 TOLD_BY_DTYPE = frozenset({"float8_e4m3fn", "float8_e5m2"})
-"""Formats whose codes no function has to be told: their dtype says it."""
+"""Formats that a function can tell from the dtype of the codes."""
 
 
 def statistics_dtype(dtype: str) -> str:
-    """Return the dtype of statistics of rows, such as a log_sum_exp, beside numbers of a dtype."""
+    """Return the dtype of statistics of rows, such as a log_sum_exp, of numbers in a dtype."""
     return "float32" if dtype in SIXTEEN_BITS else dtype
 
 
 DEFAULT_EMPTY_ROWS: EmptyRows = "zero"
-"""The convention of a case that does not say."""
+"""The convention of a case without ``empty_rows``."""
 EMPTY_ROWS: Mapping[str, str] = {"nan": "NaN", "uniform": "the mean of all values (uniform)", "zero": "zero"}
-"""What a query that may attend to no key gives by each convention, for people."""
+"""The result of a query that may attend to no key by each convention, in words."""
 
 DECLARABLE: Mapping[str, Mapping[str, str]] = {
     "corner": {
@@ -97,9 +97,9 @@ DECLARED_READINGS: Mapping[str, tuple[str, str]] = {
 """By the name of a reading, the convention and its value by which a function declares that it reads calls so."""
 
 
-def without_a_key(given: str, expected: str) -> str:
-    """Return what an implementation gives for a query that may attend to no key, and what the case means instead."""
-    return f"a query without a key gives {EMPTY_ROWS[given]}; the case expects {expected}"
+def without_a_key(actual: str, expected: str) -> str:
+    """Return a sentence: the result for a query that may attend to no key, and the result that the case expects."""
+    return f"a query without a key gives {EMPTY_ROWS[actual]}; the case expects {expected}"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class OptionSpec:
 
 
 def option(description: str, **said: Any) -> Any:
-    """Return a field of ``Options``, with what its specification says."""
+    """Return a field of ``Options`` with its specification."""
     return field(default=None, metadata={"spec": OptionSpec(description, **said)})
 
 
@@ -262,11 +262,9 @@ class Options(Mapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def _option_specs() -> Iterator[OptionSpec]:
-    types = get_type_hints(Options)
-    for each in fields(Options):
-        yield replace(each.metadata["spec"], name=each.name, type=get_args(types[each.name])[0])  # besides None
-
-
-OPTIONS: Mapping[str, OptionSpec] = {spec.name: spec for spec in _option_specs()}
+_TYPES = get_type_hints(Options)
+OPTIONS: Mapping[str, OptionSpec] = {
+    item.name: replace(item.metadata["spec"], name=item.name, type=get_args(_TYPES[item.name])[0])  # besides None
+    for item in fields(Options)
+}
 CONVENTIONS = frozenset(name for name, spec in OPTIONS.items() if spec.convention)

@@ -68,7 +68,7 @@ def _is_allowed(stage: Array, _: Mapping[str, Array]) -> Array:
     return np.where(np.isnan(stage), stage, (stage > -np.inf).astype(stage.dtype))
 
 
-def _nothing(stage_radius: Array, *_: object) -> Array:
+def _unmoved(stage_radius: Array, *_: object) -> Array:
     # A logit that moves by something finite stays on its side of minus infinity.
     return np.where(np.isfinite(stage_radius), 0.0, np.inf)
 
@@ -88,13 +88,13 @@ QUANTITIES: Mapping[str, Quantity] = {
             "allowed",
             "1 where a key may be attended, 0 where it is minus infinity: a mask, of `masked` or `biased`",
             _is_allowed,
-            _nothing,
+            _unmoved,
         ),
         Quantity(
             "forbidden",
             "0 where a key may be attended, 1 where it is minus infinity: a mask whose true forbids",
             lambda stage, inputs: 1 - _is_allowed(stage, inputs),
-            _nothing,
+            _unmoved,
         ),
         Quantity(
             "applied_values",

@@ -52,8 +52,8 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    each.name: each
-    for each in (
+    spec.name: spec
+    for spec in (
         Format("float64", 53, -1022),
         Format("float32", 24, -126),
         Format("bfloat16", 8, -126),
@@ -83,8 +83,8 @@ class Grid:
 
 
 GRIDS: Mapping[str, Grid] = {
-    each.name: each
-    for each in (
+    spec.name: spec
+    for spec in (
         # OCP 8-bit Floating Point Specification 1.0, section 5; Open Compute Microscaling Formats 1.0, section 5.3
         Grid("float8_e4m3fn", 448.0, 4, 2.0**-9),
         Grid("float8_e5m2", 57344.0, 3, 2.0**-16),
@@ -143,7 +143,7 @@ class Quantization:
 
     @property
     def lost_to_scale(self) -> float:
-        """What an element loses in proportion, where the scale is below the one for which it has the largest code."""
+        """The relative error of the largest element if its scale is rounded down, so that its code saturates."""
         kept = SCALE_FORMATS[self.scale_in]
         return 1 - math.frexp(self.grid.largest)[0] if kept.is_power else kept.unit
 
@@ -163,7 +163,7 @@ Folding = Literal["none", "scale", "base"]
 """What may be multiplied into the query or the key before their product: nothing, the scale (or its square root into
 both), or the scale times log2(e), with exponentials in base 2 after it."""
 
-_WIDE_ROUNDINGS = 3
+_WIDE_ROUNDINGS = 3  # of a log_sum_exp in base 2: its sum, the constant log(2) and their product
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class RoundingModel:
 
     @property
     def stores_exponentials(self) -> bool:
-        """Whether exponentials, at most 1, meet the values and are divided by their sum afterwards."""
+        """True if exponentials, at most 1, multiply the values and are divided by their sum afterwards."""
         return self.compute_unit < self.output_unit and not self.from_log_sum_exp
 
     @cached_property
