@@ -505,8 +505,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "worker_result_missing",
         "harness/execution/worker.py",
-        "            if refused := _missing(arrays, expected) or _too_much(wanted):\n",
-        "            if refused := _too_much(wanted):\n",
+        "            if refused := _check_complete(arrays, expected) or _check_size(wanted):\n",
+        "            if refused := _check_size(wanted):\n",
         "an implementation that returns nothing passes in silence",
         "harness/execution/test_isolation.py",
     ),

@@ -1,8 +1,8 @@
-"""Functions called in a process of their own, one after the other, each with a time limit.
+"""Functions called in a worker process, one after the other, each with a time limit.
 
-Whatever becomes of the process, the caller hears it: nothing that happens in there can keep it waiting. After anything
-but an answer the process is of no use any more and has to be ended, with all that it started. It ends with the process
-that started it, too.
+A call always ends: with an answer, or with an exception if the process crashes, hangs or closes its pipe. After any
+exception the process is unusable, and the caller has to end it with all that it started. The process also ends with
+the process that started it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ import psutil
 from attncheck.common.processors import available_processors
 
 _MARK = "ATTNCHECK_WORKER"
-"""In the environment of a worker and of all that it starts: by this they are found when nothing else leads to them.
+"""Environment variable of a worker and of all that it starts, which finds processes that lost their parent.
 
-Its value is which harness it is, in three words (``_harness``), and which worker.
+Its value is the harness, in three words (``_harness_id``), and the worker.
 """
 
 _SECONDS_TO_END = 10.0
@@ -51,15 +51,15 @@ _spawning = Lock()
 class _Worker(SpawnProcess):
     """A spawned process that does not run the caller's main module again, and leaves Ctrl-C to its parent.
 
-    A script without a main guard would otherwise start its whole run anew in every worker, and a worker that is just
-    loading its modules would answer Ctrl-C, which a terminal sends to all, with a traceback.
+    Otherwise every worker of a script without a main guard would run the whole script again. A terminal sends Ctrl-C to
+    all processes, and a worker that is loading its modules would print a traceback.
     """
 
     mark = ""
 
     def start(self) -> None:
-        self.mark = f"{_harness(os.getpid())} {uuid4().hex}"
-        with _spawning, _interrupts_blocked(), _children_allowed():
+        self.mark = f"{_harness_id(os.getpid())} {uuid4().hex}"
+        with _spawning, _block_interrupts(), _allow_children():
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
             os.environ[_MARK] = self.mark
@@ -71,7 +71,7 @@ class _Worker(SpawnProcess):
 
 
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Block Ctrl-C in this thread, and in the processes that it starts meanwhile."""
     if sys.platform == "win32":
         yield
@@ -85,10 +85,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 @contextmanager
-def _children_allowed() -> Iterator[None]:
-    """Let a daemonic process, such as a worker of Dask's under its nanny, start a process too.
+def _allow_children() -> Iterator[None]:
+    """Allow a daemonic process, such as a Dask worker under its nanny, to start a process.
 
-    ``multiprocessing`` forbids it because such children would be left behind; ours end with their parent by themselves.
+    ``multiprocessing`` forbids it because such children would outlive their parent; workers end with theirs.
     """
     configuration: dict[str, object] = current_process()._config  # type: ignore[attr-defined] # there is no other way
     daemon = configuration.pop("daemon", None)
@@ -113,7 +113,7 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
 
 
 def end_with_parent() -> None:
-    """Called in a worker: end it when its parent ends, however that ends and whatever the worker is doing then."""
+    """Called in a worker: end it when its parent ends, even if either of them crashes or hangs."""
     parent = parent_process()
     if parent is None:
         return
@@ -133,21 +133,25 @@ def _end_after(wait: Callable[[], object]) -> None:
 
 
 def sacrifice() -> None:
-    """Called in a worker: where the machine's memory runs out, the kernel ends this process, not the harness."""
+    """Called in a worker: if the machine runs out of memory, the kernel ends this process, not the harness."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
 def end(process: _Worker) -> None:
-    """Kill a worker and everything that it started, whatever they are doing, and wait until they are gone."""
+    """Kill a worker and everything that it started, and wait until they are gone."""
     deadline = monotonic() + _SECONDS_TO_END
-    started = _descendants(process)  # while it lives: who loses its parent is only found by the mark
+    started: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        if process.exitcode is None:  # while it lives: a process that loses its parent is only found by the mark
+            started = psutil.Process(process.pid).children(recursive=True)
     while True:
-        marked = (other for other, mark in _marked() if mark == process.mark)  # also what made itself a daemon
-        alive = [other for other in {*started, *marked} if other.pid != process.pid and _is_alive(other)]
-        for other in alive:
+        # Also finds a process that made itself a daemon.
+        marked = (candidate for candidate, mark in _marked_processes() if mark == process.mark)
+        alive = [child for child in {*started, *marked} if child.pid != process.pid and _is_alive(child)]
+        for child in alive:
             with suppress(psutil.Error):
-                other.kill()
+                child.kill()
         if process.exitcode is None:
             process.kill()
             process.join(0.01 if alive else _SECONDS_TO_END)
@@ -157,12 +161,12 @@ def end(process: _Worker) -> None:
 
 
 def end_strays() -> int:
-    """Kill what workers have started and left behind, of harnesses that are no more; return how many there were.
+    """Kill processes that workers of ended harnesses have started and left behind; return how many there were.
 
-    A harness that is killed takes its workers along, and they have no time to look after what they have started.
+    If a harness is killed, its workers end at once, before they can end the processes that they started.
     """
-    here, count = _harness(os.getpid()).split(), 0
-    for process, mark in _marked():
+    here, count = _harness_id(os.getpid()).split(), 0
+    for process, mark in _marked_processes():
         with suppress(psutil.Error, ValueError):
             space, pid, begun, _ = mark.split(" ")
             if space == here[0] and not _is_running(int(pid), float(begun)):
@@ -172,7 +176,7 @@ def end_strays() -> int:
 
 
 @cache
-def _harness(pid: int) -> str:
+def _harness_id(pid: int) -> str:
     try:
         space = Path("/proc/self/ns/pid").readlink().name  # process numbers of another container mean nothing here
     except OSError:
@@ -186,14 +190,7 @@ def _is_running(pid: int, begun: float) -> bool:
     return False
 
 
-def _descendants(process: _Worker) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        if process.exitcode is None:
-            return psutil.Process(process.pid).children(recursive=True)
-    return []
-
-
-def _marked() -> Iterator[tuple[psutil.Process, str]]:
+def _marked_processes() -> Iterator[tuple[psutil.Process, str]]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if (mark := process.environ().get(_MARK, "")).count(" ") == 3:
@@ -211,9 +208,9 @@ def memory_of(pid: int) -> int:
     held = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        for other in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                held += other.memory_info().rss
+                held += member.memory_info().rss
     return held
 
 
@@ -224,18 +221,18 @@ START_SECONDS = 300.0
 _LOOK_AGAIN_SECONDS = 0.2
 _NO_WAY_BACK = 113
 """Exit code of a worker whose answer has no way back to the caller."""
-_FRAMEWORKS, _OF_EACH = 5, 2**31
+_FRAMEWORKS, _BYTES_PER_WORKER = 5, 2**31
 """Workers of the four frameworks, one of which needs two, and bytes that each takes with what it has compiled."""
 
 
-def _workers() -> int:
-    """Return how many workers may be alive: one for each processor, and all of the frameworks' where memory allows."""
-    room = psutil.virtual_memory().total * 3 // 4 // _OF_EACH
+def _max_workers() -> int:
+    """Return how many workers may be alive: one for each processor, and all of the frameworks' if memory allows."""
+    room = psutil.virtual_memory().total * 3 // 4 // _BYTES_PER_WORKER
     return max(3, available_processors(), min(_FRAMEWORKS, room))
 
 
 _MIN_MEMORY = 3 * 2**29
-"""Bytes. A framework that has done nothing yet holds up to 800 MB, and starting one anew takes seconds."""
+"""Bytes. A framework that has computed nothing yet holds up to 800 MB, and starting another worker takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -244,10 +241,9 @@ class Limits:
 
     Attributes:
         start_seconds: How long a framework may take to start.
-        case_seconds: How long one evaluation may take; where a mode compiles for seconds, so much longer as it may take
-            to start.
+        case_seconds: How long one evaluation may take. A mode that compiles for seconds gets ``start_seconds`` more.
         threads: Threads of each worker.
-        workers: How many workers are alive at the same time. Those of user functions are as few as processors.
+        workers: How many workers are alive at the same time; of user functions, at most one for each processor.
         soft_memory_limit: Bytes. A worker that holds more after an evaluation is replaced, because compilers keep all
             that they ever compiled.
         hard_memory_limit: Bytes. A worker that holds more during an evaluation is stopped.
@@ -259,7 +255,7 @@ class Limits:
     start_seconds: float = START_SECONDS
     case_seconds: float = 60.0
     threads: int = 1
-    workers: int = field(default_factory=_workers)
+    workers: int = field(default_factory=_max_workers)
     soft_memory_limit: int = 4 * 2**30
     hard_memory_limit: int = field(default_factory=lambda: psutil.virtual_memory().total * 3 // 4)
     max_output: int = 2**26
@@ -268,12 +264,12 @@ class Limits:
 
     @property
     def memory_of_each(self) -> int:
-        """Return the bytes that each worker may hold when as many evaluate at the same time as may."""
+        """Return the bytes that each worker may hold when all evaluate at the same time."""
         return self.hard_memory_limit // max(self.workers, 1)
 
 
 def with_memory_per_worker(limits: Limits, workers: int) -> Limits:
-    """Limit each of so many workers on this machine; three quarters of its memory are theirs."""
+    """Divide three quarters of this machine's memory between so many workers."""
     share = max(_MIN_MEMORY, psutil.virtual_memory().total * 3 // 4 // max(workers, 1))
     return replace(limits, soft_memory_limit=min(limits.soft_memory_limit, share))
 
@@ -283,20 +279,20 @@ class CallTimeout(Exception):
 
 
 class CallCancelled(Exception):
-    """Whoever watched the call wants it to end; says why."""
+    """The caller cancelled the call; the message gives the reason."""
 
 
 class WorkerDied(Exception):
-    """The process ended without an answer; says how."""
+    """The process ended without an answer; the message says how."""
 
 
 class RemoteError(Exception):
-    """The function raised, or returned what cannot be sent; says what."""
+    """The function raised an exception, or returned a value that cannot be sent."""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The answer to a call; ``raised`` says what it raised instead of returning."""
+    """The answer to a call; ``raised`` is the text of the exception if it did not return."""
 
     number: int
     value: Any = None
@@ -318,7 +314,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
-        # Nobody waits for this thread: it hangs for as long as something holds the pipe open and is silent.
+        # A daemon that is never joined: it hangs for as long as a process keeps the pipe open and sends nothing.
         Thread(target=_exchange, args=(self._connection, self._asked), daemon=True).start()
         _living.add(self)
 
@@ -350,14 +346,14 @@ class WorkerProcess:
             raise WorkerDied(f"{self._how_it_ended()} before it was asked")
         self._calls += 1
         answered: _Answered = SimpleQueue()
-        # Made here and not in the thread: that something of ours cannot be sent is no fault of the process.
-        self._asked.put((answered, _pickled((self._calls, function, arguments))))
+        # Pickled here and not in the thread: if an argument cannot be sent, the process is not at fault.
+        self._asked.put((answered, _pickle((self._calls, function, arguments))))
         meanwhile()
-        while (received := _next(answered, min(_LOOK_AGAIN_SECONDS, deadline - monotonic()))) is None:
+        while (received := _receive(answered, min(_LOOK_AGAIN_SECONDS, deadline - monotonic()))) is None:
             if reason := look():
                 raise CallCancelled(reason)
             if self._process.exitcode is not None:
-                if (received := _next(answered, _LOOK_AGAIN_SECONDS)) is not None:
+                if (received := _receive(answered, _LOOK_AGAIN_SECONDS)) is not None:
                     break
                 raise WorkerDied(self._how_it_ended())
             if monotonic() >= deadline:
@@ -399,7 +395,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True, eq=False)
 class _PendingCall:
-    """A call that waits for a process, and what is called here where that fails."""
+    """A call that waits for a process, and the function that is called here if that fails."""
 
     function: Callable[..., Any]
     arguments: tuple[object, ...]
@@ -408,23 +404,22 @@ class _PendingCall:
 
 
 class WorkerProcesses:
-    """Calls functions side by side in processes of its own, as many as there are processors; ``close`` ends them.
+    """Calls functions in parallel in worker processes, as many as there are processors; ``close`` ends them.
 
-    A process starts if there is something to call and fewer than ``max_alive()`` are alive. If it dies, for want of
-    memory perhaps, or the function raises, the call is made here instead: whatever is wrong shows as it would without
-    any.
+    A process starts if a call waits and fewer than ``max_alive()`` are alive. If the process dies, perhaps because
+    memory ran out, or the function raises, the call is made here instead, so that an error shows as without processes.
     """
 
     def __init__(
         self,
         prepare: Callable[..., None] | None = None,
-        *given: object,
+        *prepare_arguments: object,
         processes: int | None = None,
         during: Callable[[], AbstractContextManager[Any]] = nullcontext,
         max_alive: Callable[[], int] | None = None,
     ) -> None:
-        """Every process calls ``prepare`` first, with what is ``given``; ``during`` is entered for every call."""
-        self._prepare, self._given, self._during = prepare, given, during
+        """Every process calls ``prepare`` first, with its arguments; ``during`` is entered for every call."""
+        self._prepare, self._prepare_arguments, self._during = prepare, prepare_arguments, during
         self._most = processes or available_processors()
         self._max_alive = max_alive or (lambda: self._most)
         self._calls: deque[_PendingCall] = deque()
@@ -437,7 +432,7 @@ class WorkerProcesses:
     def submit(
         self, function: Callable[..., Answer], *arguments: object, otherwise: Callable[[], Answer] | None = None
     ) -> Future[Answer]:
-        """Have a function of a module called; ``otherwise`` is called here where that fails, by default the same."""
+        """Call a function of a module in a process; if that fails, call ``otherwise`` here, by default the same."""
         call = _PendingCall(function, arguments, otherwise or partial(function, *arguments))
         with self._changed:
             self._calls.append(call)
@@ -467,11 +462,11 @@ class WorkerProcesses:
             thread.join()
 
     def _serve(self) -> None:
-        """Make calls in a process of this thread, which takes none before it has the process."""
+        """Make calls in this thread's process; a thread takes no call before it has its process."""
         worker: WorkerProcess | None = None
         while self._wait(has_process=worker is not None):
             try:
-                worker = worker or self._started_worker()
+                worker = worker or self._start_worker()
             except Exception:
                 worker = None  # whatever it was, the call below is made here
             with self._changed:
@@ -480,7 +475,7 @@ class WorkerProcesses:
                 worker = self._answer(call, worker)
 
     def _wait(self, *, has_process: bool) -> bool:
-        """Wait until there is a call, and a process or leave to start one; return whether there is."""
+        """Wait until there is a call, and a process or room to start one; return False once closed."""
         with self._changed:
             while not self._closed:
                 if self._calls and (has_process or self.alive + self._starting < self._max_alive()):
@@ -489,15 +484,15 @@ class WorkerProcesses:
                 self._changed.wait(_LOOK_AGAIN_SECONDS)
         return False
 
-    def _started_worker(self) -> WorkerProcess:
+    def _start_worker(self) -> WorkerProcess:
         worker = None
         try:
-            worker = _taken()
+            worker = _take_worker()
             self._started.append(worker)
             if self._closed:  # while it started; whoever closed may not have seen it
                 raise WorkerDied("was closed")
             if self._prepare is not None:
-                worker.call(self._prepare, *self._given, seconds=math.inf)
+                worker.call(self._prepare, *self._prepare_arguments, seconds=math.inf)
         except BaseException:
             if worker is not None:
                 worker.end()
@@ -508,7 +503,7 @@ class WorkerProcesses:
         return worker
 
     def _answer(self, call: _PendingCall, worker: WorkerProcess | None) -> WorkerProcess | None:
-        """Make a call; return the process, None if it is of no use any more."""
+        """Make a call; return the process, or None if it is no longer usable."""
         try:
             try:
                 if worker is None:
@@ -521,7 +516,7 @@ class WorkerProcesses:
                     worker.end()
                 if self._closed:
                     raise
-            with self._here:  # one at a time: memory may be what was missing
+            with self._here:  # one at a time: the process may have run out of memory
                 call.future.set_result(call.otherwise())
         except BaseException as error:
             call.future.set_exception(error)
@@ -534,21 +529,21 @@ _ahead: deque[Future[WorkerProcess]] = deque()
 def start_ahead(count: int, module: str) -> None:
     """Start processes that have imported a module when ``WorkerProcesses`` take them."""
     threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
-    _ahead.extend(threads.submit(_of_one_thread, module) for _ in range(count))
+    _ahead.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
     threads.shutdown(wait=False)
 
 
-def _taken() -> WorkerProcess:
+def _take_worker() -> WorkerProcess:
     """Return a process that was started ahead, or another one."""
     try:
         ahead = _ahead.popleft()
-    except IndexError:  # threads take them side by side
-        return _of_one_thread()
+    except IndexError:  # another thread may have taken the last one
+        return _start_single_threaded()
     return ahead.result()
 
 
-def _of_one_thread(module: str = "") -> WorkerProcess:
-    from attncheck.execution.worker import limit_threads  # which loads what only processes need that compute
+def _start_single_threaded(module: str = "") -> WorkerProcess:
+    from attncheck.execution.worker import limit_threads  # loads modules that only computing processes need
 
     worker = WorkerProcess()
     worker.call(limit_threads, 1, seconds=math.inf)
@@ -575,13 +570,13 @@ _Asked: TypeAlias = tuple[_Answered, bytes]
 
 
 def _exchange(connection: Connection, asked: SimpleQueue[_Asked | None]) -> None:
-    """Send what is asked and receive what is answered, until there is no more."""
+    """Send calls and receive answers, until there are no more."""
     while (item := asked.get()) is not None:
         answered, call = item
         try:
             connection.send_bytes(call)
             answered.put(_Received(connection.recv()))
-        except BaseException as error:  # handed to the caller, who decides
+        except BaseException as error:  # passed to the caller, which decides
             answered.put(_Received(error=error))
 
 
@@ -594,7 +589,7 @@ def _end_all() -> None:
         worker.end()
 
 
-def _next(answered: _Answered, seconds: float) -> _Received | None:
+def _receive(answered: _Answered, seconds: float) -> _Received | None:
     try:
         return answered.get(timeout=max(seconds, 0))
     except Empty:
@@ -606,25 +601,25 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     sacrifice()
-    own, descriptor, identity = os.getpid(), connection.fileno(), _identity(connection.fileno())
+    pid, descriptor, identity = os.getpid(), connection.fileno(), _file_identity(connection.fileno())
     while True:
         try:
             number, function, arguments = connection.recv()
         except EOFError:
             os._exit(0)
         answer = _answer(number, function, arguments)
-        if os.getpid() != own:  # a forked child came back from the call: its parent answers
+        if os.getpid() != pid:  # a forked child came back from the call: its parent answers
             os._exit(0)
-        if _identity(descriptor) != identity:  # closed, and perhaps another file has its number by now
+        if _file_identity(descriptor) != identity:  # closed, and another file may have its number now
             os._exit(_NO_WAY_BACK)
         try:
-            connection.send_bytes(_pickled(answer))
+            connection.send_bytes(_pickle(answer))
         except Exception as error:
             connection.send(_Answer(number, raised=f"what it returned cannot be sent: {type(error).__name__}"))
 
 
-def _pickled(sent: object) -> bytes:
-    """Pickle without what ``Connection.send`` adds for sockets and the like, which makes it several times as slow."""
+def _pickle(sent: object) -> bytes:
+    """Pickle without the reducers for sockets that ``Connection.send`` adds, which make it several times as slow."""
     return pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
 
 
@@ -638,7 +633,7 @@ def _answer(number: int, function: Callable[..., Any], arguments: tuple[Any, ...
             return _Answer(number, raised=type(error).__name__)
 
 
-def _identity(descriptor: int) -> tuple[int, int] | None:
+def _file_identity(descriptor: int) -> tuple[int, int] | None:
     with suppress(OSError):
         status = os.fstat(descriptor)
         return status.st_dev, status.st_ino

@@ -1,7 +1,7 @@
-"""The declarations of a user's implementation: asked in a process of its own, which goes on as a worker of the run.
+"""Read the declarations of a user's implementation in a process, which becomes a worker of the run.
 
-A fresh interpreter with NumPy or a framework takes longer to start than a case takes, so that it is started once, and
-as early as anybody knows what is to be loaded: the harness imports its own modules meanwhile.
+A fresh interpreter with NumPy or a framework takes longer to start than a case takes. So it is started only once, and
+as soon as the target is known, while the harness imports its own modules.
 Nothing that imports NumPy may be imported at the top: the number of threads has to be set before.
 """
 
@@ -33,7 +33,7 @@ Declared = dict[str, Any] | str
 class DescriptionRequest:
     """A target to load, and the preparation of the process for it.
 
-    What is not known before a target says it, such as its framework where no option does, is not prepared.
+    Settings that are only known from the loaded target, such as a framework that no option names, are not prepared.
     """
 
     target: Target
@@ -43,7 +43,7 @@ class DescriptionRequest:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables that are set before anything is loaded: those of a run."""
+        """The environment variables that are set before anything is loaded, as in a run."""
         from attncheck.execution.environment import with_cache
 
         framework = BACKENDS.get(self.framework or "numpy")
@@ -51,17 +51,16 @@ class DescriptionRequest:
 
     @property
     def process(self) -> tuple[object, ...]:
-        """The key of requests that one process answers: those of one file, whose imports are the same."""
+        """The key of requests that one process answers: targets of one file have the same imports."""
         target = self.target
         place = target if target.pickled or target.program else target.module
         return place, self.framework, self.threads, self.compilation_cache
 
 
 class _Describing:
-    """A process that loads targets one after the other, and what it answers.
+    """A process that loads targets one after the other, and its answers.
 
-    One of a single target ``stays`` until somebody takes it. Any other has no further use once all are answered, and
-    ends.
+    A process of a single target ``stays`` until a run takes it. Any other process ends once all targets are loaded.
     """
 
     def __init__(self, requests: Sequence[DescriptionRequest], seconds: float, *, stays: bool) -> None:
@@ -71,17 +70,17 @@ class _Describing:
         self._worker: WorkerProcess | None = None
 
     def describe(self) -> None:
-        """Answer all requests; what goes wrong is an answer, too."""
+        """Answer all requests; an error is an answer, too."""
         for request, answer in self.answers.items():
             try:
-                answer.set_result(self._declared(request))
-            except BaseException as error:  # handed to whoever waits
+                answer.set_result(self._describe_one(request))
+            except BaseException as error:  # raised where the answer is read
                 answer.set_exception(error)
         if not self._stays:
             self.close()
 
-    def _declared(self, request: DescriptionRequest) -> Declared:
-        """Load a target in the process of those before it, and in one of its own where that fails."""
+    def _describe_one(self, request: DescriptionRequest) -> Declared:
+        """Load a target in the process of the targets before it, or in a new process if that fails."""
         asked = (request.target, dict(request.environment), request.threads, str(Path(self._folder.name) / "log.txt"))
         is_used = self._worker is not None
         try:
@@ -94,13 +93,13 @@ class _Describing:
 
     def _process(self) -> WorkerProcess:
         self._worker = self._worker or WorkerProcess()
-        if self._is_closed:  # meanwhile; whoever closed may not have seen it
+        if self._is_closed:  # closed in the meantime, perhaps before the process was stored
             self._end()
             raise WorkerDied("was ended")
         return self._worker
 
     def take(self, request: DescriptionRequest, environment: Mapping[str, str], threads: int) -> WorkerProcess | None:
-        """Hand the process over, if it is as a fresh one would be that has loaded the target; once."""
+        """Return the process once, if it is prepared like a fresh process that has loaded the target; else None."""
         answer = self.answers[request]
         is_fit = answer.done() and answer.exception() is None and isinstance(answer.result(), dict)
         if not (self._stays and is_fit) or (dict(request.environment), request.threads) != (dict(environment), threads):
@@ -109,7 +108,7 @@ class _Describing:
         return worker if worker is not None and worker.is_alive else None
 
     def close(self) -> None:
-        """End the process, unless somebody has it."""
+        """End the process, unless a run has taken it."""
         self._is_closed = True
         self._end()
         self._folder.cleanup()
@@ -123,8 +122,8 @@ class _Describing:
 class DescribedWorkers:
     """The processes in which targets were described, each until a run takes it; as a context, it ends the others.
 
-    No more of them are there than processors. If as many targets are begun, or more, those of one file share a process,
-    and none is kept for the run, unless there is a single one.
+    There are at most as many processes as processors. If there are at least as many targets, targets of one file share
+    a process, and no process is kept for the run, unless there is only one.
     """
 
     def __init__(self, processes: int | None = None) -> None:
@@ -133,7 +132,7 @@ class DescribedWorkers:
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="attncheck describes")
 
     def begin(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
-        """Start to load targets, and do not wait for it."""
+        """Start to load targets without waiting for them."""
         new = [request for request in dict.fromkeys(requests) if request not in self._begun]
         stays = len(self._begun) + len(new) <= max(1, self._most - 1)
         together: dict[object, list[DescriptionRequest]] = {}
@@ -154,8 +153,8 @@ class DescribedWorkers:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether a target is known to be of no use by now."""
-        answers = [answer for request, each in self._begun.items() if (answer := each.answers[request]).done()]
+        """Return whether a target is already known to be unusable."""
+        answers = [answer for request, process in self._begun.items() if (answer := process.answers[request]).done()]
         return any(answer.exception() is not None or isinstance(answer.result(), str) for answer in answers)
 
     def take(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
@@ -167,15 +166,15 @@ class DescribedWorkers:
             if request.target == entry.target:
                 if (worker := describing.take(request, entry.environment, threads)) is not None:
                     return worker
-                describing.close()  # it will be of no use later either, and may hold a framework
+                describing.close()  # no later call can use it, and it may hold a framework in memory
         return None
 
     def close(self) -> None:
-        """End the processes that nobody has taken."""
+        """End the processes that no run has taken."""
         begun, self._begun = self._begun, {}
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for each in dict.fromkeys(begun.values()):
-            each.close()
+        for describing in dict.fromkeys(begun.values()):
+            describing.close()
 
     def __enter__(self) -> DescribedWorkers:
         return self
@@ -187,7 +186,7 @@ class DescribedWorkers:
 
 
 def describe(target: Target, environment: Mapping[str, str], threads: int, log: str) -> Declared:
-    """Run in the process: load a target in a worker's surroundings; return what it declares, or why it is of no use."""
+    """Run in the process: load a target as a worker would; return its declarations, or why it is unusable."""
     redirect_output(log, passed_on=True)
     limit_threads(threads)
     os.environ.update(environment)

@@ -36,16 +36,16 @@ def with_cache(entry: Entry, *, keep: bool) -> Entry:
     What the user's environment says already stands. Without a folder that can be written nothing is kept.
     """
     framework = next((known for known in BACKENDS.values() if known.packages == entry.packages), entry)
-    variables = _kept(framework) if keep else framework.without_cache
+    variables = _cache_variables(framework) if keep else framework.without_cache
     added = {name: text for name, text in variables.items() if name not in os.environ}
     return replace(entry, environment={**entry.environment, **added}) if added else entry
 
 
-def _kept(framework: BackendEntry) -> Mapping[str, str]:
+def _cache_variables(framework: BackendEntry) -> Mapping[str, str]:
     # Reading kernels back from the cache overflows a thread's stack on macOS with jaxlib before 0.10.
     if not framework.cache or sys.platform == "darwin":
         return {}
-    folder = cache_folder() / _kind(framework.packages[0])
+    folder = cache_folder() / _cache_name(framework.packages[0])
     with suppress(OSError):
         # Whoever may write there may run code here.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def _kept(framework: BackendEntry) -> Mapping[str, str]:
 
 
 @lru_cache
-def _kind(package: str) -> str:
+def _cache_name(package: str) -> str:
     features = [platform.machine(), *cpu_features(), emulated_isa() or ""]
     cpu = hashlib.sha256("\n".join(features).encode()).hexdigest()[:12]
     return f"{package}-{package_version(package)}-{platform.python_version()}-{cpu}"
@@ -130,8 +130,8 @@ class Imports:
     @property
     def framework(self) -> str | None:
         """The one framework, besides NumPy, that is imported; None for none, or where there are several."""
-        found = _frameworks(self.packages) or {*self.libraries.values()}
-        return found.pop() if len(found) == 1 else None
+        frameworks = _frameworks(self.packages) or {*self.libraries.values()}
+        return frameworks.pop() if len(frameworks) == 1 else None
 
     @property
     def framework_alone(self) -> str | None:
@@ -146,63 +146,65 @@ def _distributions_on(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
 
 
 def imports_of(target: Any) -> Imports:
-    """Look what the modules of an implementation import; it has been loaded."""
+    """Return the imports of a loaded implementation's modules."""
     installed = _distributions_on(tuple(sys.path))
-    name, found = _home(target)
-    own, packages = {name.partition(".")[0]}, set(found)
-    waiting = {*own, *found}
+    name, imported = _home(target)
+    local, packages = {name.partition(".")[0]}, set(imported)
+    waiting = {*local, *imported}
     while waiting:
         package = waiting.pop()
-        # What no distribution has is a file beside the kernel: its imports are the kernel's, too.
-        if package in own or (package not in installed and _is_file(sys.modules.get(package))):
-            new = {name for module in _modules_of(package) for name in _packages(_named_in(module))} - packages
-            own.add(package)
+        # A package of no distribution is a file next to the kernel: its imports are the kernel's, too.
+        if package in local or (package not in installed and _is_file(sys.modules.get(package))):
+            new = {name for module in _modules_of(package) for name in _packages(_names_in(module))} - packages
+            local.add(package)
             packages |= new
-            waiting |= new - own
+            waiting |= new - local
     versions = {
-        each: number
-        for package in {*own, *packages}
-        for each in installed.get(package, ())
-        if not _is_namespace(package) and (number := package_version(each)) is not None
+        distribution: number
+        for package in {*local, *packages}
+        for distribution in installed.get(package, ())
+        if not _is_namespace(package) and (number := package_version(distribution)) is not None
     }
-    versions |= {
-        package: number for package in own if package not in installed and (number := _said_by(package)) is not None
-    }
+    uninstalled = {package: _version_attribute(package) for package in local if package not in installed}
+    versions |= {package: number for package, number in uninstalled.items() if number is not None}
     top = name.partition(".")[0]
-    home = next((each for each in installed.get(top, ()) if each in versions), "") if top else ""
-    return Imports(dict(sorted(versions.items())), frozenset(packages), home, _libraries_of(packages, own))
+    homes = (distribution for distribution in installed.get(top, ()) if distribution in versions)
+    home = next(homes, "") if top else ""
+    return Imports(dict(sorted(versions.items())), frozenset(packages), home, _libraries_of(packages, local))
 
 
-def _libraries_of(packages: Collection[str], own: Collection[str]) -> Mapping[str, str]:
-    """Return which of the packages that are not its ``own`` import one framework, and which, where none is among them.
+def _libraries_of(packages: Collection[str], local: Collection[str]) -> Mapping[str, str]:
+    """Return the one framework that each package which is not ``local`` imports; {} if ``packages`` has a framework.
 
-    It is looked for in the names that their modules have; to read the source of a large library takes seconds.
+    The search only reads the names in their modules, because to read the source of a large library takes seconds.
     """
     if _frameworks(packages):
         return {}
     named = {
-        package: {name for module in _modules_of(package) for name in _packages(_named_by([*vars(module).values()]))}
-        for package in sorted({*packages} - {*own})
+        package: {
+            name for module in _modules_of(package) for name in _packages(_module_names([*vars(module).values()]))
+        }
+        for package in sorted({*packages} - {*local})
     }
-    found = {package: _frameworks(names) for package, names in named.items()}
-    return {package: frameworks.pop() for package, frameworks in found.items() if len(frameworks) == 1}
+    frameworks_in = {package: _frameworks(names) for package, names in named.items()}
+    return {package: frameworks.pop() for package, frameworks in frameworks_in.items() if len(frameworks) == 1}
 
 
 def _home(target: Any) -> tuple[str, set[str]]:
-    """Return the module that a target is written in, by name, and what is imported there as far as it tells itself.
+    """Return the name of the module that a target is written in, and the packages that its own globals name.
 
-    A function that was sent by value has no module here, and brings along those of its globals that it uses.
+    A function that was sent by value has no module here, but has the globals that it uses.
     """
     if inspect.ismodule(target):
         return target.__name__, set()
     written = innermost(target)
     name = getattr(written, "__module__", None)
     function = getattr(written, "__func__", written)
-    used = [*getattr(function, "__globals__", {}).values(), *_enclosed_by(function)]
-    return (name if isinstance(name, str) else ""), set(_packages(_named_by(used)))
+    used = [*getattr(function, "__globals__", {}).values(), *_closure_values(function)]
+    return (name if isinstance(name, str) else ""), set(_packages(_module_names(used)))
 
 
-def _enclosed_by(function: Any) -> Iterator[Any]:
+def _closure_values(function: Any) -> Iterator[Any]:
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # not filled yet
             yield cell.cell_contents
@@ -210,10 +212,10 @@ def _enclosed_by(function: Any) -> Iterator[Any]:
 
 def _modules_of(package: str) -> list[ModuleType]:
     loaded = list(sys.modules.items())
-    return [each for name, each in loaded if name.partition(".")[0] == package and isinstance(each, ModuleType)]
+    return [module for name, module in loaded if name.partition(".")[0] == package and isinstance(module, ModuleType)]
 
 
-def _named_by(values: Iterable[Any]) -> Iterator[str]:
+def _module_names(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
         if isinstance(value, ModuleType):
             yield value.__name__
@@ -221,9 +223,9 @@ def _named_by(values: Iterable[Any]) -> Iterator[str]:
             yield str(value.__module__)
 
 
-def _named_in(module: ModuleType) -> Iterator[str]:
-    """Name what a module has at its top, and what its source imports: inside functions that may not have run yet."""
-    yield from _named_by(list(vars(module).values()))
+def _names_in(module: ModuleType) -> Iterator[str]:
+    """Yield the modules of a module's values and of its source's imports, also in functions that have not run yet."""
+    yield from _module_names(list(vars(module).values()))
     with suppress(AttributeError, OSError, SyntaxError, ValueError, RecursionError):  # compiled, or made by hand
         yield from _imports_in(Path(str(module.__file__)).read_bytes())
 
@@ -238,7 +240,7 @@ def _imports_in(source: bytes) -> Sequence[str]:
 
 def _packages(names: Iterable[str]) -> Iterator[str]:
     packages = (name.partition(".")[0] for name in names)
-    return (each for each in packages if each not in sys.stdlib_module_names and each not in ("", "None"))
+    return (package for package in packages if package not in sys.stdlib_module_names and package not in ("", "None"))
 
 
 def _is_file(module: ModuleType | None) -> bool:
@@ -246,12 +248,12 @@ def _is_file(module: ModuleType | None) -> bool:
 
 
 def _is_namespace(package: str) -> bool:
-    """Return whether many distributions may share a package, of which nobody knows which one is meant."""
+    """Return whether several distributions may share a package, so that its distribution is ambiguous."""
     module = sys.modules.get(package)
     return module is not None and not _is_file(module) and hasattr(module, "__path__")
 
 
-def _said_by(package: str) -> str | None:
-    """Return what a package that no distribution has says of its own version."""
+def _version_attribute(package: str) -> str | None:
+    """Return the ``__version__`` of a package that no distribution has; None without a usable one."""
     version = getattr(sys.modules.get(package), "__version__", None)
     return version if isinstance(version, str) and 0 < len(version) <= 100 and version.isprintable() else None

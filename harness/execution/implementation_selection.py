@@ -25,7 +25,7 @@ from attncheck.execution.implementations import (
     entry_of,
     renamed,
 )
-from attncheck.execution.user_code import Origin, Target, check_function, is_own, origin_of, read_declarations
+from attncheck.execution.user_code import Target, check_function, is_own, origin_of, read_declarations
 from attncheck.execution.worker import clean
 
 
@@ -70,12 +70,12 @@ def select_implementations(
         if signature not in FAMILIES:
             raise UsageError(f"unknown signature {signature!r}; {expected(signature, FAMILIES, one_of=False)}")
     requested, others = requested_functions(patterns, signature, declare)
-    for option, given, says in (
+    for option, value, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
         ("--signature", signature, "what an implementation of your own is called like"),
         ("--declare", declare or None, "what an implementation of your own declares"),
     ):
-        if given is not None and not requested:
+        if value is not None and not requested:
             raise UsageError(f"{option} says {says}; name one: file.py:function")
     only_own = requested and not others
     chosen = ImplementationSelection(()) if only_own else bundled_implementations(backends, patterns=others)
@@ -84,18 +84,18 @@ def select_implementations(
     with DescribedWorkers() if described is None else nullcontext(described) as workers:
         requests = [description_request(item.target, framework, limits) for item in requested]
         workers.begin(*requests, seconds=limits.start_seconds)
-        found = [
-            _as_given(
+        selected = [
+            _with_command_words(
                 user_implementation(item.target, framework, limits, item.name, workers),
-                item.given,
+                item.pattern,
                 framework,
                 signature,
                 declare,
             )
             for item in requested
         ]
-    absent = tuple(item.entry.packages[0] for item in found if not item.entry.is_installed)
-    present = tuple(item for item in found if item.entry.is_installed)
+    absent = tuple(item.entry.packages[0] for item in selected if not item.entry.is_installed)
+    present = tuple(item for item in selected if item.entry.is_installed)
     return replace(
         chosen,
         implementations=(*chosen.implementations, *present),
@@ -106,12 +106,12 @@ def select_implementations(
 
 @dataclass(frozen=True)
 class RequestedFunction:
-    """An implementation of somebody's own before anything of it is loaded: how it was named, and its name in reports.
+    """A user's implementation before it is loaded: the ``pattern`` that names it, and its name in reports.
 
-    Without a ``name`` it has the one that its target gives it. One that a package publishes keeps its own.
+    Without a ``name``, the name of its target is used. The name that a package publishes is kept.
     """
 
-    given: str
+    pattern: str
     target: Target
     name: str = ""
     is_published: bool = False
@@ -131,7 +131,7 @@ def requested_functions(
     Raises ``UsageError`` for a file that is not there.
     """
     points = published()
-    found: dict[tuple[Target, str], RequestedFunction] = {}
+    functions: dict[tuple[Target, str], RequestedFunction] = {}
     others = []
     for pattern in patterns:
         point = points.get(pattern)
@@ -141,8 +141,8 @@ def requested_functions(
         place, name = (pattern, "") if point is None else (f"{point.module}:{point.attr}", point.name)
         target = Target.of(place, signature or "", declare)
         check_function(target)
-        found.setdefault((target, name), RequestedFunction(pattern, target, name, point is not None))
-    return [*found.values()], others
+        functions.setdefault((target, name), RequestedFunction(pattern, target, name, point is not None))
+    return [*functions.values()], others
 
 
 def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collection[str] = ()) -> list[RequestedFunction]:
@@ -162,21 +162,18 @@ def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collectio
         for group in (same, every):  # a longer name may be another function's, whose own has to be longer then
             rest = fixed | {named[place].shown for place in every if place not in group}
             longer = _longer_names([named[place].target for place in group])
-            if (found := next((names for names in longer if _fit(names, rest)), None)) is not None:
+            distinct_names = next((names for names in longer if len({*names} - rest) == len(names)), None)
+            if distinct_names is not None:
                 break
         else:
-            given = listed(named[place].given for place in same)
+            patterns = listed(named[place].pattern for place in same)
             raise UsageError(
-                f"{given}: reports would call {'all of them' if len(same) > 1 else 'it and another one'} {name}, and "
-                "their paths do not tell them apart; check one at a time, or rename a file"
+                f"{patterns}: reports would call {'all of them' if len(same) > 1 else 'it and another one'} {name}, "
+                "and their paths do not tell them apart; check one at a time, or rename a file"
             )
-        for place, distinct in zip(group, found, strict=True):
+        for place, distinct in zip(group, distinct_names, strict=True):
             named[place] = replace(named[place], name=distinct)
     return named
-
-
-def _fit(names: Sequence[str], taken: Collection[str]) -> bool:
-    return len({*names}) == len(names) and not {*names} & {*taken}
 
 
 def _longer_names(targets: Sequence[Target]) -> Iterator[list[str]]:
@@ -195,7 +192,7 @@ def description_request(target: Target, framework: str | None, limits: Limits) -
     return DescriptionRequest(target, framework, limits.threads, limits.compilation_cache)
 
 
-def _as_given(
+def _with_command_words(
     implementation: Implementation,
     name: str,
     framework: str | None,
@@ -220,8 +217,10 @@ def select_callable(
 
     origin = origin_of(function)
     module = sys.modules.get(getattr(function, "__module__", ""))
-    # What a worker could not import, such as a test module of pytest's, travels by value.
-    by_value = module is not None and not _is_importable(module.__name__)
+    # A module that a worker could not import, such as a test module of pytest, is sent by value.
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    root = "" if module is None else module.__name__.partition(".")[0]
+    by_value = module is not None and all(finder.find_spec(root, None) is None for finder in finders)
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -230,10 +229,13 @@ def select_callable(
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
-    called = next(each for each in (name or origin.function, "callable") if each.isidentifier())
-    own_name = _published_as(origin) if name is None else None
-    found = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
-    return _as_given(found, own_name, framework, signature, declare) if own_name else found
+    called = next(candidate for candidate in (name or origin.function, "callable") if candidate.isidentifier())
+    # A function that a package publishes is judged under the published name only.
+    points = sorted(published().items()) if name is None else []
+    place = (origin.module, origin.function)
+    own_name = next((name for name, point in points if (point.module, point.attr) == place), None)
+    implementation = user_implementation(target, framework, name=own_name or f"{origin.package}.{called}")
+    return _with_command_words(implementation, own_name, framework, signature, declare) if own_name else implementation
 
 
 def user_implementation(
@@ -266,16 +268,3 @@ def user_implementation(
     entry = entry_of(target, {"name": package, "mode": mode, **declared}, framework)
     (only,) = entry.all_modes
     return Implementation(entry, only)
-
-
-def _is_importable(name: str) -> bool:
-    """Return whether a fresh process with this path would find a module; its being loaded here says nothing of that."""
-    root = name.partition(".")[0]
-    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-    return any(finder.find_spec(root, None) is not None for finder in finders)
-
-
-def _published_as(origin: Origin) -> str | None:
-    """Return the name under which a package publishes a function, if one does: it is judged under one name."""
-    target = (origin.module, origin.function)
-    return next((name for name, point in sorted(published().items()) if (point.module, point.attr) == target), None)

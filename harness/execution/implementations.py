@@ -69,12 +69,12 @@ class Implementation:
 
     def rounding_model(self, dtype: str) -> str | None:
         """Return the rounding model of a dtype on this processor; None where the mode has no such dtype."""
-        found = self.declared.classes.get(dtype)
+        model = self.declared.classes.get(dtype)
         fallback = self.entry.fallback if self.declared.falls_back and not self.declared.device else None
-        if found is None or fallback is None or dtype not in fallback.dtypes:
-            return found
+        if model is None or fallback is None or dtype not in fallback.dtypes:
+            return model
         falls_back = fallback.applies(processor_flags() or frozenset(), os.environ)
-        return fallback.becomes.get(found, found) if falls_back else found
+        return fallback.becomes.get(model, model) if falls_back else model
 
     def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a function of the contract requires of shapes, and which keywords it can be given for that."""
@@ -103,8 +103,8 @@ class Implementation:
     @property
     def reads_calls_as(self) -> Mapping[str, str]:
         """Return the conventions that it declares, of ``spec.DECLARABLE``, in the order in which they are applied."""
-        found = self.declared.conventions
-        return {name: found[name].value for name in DECLARABLE if name in found}
+        conventions = self.declared.conventions
+        return {name: conventions[name].value for name in DECLARABLE if name in conventions}
 
     @property
     def package(self) -> str:
@@ -141,7 +141,7 @@ class ImplementationSelection:
         """
         meant: set[str] = set()
         for pattern in patterns:
-            these = [item for item in self.implementations if pattern == item.entry.name or _means(pattern, item)]
+            these = [item for item in self.implementations if pattern == item.entry.name or _matches(pattern, item)]
             if not these:
                 names = ", ".join(item.name for item in self.implementations) or "nothing"
                 raise UsageError(f"--standard {pattern}: no implementation of this run is called so; it has {names}")
@@ -184,15 +184,15 @@ def bundled_implementations(
     unknown = [name for name in names or () if name not in table]
     if unknown:
         raise UsageError(f"unknown backend {unknown[0]!r}; {expected(unknown[0], table, one_of=False)}")
-    left = {} if names or patterns else LIBRARIES
-    entries = {name: entry for name, entry in table.items() if name not in left and (not names or name in names)}
-    globs = [_default_of(pattern, table) for pattern in patterns or entries]
+    excluded = {} if names or patterns else LIBRARIES
+    entries = {name: entry for name, entry in table.items() if name not in excluded and (not names or name in names)}
+    globs = [_expand_backend(pattern, table) for pattern in patterns or entries]
     on_devices = device_implementations(entries) if any("@" in glob for glob in globs) else ()
-    wanted = _matching((*every_implementation(entries), *on_devices), globs)
-    found = {item.entry.name: item.entry for item in wanted}
-    absent = tuple(name for name, entry in found.items() if not entry.is_installed)
+    wanted = _select_matching((*every_implementation(entries), *on_devices), globs)
+    chosen = {item.entry.name: item.entry for item in wanted}
+    absent = tuple(name for name, entry in chosen.items() if not entry.is_installed)
     # A backend is asked for by name, or by a pattern that begins with its name.
-    asked = {name for name in found if names or any(each.split(".")[0] == name for each in patterns or ())}
+    asked = {name for name in chosen if names or any(pattern.split(".")[0] == name for pattern in patterns or ())}
     present = tuple(item for item in wanted if item.entry.name not in absent)
     exact = set(globs) if patterns or names else set()
     exact |= {Implementation(table[name]).name for name in names or () if not patterns}
@@ -204,33 +204,29 @@ def bundled_implementations(
     )
 
 
-def _default_of(pattern: str, table: Mapping[str, BackendEntry]) -> str:
-    """Return what a backend's name stands for, alone or on a device: its default mode."""
+def _expand_backend(pattern: str, table: Mapping[str, BackendEntry]) -> str:
+    """Return the default mode for a backend's name, with or without a device; any other pattern unchanged."""
     name, at, device = pattern.partition("@")
     return f"{Implementation(table[name]).name}{at}{device}" if name in table else pattern
 
 
-def _means(pattern: str, item: Implementation) -> bool:
-    """Return whether a glob means an implementation: one on a device only where it names devices."""
+def _matches(pattern: str, item: Implementation) -> bool:
+    """Return whether a glob matches an implementation; one on a device only if the glob has an ``@``."""
     return ("@" in pattern or not item.declared.device) and (pattern == ALL or fnmatchcase(item.name, pattern))
 
 
-def _matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
+def _select_matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
     for pattern in patterns:
-        if pattern != ALL and not any(_means(pattern, item) for item in items):
+        if pattern != ALL and not any(_matches(pattern, item) for item in items):
             names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
             one = expected(pattern, names, "`attncheck list implementations`")
             others = f"a glob such as 'torch.*', {ALL} and file.py:function will do"
-            raise UsageError(f"no implementation is called {pattern!r}; {_file_near(pattern)}{one}; {others}")
-    return tuple(item for item in items if any(_means(each, item) for each in patterns))
-
-
-def _file_near(name: str) -> str:
-    """Ask whether a Python file of this folder was meant that is called nearly ``name``; nothing if there is none."""
-    here = {path.stem: path.name for path in Path().glob("*.py")}
-    begin = [stem for stem in sorted(here) if stem.startswith(name.partition(":")[0])]
-    close = begin[:1] or get_close_matches(name, here, 1, NEAR)
-    return f"did you mean {here[close[0]]}? " if close else ""
+            here = {path.stem: path.name for path in Path().glob("*.py")}
+            begin = [stem for stem in sorted(here) if stem.startswith(pattern.partition(":")[0])]
+            close = begin[:1] or get_close_matches(pattern, here, 1, NEAR)
+            near = f"did you mean {here[close[0]]}? " if close else ""
+            raise UsageError(f"no implementation is called {pattern!r}; {near}{one}; {others}")
+    return tuple(item for item in items if any(_matches(pattern, item) for pattern in patterns))
 
 
 @dataclass(frozen=True)
@@ -274,12 +270,12 @@ class UserImplementation(BackendEntry):
         """Its only mode."""
         target, name = self.target, self.mode or self.function
         where = shlex.join(target.program) or f"{target.module}:{target.attribute}".strip(":") or "a callable"
-        conventions = {each: DeclaredConvention(value, "", "") for each, value in self.conventions.items()}
+        conventions = {convention: DeclaredConvention(value, "", "") for convention, value in self.conventions.items()}
         # How it computes is not known: it is asked for everything, and stopped where it takes too much memory.
         root = re.sub("[._-]+", "_", self.name).lower()
-        own = (each for each in self.distributions if re.sub("[._-]+", "_", each).lower() == root)
-        # The version is that of what it comes from; a file of somebody's has none, and the framework's is not its.
-        package = next(iter(self.distributions), None) if target.program else self.home or next(own, self.name)
+        same_name = (name for name in self.distributions if re.sub("[._-]+", "_", name).lower() == root)
+        # Its version is the version of its distribution. A user's file has none, and does not get the framework's.
+        package = next(iter(self.distributions), None) if target.program else self.home or next(same_name, self.name)
         mode = Mode(
             name, self.module, where, self.classes, conventions, package=package, holds_scores=False, device=self.device
         )
@@ -327,7 +323,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
 
     mappings = ("conventions", "properties", "capabilities", "resources", "distributions")
     of_functions = ("required", "source", "requirements", "parameters")
-    own: dict[str, Any] = {field: dict(declared.get(field) or {}) for field in (*mappings, *of_functions)}
+    tables: dict[str, Any] = {field: dict(declared.get(field) or {}) for field in (*mappings, *of_functions)}
     return UserImplementation(
         name=declared.get("name") or target.name,
         module=target.module,
@@ -344,7 +340,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
         signature=declared.get("signature") or "",
         home=declared.get("home") or "",
         hints=(*declared.get("hints", ()), *advice),
-        **own,
+        **tables,
     )
 
 

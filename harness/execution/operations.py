@@ -35,7 +35,8 @@ def run_operation(
     function = getattr(backend, name, None)
     if function is None:
         raise UnsupportedError.of_function(name)
-    keywords = {each: value for each, value in keywords.items() if each not in not_asked(backend, operation, options)}
+    left_out = not_asked(backend, operation, options)
+    keywords = {keyword: value for keyword, value in keywords.items() if keyword not in left_out}
     check_parameters(parameters_of(function), {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
     stages: Stages = function(**tensors, **keywords)
@@ -84,12 +85,12 @@ def check_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
 def parameters_of(function: Callable[..., Any]) -> Parameters:
     """Return the parameters of a function: of what it wraps, which hundreds of variants have in common."""
     function = getattr(function, "__func__", function)
-    return _parameters_of_wrapped(inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__")))
+    return _parameters_of_wrapped(inspect.unwrap(function, stop=lambda wrapped: hasattr(wrapped, "__signature__")))
 
 
 @lru_cache(maxsize=256)
 def _parameters_of_wrapped(function: Callable[..., Any]) -> Parameters:
-    kinds = {name: each.kind for name, each in inspect.signature(function).parameters.items()}
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
     return Parameters(frozenset(kinds), inspect.Parameter.VAR_KEYWORD in kinds.values())
 
 
@@ -120,17 +121,17 @@ def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) 
 
 def _fused(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Cut inputs (B, H, L, D) of one batch, length and dtype out of one array (B, L, all their heads side by side)."""
-    found: dict[str, Array] = {}
+    views: dict[str, Array] = {}
     for place in {(array.shape[0], array.shape[2], array.dtype) for array in inputs.values()}:
-        together = {name: each for name, each in inputs.items() if (each.shape[0], each.shape[2], each.dtype) == place}
-        tokens = np.full((*place[:2], sum(each.shape[1] * each.shape[3] for each in together.values())), 7, place[2])
+        parts = {name: part for name, part in inputs.items() if (part.shape[0], part.shape[2], part.dtype) == place}
+        tokens = np.full((*place[:2], sum(part.shape[1] * part.shape[3] for part in parts.values())), 7, place[2])
         first = 0
-        for name, each in together.items():
-            heads, width = each.shape[1], each.shape[3]
-            own = tokens[..., first : first + heads * width].reshape(*place[:2], heads, width).swapaxes(1, 2)
-            found[name] = _within(own, each)
+        for name, array in parts.items():
+            heads, width = array.shape[1], array.shape[3]
+            view = tokens[..., first : first + heads * width].reshape(*place[:2], heads, width).swapaxes(1, 2)
+            views[name] = _within(view, array)
             first += heads * width
-    return found
+    return views
 
 
 def _within(memory: Array, array: Array) -> Array:
@@ -223,9 +224,9 @@ def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
     An array of another shape stays as it is.
     """
     if array.shape != kept.shape:
-        found, expected = ("x".join(map(str, shape)) or "scalar" for shape in (array.shape, kept.shape))
-        return array, f"{_SHAPE} {found}; the call was padded, expected {expected}"
-    fault = _not_zero(array, kept)
+        returned, expected = ("x".join(map(str, shape)) or "scalar" for shape in (array.shape, kept.shape))
+        return array, f"{_SHAPE} {returned}; the call was padded, expected {expected}"
+    fault = _nonzero_padding(array, kept)
     for axis, positions in kept.positions.items():
         array = array.take(list(positions), axis)
     return array, fault
@@ -255,8 +256,8 @@ def unwritten(stages: Mapping[str, Array]) -> dict[str, str]:
 
 def is_called_again(backend: Backend, problem: Problem) -> bool:
     """Return whether a call is of somebody's own function, and small enough to be made once more."""
-    own = getattr(getattr(backend, call_of(problem.operation, problem.options)[0], None), "user_function", None)
-    if own is None or getattr(own, "returns_new_arrays", False):
+    function = getattr(getattr(backend, call_of(problem.operation, problem.options)[0], None), "user_function", None)
+    if function is None or getattr(function, "returns_new_arrays", False):
         return False
     return sum(map(np.size, problem.inputs.values())) <= MAX_CALLED_AGAIN
 
@@ -282,13 +283,13 @@ def overwritten(backend: Backend, problem: Problem, returned: Stages, arrays: Ma
     }
 
 
-def _not_zero(array: Array, kept: KeptElements) -> str:
+def _nonzero_padding(array: Array, kept: KeptElements) -> str:
     """Return where an array is not 0 although padding makes it so; empty where it is. NaN fills a row by right."""
     added = np.zeros(array.shape, dtype=np.bool_)
     for axis in kept.zeros:
-        added |= ~_flags(array.shape, axis, kept.positions[axis])
+        added |= ~_position_flags(array.shape, axis, kept.positions[axis])
     for axis in kept.positions.keys() - set(kept.zeros):  # a query that was added gives anything
-        added &= _flags(array.shape, axis, kept.positions[axis])
+        added &= _position_flags(array.shape, axis, kept.positions[axis])
     wrong = added & (array != 0) & ~np.isnan(array.astype(np.float64))
     if not wrong.any():
         return ""
@@ -298,8 +299,8 @@ def _not_zero(array: Array, kept: KeptElements) -> str:
     return f"gives {float(array[index]):.6g} at {element} of {shape}, which padding makes 0"
 
 
-def _flags(shape: tuple[int, ...], axis: int, positions: Sequence[int]) -> NDArray[np.bool_]:
+def _position_flags(shape: tuple[int, ...], axis: int, positions: Sequence[int]) -> NDArray[np.bool_]:
     """Return which elements stand at these positions of an axis; broadcasts to the shape."""
-    found = np.zeros(shape[axis], dtype=np.bool_)
-    found[list(positions)] = True
-    return found.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+    flags = np.zeros(shape[axis], dtype=np.bool_)
+    flags[list(positions)] = True
+    return flags.reshape([-1 if number == axis else 1 for number in range(len(shape))])

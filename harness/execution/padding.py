@@ -99,18 +99,21 @@ def padded_call(implementation: Implementation, problem: Problem) -> Padding | F
         return None
     requirements = Requirements.of(declared)
     specs = problem.specs
-    blocks = {each for each in problem.inputs if specs[each].of_blocks}
-    given = {each: array.shape for each, array in problem.inputs.items() if each not in blocks}
-    shapes = unpacked_shapes(problem.options, given)
+    blocks = {name for name in problem.inputs if specs[name].of_blocks}
+    input_shapes = {name: array.shape for name, array in problem.inputs.items() if name not in blocks}
+    shapes = unpacked_shapes(problem.options, input_shapes)
     lengths = bind_axes(specs, shapes, problem.options.get("heads"), problem.options.get("kv_heads"))
     # The position of a sequence's first query, the largest of a batch.
     start = int(problem.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
-        longer = _required(requirements, lengths, start)
-        if longer and (blocks or shapes != given):
+        longer = _lengths_required(requirements, lengths, start)
+        if longer and (blocks or shapes != input_shapes):
             kept = "codes that share bytes or scales of blocks keep their widths and lengths"
             raise InexactError(f"cannot be padded: {kept}")
-        _require_read_alike(implementation, longer)
+        for convention in implementation.reads_calls_as:
+            if _AXIS_DEPENDENT_CONVENTIONS.get(convention, frozenset()) & longer.keys():
+                message = f"cannot be padded: it declares {convention}, by which a padded call is read otherwise"
+                raise InexactError(message)
         _require_affordable(lengths, longer)
         return _padding(problem, lengths, longer, accepted) if longer else None
     except InexactError as error:
@@ -118,7 +121,7 @@ def padded_call(implementation: Implementation, problem: Problem) -> Padding | F
 
 
 def _folded_call(implementation: Implementation, problem: Problem) -> Padding | Failure:
-    """Turn the sequences of a problem into a mask, and pad what is then asked of another function."""
+    """Turn the sequences of a problem into a mask, and pad the call of the other function."""
     if names := [name for name in _SEQUENCE_CONVENTIONS if name in implementation.reads_calls_as]:
         return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
     folded = problem.without_layout()
@@ -139,8 +142,8 @@ def call_as_required(implementation: Implementation, problem: Problem) -> Paddin
     return padding or Padding(problem, {}, "")
 
 
-def _required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
-    """Return the axes that have to be longer, by letter. Raises ``InexactError`` where no length will do."""
+def _lengths_required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
+    """Return the new lengths of axes that have to grow, by letter. Raises ``InexactError`` if no length works."""
     widths = {letter: lengths[letter] for letter in _WIDTHS if letter in lengths}
     if requirements.value_width and "Dv" in widths:
         widths |= dict.fromkeys(("D", "Dv"), max(widths["D"], widths["Dv"]))
@@ -169,20 +172,13 @@ _AXIS_DEPENDENT_CONVENTIONS: Mapping[str, frozenset[str]] = {
 _SEQUENCE_CONVENTIONS = ("corner", "key_lengths")
 
 
-def _require_read_alike(implementation: Implementation, longer: Lengths) -> None:
-    """Raise ``InexactError`` where a function reads a longer call otherwise than the case's."""
-    for name in implementation.reads_calls_as:
-        if _AXIS_DEPENDENT_CONVENTIONS.get(name, frozenset()) & longer.keys():
-            raise InexactError(f"cannot be padded: it declares {name}, by which a padded call is read otherwise")
-
-
 def _require_affordable(lengths: Lengths, longer: Lengths) -> None:
-    """Raise ``InexactError`` where padding makes many times the scores, and more than a kernel should be asked for."""
+    """Raise ``InexactError`` if padding makes many more scores than the case has, and too many for a kernel."""
     padded = {**lengths, **longer}
-    before, after = (each["B"] * each.get("H", 1) * each["Lq"] * each["T"] for each in (lengths, padded))
+    before, after = (sizes["B"] * sizes.get("H", 1) * sizes["Lq"] * sizes["T"] for sizes in (lengths, padded))
     if after > _MOST_SCORES and after > _MOST_GROWTH * before:
         raise InexactError(
-            f"would be padded from {before:,} scores to {after:,}, too many to ask: {_in_words(lengths, longer)}",
+            f"would be padded from {before:,} scores to {after:,}, too many to ask: {_padding_text(lengths, longer)}",
             ("padding of few queries to many keys",),
         )
 
@@ -191,19 +187,20 @@ def _padding(problem: Problem, lengths: Lengths, longer: Lengths, accepted: froz
     require_exact(problem, longer)
     specs = problem.specs
     inputs = {
-        name: _grown(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
+        name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
         for name, array in problem.inputs.items()
     }
     options = {**problem.options, **_scale(problem, lengths, longer, accepted)}
-    asked = _with_keys_masked(replace(problem, options=options, inputs=inputs), lengths, longer, accepted)
+    asked = _mask_added_keys(replace(problem, options=options, inputs=inputs), lengths, longer, accepted)
     require_exact(problem, longer, asked)
     padded = {**lengths, **longer}
     axes, shapes = stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
     for stage, name in optional_gradients(problem.operation).items():
         if name in inputs:
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
-    kept = {stage: _kept(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
-    return Padding(asked, {stage: each for stage, each in kept.items() if each.positions}, _in_words(lengths, longer))
+    kept = {stage: _kept_elements(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
+    kept = {stage: elements for stage, elements in kept.items() if elements.positions}
+    return Padding(asked, kept, _padding_text(lengths, longer))
 
 
 def _scale(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
@@ -216,7 +213,7 @@ def _scale(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozen
     return {"scale": 1 / math.sqrt(lengths["D"])}
 
 
-def _with_keys_masked(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Problem:
+def _mask_added_keys(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Problem:
     """Mask the keys that were added, where any query of the case may attend to them."""
     if "T" not in longer or OPERATIONS[problem.operation].has_score_kinds or not sees_added_keys(problem, lengths):
         return problem
@@ -232,45 +229,46 @@ def _with_keys_masked(problem: Problem, lengths: Lengths, longer: Lengths, accep
     raise InexactError(lacking, ("mask or key_lengths",))
 
 
-def _grown(
+def _pad_array(
     array: Array, axes: Sequence[str], lengths: Lengths, longer: Lengths, name: str, *, is_broadcast: bool
 ) -> Array:
     """Add zeros to every axis that has to be longer; a mask gets keys that are masked and queries that are not."""
     for axis, letter in enumerate(axes):
-        heads, _, own = letter.rpartition("*")
-        if own not in longer or (is_broadcast and array.shape[axis] == 1):
+        heads, _, base = letter.rpartition("*")
+        if base not in longer or (is_broadcast and array.shape[axis] == 1):
             continue
-        shape = (lengths[heads], lengths[own]) if heads else (lengths[own],)
+        shape = (lengths[heads], lengths[base]) if heads else (lengths[base],)
         split = array.reshape(*array.shape[:axis], *shape, *array.shape[axis + 1 :])
         last = axis + len(shape) - 1
-        missing = (*split.shape[:last], longer[own] - lengths[own], *split.shape[last + 1 :])
-        fill = np.full(missing, name == "mask" and own == "Lq", dtype=array.dtype)
+        missing = (*split.shape[:last], longer[base] - lengths[base], *split.shape[last + 1 :])
+        fill = np.full(missing, name == "mask" and base == "Lq", dtype=array.dtype)
         grown = np.concatenate([split, fill], axis=last)
         array = grown.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :]) if heads else grown
     return array
 
 
-def _kept(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longer: Lengths) -> KeptElements:
-    """Return which places of a stage's longer axes were there before."""
+def _kept_elements(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longer: Lengths) -> KeptElements:
+    """Return the positions of a stage's longer axes that existed before padding."""
     kept: dict[int, Sequence[int]] = {}
     zeros: list[int] = []
     for axis, letter in enumerate(axes):
-        heads, _, own = letter.rpartition("*")
-        if own in longer and not (own in ("Lq", "T") and shape[axis] == 1 != longer[own]):  # broadcast: a bias's
-            starts = range(0, lengths[heads] * longer[own], longer[own]) if heads else range(1)
-            positions = range(lengths[own])
-            kept[axis] = positions if len(starts) == 1 else [start + each for start in starts for each in positions]
-            zeros += [axis] if own in _ZERO_WHERE_ADDED.get(stage, ()) else []
+        heads, _, base = letter.rpartition("*")
+        if base in longer and not (base in ("Lq", "T") and shape[axis] == 1 != longer[base]):  # broadcast: a bias's
+            starts = range(0, lengths[heads] * longer[base], longer[base]) if heads else range(1)
+            positions = range(lengths[base])
+            kept[axis] = positions if len(starts) == 1 else [start + place for start in starts for place in positions]
+            zeros += [axis] if base in _ZERO_WHERE_ADDED.get(stage, ()) else []
     return KeptElements(shape, kept, tuple(zeros))
 
 
-def _in_words(lengths: Lengths, longer: Lengths) -> str:
-    """Return what was added, and to which axes."""
+def _padding_text(lengths: Lengths, longer: Lengths) -> str:
+    """Return the padding in words: what is added, and to which axes."""
     kinds = (("zero columns", _WIDTHS), ("queries", ("Lq",)), ("masked keys", ("T",)))
+    grown = {letter: f"{letter} {lengths[letter]} to {longer[letter]}" for letter in longer}
     return ", ".join(
-        f"{what} ({', '.join(f'{each} {lengths[each]} to {longer[each]}' for each in letters if each in longer)})"
+        f"{what} ({', '.join(grown[letter] for letter in letters if letter in longer)})"
         for what, letters in kinds
-        if any(each in longer for each in letters)
+        if any(letter in longer for letter in letters)
     )
 
 

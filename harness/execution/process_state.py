@@ -49,21 +49,21 @@ _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 class ProcessState:
     """The state of a process before an evaluation: where it prints, its threads, and how to make the rest as it was."""
 
-    _outlets: tuple[object, ...]
+    _output_files: tuple[object, ...]
     _threads: frozenset[int]
     _restore: tuple[Callable[[], object], ...]
 
     @classmethod
     def snapshot(cls) -> ProcessState:
-        """Look what it is like now."""
-        return cls(_outlets(), frozenset(thread.ident or 0 for thread in threading.enumerate()), _restorers())
+        """Take the state of this process now."""
+        return cls(_output_files(), frozenset(thread.ident or 0 for thread in threading.enumerate()), _restorers())
 
     def restore(self) -> bool:
         """Make everything as it was; return whether the process is fit for another evaluation."""
         for restore in self._restore:
             with suppress(Exception):
                 restore()
-        return _outlets() == self._outlets and not (sys.stdout.closed or sys.stderr.closed)
+        return _output_files() == self._output_files and not (sys.stdout.closed or sys.stderr.closed)
 
     def has_more_threads(self) -> bool:
         """Return whether there are threads now that were not there."""
@@ -90,7 +90,7 @@ def has_many_mappings(held: int) -> bool:
 
 @cache
 def _restorers() -> tuple[Callable[[], object], ...]:
-    """Remember what is put back: once, for it is put back after every evaluation."""
+    """Return the functions that restore the state, made once for all evaluations."""
     return (
         partial(vars(sys).update, stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr),
         _folder(),
@@ -105,16 +105,16 @@ def _restorers() -> tuple[Callable[[], object], ...]:
     )
 
 
-def _outlets() -> tuple[object, ...]:
-    """Return which files standard output and standard error are."""
-    found: list[object] = []
+def _output_files() -> tuple[object, ...]:
+    """Return the identities of the files behind standard output and standard error."""
+    outlets: list[object] = []
     for descriptor in (1, 2):
         try:
             status = os.fstat(descriptor)
-            found.append((status.st_dev, status.st_ino))
+            outlets.append((status.st_dev, status.st_ino))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            outlets.append(None)
+    return tuple(outlets)
 
 
 def _folder() -> Callable[[], None]:
@@ -184,19 +184,19 @@ _FRAMEWORKS = frozenset(package for entry in EVERYTHING.values() for package in 
 _Locals = Mapping[str, Any]
 
 
-def _has_no_item(found: _Locals) -> bool:
-    item, queue = found.get("work_item"), found.get("work_queue")
+def _has_no_item(variables: _Locals) -> bool:
+    item, queue = variables.get("work_item"), variables.get("work_queue")
     return queue is not None and queue.empty() and (item is None or item.future.done())
 
 
-def _has_no_job(found: _Locals) -> bool:
-    return not found.get("cache") and found.get("job") is None
+def _has_no_job(variables: _Locals) -> bool:
+    return not variables.get("cache") and variables.get("job") is None
 
 
 _IDLE: Mapping[CodeType, Callable[[_Locals], bool]] = {
     thread._worker.__code__: _has_no_item,
-    process._ExecutorManagerThread.run.__code__: lambda found: not found["self"].pending_work_items,
-    queues.Queue._feed.__code__: lambda found: not found["buffer"],  # type: ignore[attr-defined]
+    process._ExecutorManagerThread.run.__code__: lambda variables: not variables["self"].pending_work_items,
+    queues.Queue._feed.__code__: lambda variables: not variables["buffer"],  # type: ignore[attr-defined]
     pool.worker.__code__: _has_no_job,  # type: ignore[attr-defined]
     **{getattr(pool.Pool, f"_handle_{name}").__code__: _has_no_job for name in ("workers", "tasks", "results")},
 }
@@ -209,7 +209,7 @@ class Misbehaved(Exception):
 
 @contextmanager
 def unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]]) -> Iterator[None]:
-    """Raise ``Misbehaved`` where a call has changed one of its inputs, bit by bit."""
+    """Raise ``Misbehaved`` if a call has changed a bit of its inputs."""
     before = {name: np.array(to_numpy(tensor)).tobytes() for name, tensor in tensors.items()}
     yield
     for name, was in before.items():
@@ -219,53 +219,54 @@ def unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]
 
 @contextmanager
 def no_leaked_threads() -> Iterator[None]:
-    """Raise ``Misbehaved`` where threads outlive a call that may still compute, or a forked child comes back from it.
+    """Raise ``Misbehaved`` if threads outlive a call and may still compute, or if a forked child returns from it.
 
-    Such a child ends here: it would go on as a second worker and answer in its parent's place.
+    Such a child ends here: otherwise it would continue as a second worker and answer instead of its parent.
     """
-    own, threads, children = os.getpid(), set(threading.enumerate()), _children()
+    pid, threads, children = os.getpid(), set(threading.enumerate()), _children()
     heard, notify = os.pipe()
     try:
-        with _started_by_frameworks() as excused:
+        with _collect_framework_threads() as excused:
             try:
                 yield
             finally:
-                if os.getpid() != own:
+                if os.getpid() != pid:
                     os.write(notify, b"!")
                     os._exit(0)
                 os.close(notify)
-        if _children() - children and _came_back(heard):
+        # A child that comes back writes a byte; one that runs another program, or has ended, closes the pipe.
+        if _children() - children and select.select([heard], [], [], _WAIT)[0] and os.read(heard, 1):
             raise Misbehaved("forked, and the child process came back from the call")
         frames = sys._current_frames()
         del frames[threading.get_ident()]  # it refers to this dictionary: a cycle that would keep the call's arrays
         new = [thread for thread in threading.enumerate() if thread not in threads | excused and thread.is_alive()]
-        left = [thread.name for thread in new if _may_compute(thread, frames)]
-        if left:
-            raise Misbehaved(f"left {len(left)} thread(s) running: {', '.join(left)}")
+        running = [thread.name for thread in new if _may_compute(thread, frames)]
+        if running:
+            raise Misbehaved(f"left {len(running)} thread(s) running: {', '.join(running)}")
     finally:
         os.close(heard)
 
 
 @contextmanager
-def _started_by_frameworks() -> Iterator[set[threading.Thread]]:
-    """Give the threads that frameworks start meanwhile: who started a thread is not known of it afterwards."""
-    found: set[threading.Thread] = set()
+def _collect_framework_threads() -> Iterator[set[threading.Thread]]:
+    """Collect the threads that frameworks start meanwhile: a thread does not record which code started it."""
+    started: set[threading.Thread] = set()
     start = threading.Thread.start
 
     @functools.wraps(start)
     def noted(thread: threading.Thread) -> None:
-        if _first_outside_the_library(sys._getframe(1)) in _FRAMEWORKS:
-            found.add(thread)
+        if _calling_package(sys._getframe(1)) in _FRAMEWORKS:
+            started.add(thread)
         start(thread)
 
     threading.Thread.start = noted  # type: ignore[method-assign, assignment]
     try:
-        yield found
+        yield started
     finally:
         threading.Thread.start = start  # type: ignore[method-assign]
 
 
-def _first_outside_the_library(frame: FrameType | None) -> str:
+def _calling_package(frame: FrameType | None) -> str:
     """Return the top-level package of the innermost caller that is not Python's own."""
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -279,10 +280,10 @@ def _first_outside_the_library(frame: FrameType | None) -> str:
 def _mallopt() -> Callable[[int, int], int] | None:
     """Return the function of glibc that says what memory is filled with; None where there is another allocator."""
     try:
-        found = ctypes.CDLL(None).mallopt
+        mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return None
-    return cast(Callable[[int, int], int], found) if sys.platform == "linux" else None
+    return cast(Callable[[int, int], int], mallopt) if sys.platform == "linux" else None
 
 
 _PERTURB = -6
@@ -290,17 +291,17 @@ _SMALL, _KEPT = 1 << 10, 8
 """NumPy keeps up to seven blocks of each size below this one for itself."""
 
 
-_left_alone = ContextVar("memory is left alone", default=False)
+_unfilled = ContextVar("memory is left alone", default=False)
 
 
 @contextmanager
 def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
-    """Fill free memory meanwhile with ``FREE_BYTE``, so that a number that nobody writes is no right one by chance.
+    """Fill free memory meanwhile with ``FREE_BYTE``, so that an unwritten number is not right by chance.
 
-    Blocks of these ``sizes`` are filled that NumPy would use again.
+    Blocks of these ``sizes`` in NumPy's cache of small blocks are filled, too.
     """
     mallopt = _mallopt()
-    if mallopt is None or _left_alone.get():
+    if mallopt is None or _unfilled.get():
         yield
         return
     mallopt(_PERTURB, 0xFF ^ FREE_BYTE)
@@ -315,38 +316,32 @@ def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
 
 @contextmanager
 def memory_left_alone() -> Iterator[None]:
-    """Fill no memory meanwhile: what was there before a call is what somebody looks at."""
-    before = _left_alone.set(True)
+    """Fill no memory meanwhile: the caller examines what a call makes of the memory before it."""
+    before = _unfilled.set(True)
     try:
         yield
     finally:
-        _left_alone.reset(before)
+        _unfilled.reset(before)
 
 
 def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> bool:
-    """Return whether a thread has, or could have, something to do; ``frames`` are what all threads are running."""
+    """Return whether a thread may still compute; ``frames`` has the innermost frame of each thread by its number.
+
+    A thread without a frame may compute if Python started it. A pool's thread does not if it waits for its next job.
+    """
     frame = frames.get(thread.ident or 0)
     if frame is None:
         return not isinstance(thread, threading._DummyThread)
-    return not _is_idle_in_a_pool(frame)
-
-
-def _is_idle_in_a_pool(frame: FrameType | None) -> bool:
-    """Return whether a thread waits in a pool: what it had to do is done, and nothing else is asked."""
-    while frame is not None and frame.f_code not in _IDLE:
-        frame = frame.f_back
-    if frame is None:
-        return False
-    for _ in range(_LOOKS):  # whoever waits for a job has its result a moment before the pool has let go of it
-        if _IDLE[frame.f_code](frame.f_locals):
-            return True
+    pool_frame: FrameType | None = frame
+    while pool_frame is not None and pool_frame.f_code not in _IDLE:
+        pool_frame = pool_frame.f_back
+    if pool_frame is None:
+        return True
+    for _ in range(_LOOKS):  # a job's result is returned a moment before the pool forgets the job
+        if _IDLE[pool_frame.f_code](pool_frame.f_locals):
+            return False
         time.sleep(_WAIT / _LOOKS)
-    return False
-
-
-def _came_back(heard: int) -> bool:
-    """Return whether a child says so; one that runs another program, or has ended, closes the pipe."""
-    return bool(select.select([heard], [], [], _WAIT)[0]) and bool(os.read(heard, 1))
+    return True
 
 
 def _children() -> set[int]:

@@ -1,4 +1,4 @@
-"""A user's program, in any language, as an implementation: run by the worker, asked as the protocol says.
+"""A user's program, in any language, as an implementation: the worker runs it and calls it by the protocol.
 
 A message is a line of JSON and, right behind it, the arrays that the line lists: their elements in C order, little
 endian, without gaps. There is one request and one answer, over the program's standard streams; ``docs/protocol.md`` is
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -53,7 +53,7 @@ WIRE: Mapping[str, np.dtype[Any]] = {
 
 
 class ProtocolError(Exception):
-    """A program's message is none; says what was expected."""
+    """A program's message does not follow the protocol; the text says what was expected."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,17 @@ def read_header(stream: IO[bytes]) -> dict[str, Any]:
         raise EOFError
     if not line.endswith(b"\n"):
         what = f"no line end in its first {MAX_HEADER} bytes" if len(line) > MAX_HEADER else "an end before the line's"
-        raise ProtocolError(f"expected a line of JSON; got {what}: {_shown(line)}")
+        raise ProtocolError(f"expected a line of JSON; got {what}: {_shorten(line)}")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"expected a line of JSON; got {_shown(line)}: {error}; {_ADVICE}") from None
+        raise ProtocolError(f"expected a line of JSON; got {_shorten(line)}: {error}; {_ADVICE}") from None
     if not isinstance(header, dict):
-        raise ProtocolError(f"expected a JSON object; got {_shown(line)}")
+        raise ProtocolError(f"expected a JSON object; got {_shorten(line)}")
     return header
 
 
-def _shown(line: bytes) -> str:
+def _shorten(line: bytes) -> str:
     return repr(line[:80]) + ("..." if len(line) > 80 else "")
 
 
@@ -170,8 +170,9 @@ def read_answer(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refused:
     if not isinstance(listed, list) or not listed:
         expected = '"stages", a list with an entry for each array, "unsupported" or "error"'
         raise ProtocolError(f"expected {expected}; got {', '.join(map(repr, header)) or 'an empty object'}")
-    stages = [_stage(each) for each in listed]
-    if repeated := [name for name, _, _ in stages if [other for other, _, _ in stages].count(name) > 1]:
+    stages = [_stage(entry) for entry in listed]
+    names = [name for name, _, _ in stages]
+    if repeated := [name for name in names if names.count(name) > 1]:
         raise ProtocolError(f"stage {repeated[0]} is there twice")
     return {name: _read_array(stream, name, dtype, shape) for name, dtype, shape in stages}
 
@@ -183,7 +184,7 @@ def _stage(listed: Any) -> tuple[str, np.dtype[Any], Sequence[int]]:
     name, dtype, shape = listed["name"], str(listed.get("dtype")), listed.get("shape")
     if dtype not in WIRE:
         raise ProtocolError(f"stage {name}: unknown dtype {dtype!r}; expected {', '.join(WIRE)}")
-    if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in shape):
+    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
         raise ProtocolError(f"stage {name}: shape: expected a list of lengths; got {shape!r}")
     if math.prod(shape) * WIRE[dtype].itemsize > MAX_ARRAY:
         raise ProtocolError(f"stage {name}: shape {shape} is larger than {MAX_ARRAY:,} bytes")
@@ -226,7 +227,12 @@ class Program:
         try:
             return self.ask_for(function, arrays, options)
         except EOFError:
-            self._end_like_it()
+            assert self._process is not None, "it was asked"
+            code = self._process.wait()
+            if code < 0:
+                signal.signal(-code, signal.SIG_DFL)
+                os.kill(os.getpid(), -code)
+            os._exit(code or 1)
 
     def ask_for(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
@@ -238,7 +244,7 @@ class Program:
         pieces = list(request)
         if self._process is not None and self._process.poll() is not None:
             self._process = None
-        process = self._started()
+        process = self._running_process()
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         # It may answer before it has read everything: neither waits for the other.
@@ -247,24 +253,16 @@ class Program:
         try:
             return read(process.stdout)
         except ProtocolError:
-            self.close()  # nobody knows where its next answer would begin
+            self.close()  # the start of its next answer is unknown
             raise
         finally:
             writer.join()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         """Return its process, which is started where it has none."""
         if self._process is None:
             self._process = subprocess.Popen(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process
-
-    def _end_like_it(self) -> NoReturn:
-        assert self._process is not None, "it was asked"
-        code = self._process.wait()
-        if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
-            os.kill(os.getpid(), -code)
-        os._exit(code or 1)
 
     def kill(self) -> None:
         """End it; whoever waits for an answer finds its end."""
@@ -282,7 +280,7 @@ class Program:
 
         It is started for that where it was ended because its last answer was none.
         """
-        process = self._started()
+        process = self._running_process()
         assert process.stdin is not None, "a pipe"
         with suppress(OSError):
             process.stdin.close()
@@ -300,7 +298,7 @@ class Program:
 
 
 def _write(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
-    with suppress(OSError):  # it has ended; its answer, or the lack of one, tells
+    with suppress(OSError):  # it has ended; its answer, or the lack of one, shows that
         for piece in pieces:
             stream.write(piece)
         stream.flush()
@@ -316,8 +314,8 @@ class ProgramFunction:
         self._program = program
         self.__name__ = name
         self.capabilities = capabilities
-        positional = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_ONLY) for each in INPUTS[name]]
-        optional = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None) for each in keywords]
+        positional = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_ONLY) for key in INPUTS[name]]
+        optional = [inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None) for keyword in keywords]
         self.__signature__ = inspect.Signature([*positional, *optional])
 
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, NDArray[Any]]:
@@ -364,7 +362,7 @@ def load_program(words: tuple[str, ...]) -> ProgramFunctions:
     for name, keywords in said.functions.items():
         if name not in FUNCTIONS:
             raise LoadError(f"unknown function {name!r}; expected {', '.join(FUNCTIONS)}")
-        if unknown := [each for each in keywords if each not in contract(name)]:
+        if unknown := [keyword for keyword in keywords if keyword not in contract(name)]:
             raise LoadError(f"{name} has no keyword {unknown[0]!r}; expected {', '.join(contract(name))}")
     return ProgramFunctions(program, said)
 
@@ -377,7 +375,7 @@ _LARGE = 2048
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that was tried, and what is ``wrong``; nothing where it holds, or was not tried for the ``reason``."""
+    """A rule, and what is ``wrong``; empty if the program follows it, or if it was not tried for the ``reason``."""
 
     says: str
     wrong: str = ""
@@ -389,7 +387,7 @@ class _Ended(Exception):
 
 
 def try_rules(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
-    """Try a program, rule by rule; each answer may take so many ``seconds``."""
+    """Try the rules of the protocol on a program; each answer may take so many ``seconds``."""
     asked = _AskedProgram(Program(words), seconds)
     try:
         yield from _rules(asked)
@@ -405,24 +403,24 @@ def _rules(asked: _AskedProgram) -> Iterator[Rule]:
         yield Rule(says, str(error))
         return
     yield Rule(says)
-    yield _tried(
+    yield _try_rule(
         "it says the same when it is asked again", lambda: asked.describe() == said or "it said something else"
     )
     if "attention" not in said.functions:
         yield Rule("calls of attention are answered", reason="it has no function attention; others are not tried here")
     else:
         for says, arrays, options in _calls(said):
-            yield _tried(says, lambda arrays=arrays, options=options: _answered(asked, arrays, options))  # type: ignore[misc]
-    yield _tried("an unknown function is refused, and the program goes on", lambda: _refuses(asked, said))
-    yield _tried("it ends when its input ends", asked.end)
+            yield _try_rule(says, lambda arrays=arrays, options=options: _check_answer(asked, arrays, options))  # type: ignore[misc]
+    yield _try_rule("an unknown function is refused, and the program goes on", lambda: _check_refusal(asked, said))
+    yield _try_rule("it ends when its input ends", asked.end)
 
 
-def _tried(says: str, rule: Callable[[], bool | str]) -> Rule:
+def _try_rule(says: str, rule: Callable[[], bool | str]) -> Rule:
     try:
-        found = rule()
+        result = rule()
     except (_Ended, ProtocolError, OSError) as error:
         return Rule(says, str(error))
-    return Rule(says, "" if found is True else str(found))
+    return Rule(says, "" if result is True else str(result))
 
 
 def _calls(said: Description) -> Iterator[tuple[str, dict[str, NDArray[Any]], dict[str, Any]]]:
@@ -431,11 +429,11 @@ def _calls(said: Description) -> Iterator[tuple[str, dict[str, NDArray[Any]], di
     for dtype in said.dtypes:
         yield f"{dtype}: arrays of {WIRE[dtype].itemsize} bytes a number", _arrays(dtype), {}
     taken = said.functions["attention"]
-    for name in (each for each in taken if each in _OPTIONS):
+    for name in (keyword for keyword in taken if keyword in _OPTIONS):
         yield f"the option {name}", _arrays(first), {name: _OPTIONS[name]}
     shape = (1, 2, 3, 5)
     inputs = {"mask": np.ones(shape, bool), "bias": np.zeros(shape, WIRE[first]), "key_lengths": np.array([4])}
-    for name in (each for each in taken if each in inputs):
+    for name in (keyword for keyword in taken if keyword in inputs):
         yield f"the array {name}", {**_arrays(first), name: inputs[name]}, {}
     yield "axes of length 1", _arrays(first, heads=1, queries=1, keys=1, width=1), {}
     yield "no query", _arrays(first, queries=0), {}
@@ -449,7 +447,7 @@ def _arrays(dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, widt
     return {name: draw((1, heads, length, width)).astype(WIRE[dtype]) for name, length in lengths}
 
 
-def _answered(asked: _AskedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
+def _check_answer(asked: _AskedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
     """Check that a call of attention is answered with an output of the right shape and dtype."""
     answer = asked.call("attention", arrays, options)
     if isinstance(answer, Refused):
@@ -463,7 +461,7 @@ def _answered(asked: _AskedProgram, arrays: Mapping[str, NDArray[Any]], options:
     return True if output.dtype == query.dtype else f"output: expected {query.dtype}, as the query; got {output.dtype}"
 
 
-def _refuses(asked: _AskedProgram, said: Description) -> bool | str:
+def _check_refusal(asked: _AskedProgram, said: Description) -> bool | str:
     answer = asked.call("no_function_of_this_name", _arrays(said.dtypes[0]), {})
     if not isinstance(answer, Refused):
         return 'expected "unsupported" or "error"; it answered with stages'
@@ -472,18 +470,18 @@ def _refuses(asked: _AskedProgram, said: Description) -> bool | str:
 
 @dataclass(frozen=True)
 class _AskedProgram:
-    """A program that is stopped where an answer takes too long."""
+    """A program that is stopped if an answer takes too long."""
 
     program: Program
     seconds: float
 
     def describe(self) -> Description:
-        return self._within(self.program.describe)
+        return self._with_timeout(self.program.describe)
 
     def call(self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Answer:
-        return self._within(lambda: self.program.ask_for(function, arrays, options))
+        return self._with_timeout(lambda: self.program.ask_for(function, arrays, options))
 
-    def _within(self, ask: Callable[[], Found]) -> Found:
+    def _with_timeout(self, ask: Callable[[], Found]) -> Found:
         """Ask. Raises ``_Ended`` where the program ends, or is stopped because it takes too long."""
         late = threading.Event()
 

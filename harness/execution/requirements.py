@@ -46,11 +46,11 @@ class Requirements:
             raise ValueError(f"requires: expected {_EXAMPLE}; got {declared!r}")
         for name, value in declared.items():
             _check(name, value)
-        given: dict[str, Any] = {name: tuple(value) if name == "widths" else value for name, value in declared.items()}
-        found = cls(**given)
-        if found.width(1) is None:
+        values: dict[str, Any] = {name: tuple(value) if name == "widths" else value for name, value in declared.items()}
+        requirements = cls(**values)
+        if requirements.width(1) is None:
             raise ValueError(f"requires: no width meets all of {dict(declared)!r}; expected one that does")
-        return found
+        return requirements
 
     def width(self, least: int) -> int | None:
         """Return the smallest width that is taken and is at least ``least``; None where there is none."""
@@ -109,8 +109,8 @@ Array = NDArray[Any]
 _MAX_AT_A_TIME = 1 << 24
 """Elements of the mask that are looked at together."""
 _MIN_LOGIT = -1000.0
-"""Where every score of a query is below this, what some kernels put in the place of masked scores is no further away:
--1e4 in 16 bits, -1e9, the most negative number of a dtype."""
+"""If every score of a query is below this, a kernel's replacement of masked scores (-1e4 in 16 bits, -1e9, the most
+negative number of a dtype) may be no smaller."""
 
 
 class InexactError(Exception):
@@ -122,20 +122,23 @@ class InexactError(Exception):
 
 
 def require_exact(problem: Problem, longer: Mapping[str, int], padded: Problem | None = None) -> None:
-    """Raise ``InexactError`` where a call is not the same with these axes padded.
+    """Raise ``InexactError`` if padding these axes changes the result of a call.
 
-    Without ``padded`` what the inputs hold is looked at, and with it whom the padded call lets attend to whom.
+    Without ``padded``, the numbers of the inputs are checked; with it, the keys that added queries may attend to.
     """
-    if OPERATIONS[
-        problem.operation
-    ].has_score_kinds:  # scores of what was added are dropped, and no other depends on them
+    operation = OPERATIONS[problem.operation]
+    if operation.has_score_kinds:  # scores of the padding are dropped, and no other score depends on them
         return
     if padded is None:
         _require_finite(problem, longer)
         if "T" in longer:
             _require_keys_in_every_row(problem)
-    elif "Lq" in longer and OPERATIONS[problem.operation].has_gradients:
-        _require_keys_in_added_rows(padded, problem.inputs["query"].shape[-2])
+    elif "Lq" in longer and operation.has_gradients:
+        queries = problem.inputs["query"].shape[-2]
+        for rows, allowed, _ in _attendance(padded):
+            # A kernel may return NaN for a query without a key, and the NaN would reach every gradient.
+            if not bool(allowed[..., rows >= queries, :].any(axis=-1).all()):
+                raise InexactError("cannot be padded with queries: one that is added would have no key to attend to")
 
 
 def sees_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
@@ -146,7 +149,7 @@ def sees_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
 
 
 def _require_finite(problem: Problem, longer: Mapping[str, int]) -> None:
-    """Refuse 0 * inf: where what was added is multiplied by numbers of the case, and not by zeros that were added."""
+    """Refuse 0 * inf: NaN or infinity in the inputs that added zeros are multiplied by."""
     operation = OPERATIONS[problem.operation]
     grows_queries = "Lq" in longer and operation.has_gradients
     names = {*PROJECTIONS} if operation.has_projections else set()  # a column of zeros of a projection meets its inputs
@@ -162,7 +165,7 @@ def _require_finite(problem: Problem, longer: Mapping[str, int]) -> None:
 
 
 def _require_keys_in_every_row(problem: Problem) -> None:
-    """Refuse queries whose keys are all masked, or as good as: some kernels give the mean over all keys there."""
+    """Refuse queries whose keys are all masked, or nearly: some kernels return the mean over all keys for them."""
     least = -_largest_score(problem)
     for _, allowed, bias in _attendance(problem):
         best = np.where(allowed, 0.0 if bias is None else bias, -np.inf).max(axis=-1, initial=-np.inf)
@@ -172,15 +175,8 @@ def _require_keys_in_every_row(problem: Problem) -> None:
             raise InexactError("cannot be padded with masked keys: scores of a query may be as low as a mask's")
 
 
-def _require_keys_in_added_rows(padded: Problem, queries: int) -> None:
-    """Refuse added queries without a key: where a kernel makes them NaN, that would reach every gradient."""
-    for rows, allowed, _ in _attendance(padded):
-        if not bool(allowed[..., rows >= queries, :].any(axis=-1).all()):
-            raise InexactError("cannot be padded with queries: one that is added would have no key to attend to")
-
-
 def _attendance(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:
-    """Yield some query rows at a time, who of them may attend to whom, (B, H, rows, T), and the bias."""
+    """Yield some query rows at a time, which keys they may attend to, (B, H, rows, T), and the bias."""
     queries = problem.inputs["query"].shape[-2]
     keys = sum(problem.inputs[name].shape[-2] for name in ("key", "past_key") if name in problem.inputs)
     heads = max((problem.inputs[name].shape[1] for name in ("mask", "bias") if name in problem.inputs), default=1)
@@ -196,24 +192,24 @@ def _attendance(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np
 
 def _largest_score(problem: Problem) -> float:
     """Return a bound on the size of every scaled score, by the lengths of queries and keys."""
-    query, key = _projected(problem, "query"), _projected(problem, "key")
+    query, key = _project(problem, "query"), _project(problem, "key")
     past = problem.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
-    longest = max(_longest(key), _longest(past))
+    longest = max(_max_norm(key), _max_norm(past))
     width = query.shape[-1] // int(problem.options["heads"]) if "heads" in problem.options else query.shape[-1]
-    largest = float(np.max(np.abs(problem.scale(lambda: width)), initial=0.0)) * _longest(query) * longest
+    largest = float(np.max(np.abs(problem.scale(lambda: width)), initial=0.0)) * _max_norm(query) * longest
     softcap = problem.options.get("softcap")
     return largest if softcap is None else min(largest, abs(float(softcap)))
 
 
-def _projected(problem: Problem, name: str) -> Array:
-    found = problem.inputs[name].astype(np.float64)
+def _project(problem: Problem, name: str) -> Array:
+    vectors = problem.inputs[name].astype(np.float64)
     if OPERATIONS[problem.operation].has_projections:
-        found = found @ problem.inputs[f"{name}_weight"].astype(np.float64)
-        found = found + problem.inputs.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
-    return found
+        vectors = vectors @ problem.inputs[f"{name}_weight"].astype(np.float64)
+        vectors = vectors + problem.inputs.get(f"{name}_bias", np.zeros(1)).astype(np.float64)
+    return vectors
 
 
-def _longest(vectors: Array) -> float:
+def _max_norm(vectors: Array) -> float:
     """Return the length of the longest vector; a key that holds NaN has no score to be compared."""
     lengths = np.linalg.norm(np.nan_to_num(vectors, nan=0.0, posinf=np.inf, neginf=-np.inf), axis=-1)
     return float(lengths.max(initial=0.0))

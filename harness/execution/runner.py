@@ -102,7 +102,11 @@ class Log:
     def begin(self) -> None:
         """Begin an evaluation: what is printed from now on belongs to it."""
         if self._size() > self._most:
-            self._shorten()
+            with suppress(OSError):  # keep the end of a log that grew too long: the worker writes on after it
+                with self.path.open("rb") as file:
+                    file.seek(-min(_KEPT, self._size()), os.SEEK_END)
+                    end = file.read()
+                self.path.write_bytes(b"[what was printed before is left out]\n" + end)
         self._begun = self._size()
 
     def printed(self) -> int:
@@ -111,7 +115,7 @@ class Log:
 
     def last_words(self) -> str:
         """Return what was printed last since ``begin``, to be put behind a reason; empty where nothing was."""
-        lines = [line for line in self._end().splitlines() if line.strip()]
+        lines = [line for line in self._tail().splitlines() if line.strip()]
         fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), None)
         last = lines[-_LAST_LINES:]
         if fatal is not None:
@@ -142,7 +146,7 @@ class Log:
         except OSError:
             return 0
 
-    def _end(self) -> str:
+    def _tail(self) -> str:
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -151,14 +155,6 @@ class Log:
                 return file.read(_KEPT).decode("utf-8", errors="replace")
         except OSError:
             return ""
-
-    def _shorten(self) -> None:
-        """Keep the end of a log that grew too long: the worker writes on behind it."""
-        with suppress(OSError):
-            with self.path.open("rb") as file:
-                file.seek(-min(_KEPT, self._size()), os.SEEK_END)
-                end = file.read()
-            self.path.write_bytes(b"[what was printed before is left out]\n" + end)
 
 
 Key = TypeVar("Key")
@@ -294,7 +290,7 @@ class GroupRunner(Generic[Key]):
         self._meanwhile: Callable[[], None] = lambda: None
         self.times = Times()
         is_user = isinstance(group.implementation.entry, UserImplementation)
-        self._state_probe = StateProbe(self._evaluate, self._fresh) if probes_state and is_user else None
+        self._state_probe = StateProbe(self._evaluate, self._new_slot) if probes_state and is_user else None
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -327,10 +323,10 @@ class GroupRunner(Generic[Key]):
         ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
         """
         if self._state_probe is not None:
-            return self._state_probe.around(problem, partial(self._timed, problem, meanwhile))
-        return self._timed(problem, meanwhile)
+            return self._state_probe.around(problem, partial(self._evaluate_timed, problem, meanwhile))
+        return self._evaluate_timed(problem, meanwhile)
 
-    def _timed(self, problem: Problem, meanwhile: Callable[[], None]) -> Outcome:
+    def _evaluate_timed(self, problem: Problem, meanwhile: Callable[[], None]) -> Outcome:
         begun, self._meanwhile = perf_counter(), meanwhile
         outcome = self._evaluate(problem)
         self._meanwhile = lambda: None
@@ -341,8 +337,8 @@ class GroupRunner(Generic[Key]):
         return replace(outcome, seconds=seconds)
 
     @contextmanager
-    def _fresh(self) -> Iterator[None]:
-        """Evaluate meanwhile in a worker that has done nothing yet."""
+    def _new_slot(self) -> Iterator[None]:
+        """Evaluate meanwhile in a new worker."""
         kept, self._slot = self._slot, WorkerSlot()
         try:
             yield
@@ -392,19 +388,19 @@ class GroupRunner(Generic[Key]):
         if untried := self._given_up or self._crash_limit.instead():
             return untried
         self._end_reason = ""
-        outcome = self._evaluated(problem)
+        outcome = self._evaluate_alone(problem)
         self._crash_limit.note(outcome, self._end_reason)
         return outcome
 
-    def _evaluated(self, problem: Problem) -> Outcome:
-        outcome = self._evaluated_in_slot(problem)
+    def _evaluate_alone(self, problem: Problem) -> Outcome:
+        outcome = self._evaluate_in_slot(problem)
         ended = isinstance(outcome, Failure) and self._slot.process is None
         if not (ended and self._slot.shared) or self.is_stopped:
             return outcome
         self._slot, self._starts_left, self._given_up, self._end_reason = WorkerSlot(), 1, None, ""
-        return self._evaluated_in_slot(problem)
+        return self._evaluate_in_slot(problem)
 
-    def _evaluated_in_slot(self, problem: Problem) -> Outcome:
+    def _evaluate_in_slot(self, problem: Problem) -> Outcome:
         name = self.group.implementation.name
         if name not in self._slot.started and (failure := self._start()) is not None:
             return failure
@@ -496,10 +492,10 @@ def group_runners(
     for sharing in together.values():
         slot = WorkerSlot(shared=len(sharing) > 1)
         most = min(limits.soft_memory_limit, _BUNDLED_MEMORY) if sharing[0].is_bundled else limits.soft_memory_limit
-        own = replace(limits, soft_memory_limit=most)
+        worker_limits = replace(limits, soft_memory_limit=most)
         runners.append(
             [
-                GroupRunner[Key](group, own, log_directory, slot, described, number, probes_state=True)
+                GroupRunner[Key](group, worker_limits, log_directory, slot, described, number, probes_state=True)
                 for group in sharing
             ]
         )

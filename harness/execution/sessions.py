@@ -1,7 +1,7 @@
-"""Several calls in one process, one after the other, and what is looked at around them.
+"""Several calls in one process, one after the other, and checks around them.
 
-An evaluation says what one call returns. What a call does to its inputs, to what was returned before it, and what it
-makes of memory that others used, shows only inside the process.
+An evaluation only has the result of one call. Changes to inputs or to earlier results, and reads of memory that other
+calls used, are visible only inside the process.
 """
 
 from __future__ import annotations
@@ -85,29 +85,30 @@ class StepResult:
 
 
 class _Watched:
-    """A backend that remembers what it turned into tensors, and what it turned into arrays.
+    """A backend that remembers the tensors that it made (``inputs``) and the tensors that were ``returned`` to it.
 
-    ``before`` is done right in front of the function that is judged: whatever the harness itself does comes earlier.
+    ``before`` is called directly before the judged function, after all work of the harness.
     """
 
     def __init__(self, backend: Backend, before: Callable[[], None] | None) -> None:
         self._backend, self._before = backend, before
-        self.given: list[Any] = []
+        self.inputs: list[Any] = []
         self.returned: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._backend, name)
+        attribute = getattr(self._backend, name)
         if self._before is None or name not in FUNCTIONS:
-            return found
-        if (own := getattr(found, "user_function", None)) is None:
-            return _behind(self._before, found)
-        call = partial(found.func, *(_behind(self._before, given) if given is own else given for given in found.args))
-        call.user_function = own  # type: ignore[attr-defined] # as ``user_call`` has it
+            return attribute
+        if (user_function := getattr(attribute, "user_function", None)) is None:
+            return _with_call_before(self._before, attribute)
+        function = _with_call_before(self._before, user_function)
+        call = partial(attribute.func, *(function if value is user_function else value for value in attribute.args))
+        call.user_function = user_function  # type: ignore[attr-defined] # as ``user_call`` has it
         return call
 
     def from_numpy(self, array: Array) -> Any:
         tensor = self._backend.from_numpy(array)
-        self.given.append(tensor)
+        self.inputs.append(tensor)
         return tensor
 
     def to_numpy(self, tensor: Any) -> Array:
@@ -115,8 +116,8 @@ class _Watched:
         return self._backend.to_numpy(tensor)
 
 
-def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with something done in front of it."""
+def _with_call_before(before: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``before`` first."""
 
     @wraps(function)
     def called(*positional: Any, **named: Any) -> Any:
@@ -127,10 +128,10 @@ def _behind(before: Callable[[], None], function: Callable[..., Any]) -> Callabl
 
 
 def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
-    """Do the steps of a session, and look at what stays when all are done."""
+    """Run the steps of a session; afterwards, check the results that stay."""
     results = []
     with memory_left_alone():
-        done = [_do(backend, step) for step in session.steps]
+        done = [_run_step(backend, step) for step in session.steps]
     for result, tensors, before in done:
         altered = (difference(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items())
         results.append(replace(result, altered=tuple(filter(None, altered))))
@@ -147,7 +148,7 @@ class SessionEvaluated:
 
 
 def evaluate_session(implementation: str, session: Session, log: str) -> SessionEvaluated:
-    """Run several operations of what was started, one after the other, and look at what is left behind them."""
+    """Run a session on a started implementation, and check the state of the process afterwards."""
     backend, surroundings = started(implementation, log), ProcessState.snapshot()
     results = run_session(backend, session)
     failed = any(isinstance(result.outcome, Failure) for result in results)
@@ -155,40 +156,35 @@ def evaluate_session(implementation: str, session: Session, log: str) -> Session
     return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
 
 
-def _do(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:
-    """Return the result of a step and, where it stays, the tensors that were returned and their numbers."""
+def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:
+    """Return the result of a step and, if it stays, the returned tensors and their numbers."""
     fences: list[Array] = []
 
     def free_nan() -> None:
         fences.extend(_free_nan(backend, step.problem))
 
     for _ in range(step.times):
-        if step.other_work:
-            _work()
+        if step.other_work:  # compute and free something else, as a model does between two calls of attention
+            square = np.linspace(-1, 1, _OTHER_WORK**2).reshape(_OTHER_WORK, _OTHER_WORK)
+            blocks = [np.full(_OTHER_WORK * number, 0.5) for number in range(1, 8)]
+            assert np.isfinite(square @ square).all()
+            del blocks
         watched = _Watched(backend, free_nan if step.nan_memory else None)
         # Inputs of its own: a call that writes into them spoils no other.
         copies = {name: array.copy() for name, array in step.problem.inputs.items()}
         outcome = evaluate_on(watched, replace(step.problem, inputs=copies))
     fences.clear()
-    given = zip(step.problem.inputs.items(), watched.given, strict=False)
+    pairs = zip(step.problem.inputs.items(), watched.inputs, strict=False)
     changed = tuple(
-        filter(None, (difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in given))
+        filter(None, (difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in pairs))
     )
     if not isinstance(outcome, Computed):
         return StepResult(outcome, changed), {}, {}
-    tensors = _by_name(backend, outcome.stages, watched.returned)
-    shared = tuple(_shared(backend, step.problem, watched.given, tensors))
+    tensors = _tensors_by_stage(backend, outcome.stages, watched.returned)
+    shared = tuple(_shared_memory(backend, step.problem, watched.inputs, tensors))
     stages = {name: np.array(array) for name, array in outcome.stages.items()}
     result = StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared)
     return result, tensors if step.stays else {}, stages
-
-
-def _work() -> None:
-    """Compute and free something else, as a model does between two calls of attention."""
-    square = np.linspace(-1, 1, _OTHER_WORK**2).reshape(_OTHER_WORK, _OTHER_WORK)
-    blocks = [np.full(_OTHER_WORK * number, 0.5) for number in range(1, 8)]
-    assert np.isfinite(square @ square).all()
-    del blocks
 
 
 def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
@@ -236,22 +232,23 @@ def bits(array: Array) -> Array:
     return whole.view(f"u{whole.dtype.itemsize}")
 
 
-def _by_name(backend: Backend, stages: Mapping[str, Array], returned: Sequence[Any]) -> dict[str, Any]:
-    """Return which of the tensors that came back each stage is, by its numbers."""
+def _tensors_by_stage(backend: Backend, stages: Mapping[str, Array], returned: Sequence[Any]) -> dict[str, Any]:
+    """Return the returned tensor of each stage, which has the same numbers."""
     named: dict[str, Any] = {}
     for name, array in stages.items():
         for tensor in returned:
-            own = np.asarray(backend.to_numpy(tensor))
-            if own.shape == array.shape and own.dtype == array.dtype and np.array_equal(bits(own), bits(array)):
+            candidate = np.asarray(backend.to_numpy(tensor))
+            is_alike = candidate.shape == array.shape and candidate.dtype == array.dtype
+            if is_alike and np.array_equal(bits(candidate), bits(array)):
                 named.setdefault(name, tensor)
     return named
 
 
-def _shared(
-    backend: Backend, problem: Problem, given: Sequence[Any], tensors: Mapping[str, Any]
+def _shared_memory(
+    backend: Backend, problem: Problem, input_tensors: Sequence[Any], tensors: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     for stage, tensor in tensors.items():
-        own = np.asarray(backend.to_numpy(tensor))
-        for name, other in zip(problem.inputs, given, strict=False):
-            if own.size and np.shares_memory(own, np.asarray(backend.to_numpy(other))):
+        output = np.asarray(backend.to_numpy(tensor))
+        for name, input_tensor in zip(problem.inputs, input_tensors, strict=False):
+            if output.size and np.shares_memory(output, np.asarray(backend.to_numpy(input_tensor))):
                 yield stage, name

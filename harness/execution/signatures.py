@@ -1,7 +1,7 @@
-"""The fit of a user's function to the contract's signatures, and an adapter where it does not fit.
+"""The fit of a user's function to the contract's signatures, and an adapter if it does not fit.
 
-Its query, key and value come by position, so their names do not matter unless they say another order. Every keyword is
-optional: what is not there is unsupported. What it requires beyond the contract nobody can give, and it is refused.
+Query, key and value are passed by position, so their names do not matter unless they name another order. Every keyword
+is optional: a case that needs a missing one is unsupported. A function with further required parameters is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operatio
 
 
 def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
-    """Return in several lines why a target is refused, and what to do; of functions beside attention, only why."""
+    """Return in several lines why a target is refused and, if it is attention, what to do."""
     lines = [clean(str(error)), f"What does not fit: {clean('; '.join(error.misfits))}."]
     called = target.attribute or error.name
     if error.name != "attention":
@@ -33,7 +33,7 @@ def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
     function_name = _function_name(target, error, called)
     framework = getattr(loaded, "framework", None) or imports_of(error.function).framework
     code = adapter(error.function, function_name, framework if isinstance(framework, str) else None)
-    return "\n".join([*lines, _what_to_do(target, function_name.adapter), "", *code])
+    return "\n".join([*lines, _instruction(target, function_name.adapter), "", *code])
 
 
 def _function_name(target: Target, error: UnfitError, called: str) -> FunctionName:
@@ -41,12 +41,12 @@ def _function_name(target: Target, error: UnfitError, called: str) -> FunctionNa
     if target.pickled or target.module.endswith(".py"):
         return FunctionName(called, is_taken="attention" in written)
     root = called.partition(".")[0]
-    own = f"own_{root}" if root == "attention" else root
-    imported = f"from {target.module} import {root}" + (f" as {own}" if own != root else "")
-    return FunctionName(own + called[len(root) :], imported)
+    local_name = f"own_{root}" if root == "attention" else root
+    imported = f"from {target.module} import {root}" + (f" as {local_name}" if local_name != root else "")
+    return FunctionName(local_name + called[len(root) :], imported)
 
 
-def _what_to_do(target: Target, name: str) -> str:
+def _instruction(target: Target, name: str) -> str:
     if target.pickled:
         return f"Hand over an adapter instead, {name}:"
     if not target.module.endswith(".py"):
@@ -98,25 +98,26 @@ class FunctionName:
 @cache
 def contract(name: str) -> Mapping[str, Any]:
     """Return the keywords of one of the contract's functions, and what each is when a case does not ask for it."""
-    given = _CONTRACT[name].parameters
-    return {each: given[each].default for each in given if each not in ("self", *INPUTS[name])}
+    parameters = _CONTRACT[name].parameters
+    return {option: parameters[option].default for option in parameters if option not in ("self", *INPUTS[name])}
 
 
 def expected_signature(name: str) -> str:
     """Return the text of one of the contract's signatures, as a message shows it."""
     parameters = list(_CONTRACT[name].parameters.values())[1:]
-    plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     return f"{name}{inspect.Signature(plain)}"
 
 
 def required_keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the contract's keywords that a function has no default for, as they are when nothing is asked."""
+    """Return the contract's keywords that a function has no default for, with the contract's defaults."""
     known = {key: default for key, default in contract(name).items() if default is not inspect.Parameter.empty}
-    return {each.name: known[each.name] for each in _beyond_inputs(name, function) if each.name in known}
+    required = [parameter.name for parameter in _required_beyond_inputs(name, function)]
+    return {option: known[option] for option in required if option in known}
 
 
 def misfits(name: str, function: Callable[..., Any]) -> list[str]:
-    """Return why a function can never be called as the contract says; empty where it can, or only calling tells."""
+    """Return why a function can never be called by the contract; empty if it can, or if only a call can show it."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -126,51 +127,55 @@ def misfits(name: str, function: Callable[..., Any]) -> list[str]:
     except TypeError:
         return [f"it does not take {listed(INPUTS[name])} by position"]
     swapped = [
-        f"{each.name}, which stands where {wanted} comes"
-        for each, wanted in zip(_positional(signature), INPUTS[name], strict=False)
-        if wanted in _MEANS and _meaning(each.name) not in (None, wanted)
+        f"{parameter.name}, which stands where {wanted} comes"
+        for parameter, wanted in zip(_positional_parameters(signature), INPUTS[name], strict=False)
+        if wanted in _MEANS and _meaning(parameter.name) not in (None, wanted)
     ]
-    beyond = _beyond_inputs(name, function)
-    required = [each for each in beyond if each.name not in contract(name)]
-    required += [each for each in beyond if each not in required and each.kind not in _NAMED]
-    alike = {each.name: meant for each in required if (meant := _meaning(each.name)) not in (None, each.name)}
+    beyond = _required_beyond_inputs(name, function)
+    required = [parameter for parameter in beyond if parameter.name not in contract(name)]
+    required += [parameter for parameter in beyond if parameter not in required and parameter.kind not in _NAMED]
+    unknown = [parameter.name for parameter in required]
+    alike = {called: meant for called in unknown if (meant := _meaning(called)) not in (None, called)}
     looks = {called: f" and which looks like {meant}" for called, meant in alike.items()}
-    return [*swapped, *(f"{each.name}, which it requires{looks.get(each.name, '')}" for each in required)]
+    return [*swapped, *(f"{called}, which it requires{looks.get(called, '')}" for called in unknown)]
 
 
 def hints(name: str, function: Callable[..., Any]) -> list[str]:
-    """Return what becomes of optional parameters that the contract has not, and which of its own they look like."""
+    """Return notes on optional parameters that the contract does not have, and the keywords that they resemble."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    own = [each.name for each in parameters if each.kind in _NAMED and each.default is not inspect.Parameter.empty]
-    strange = [each for each in own if each not in contract(name) and each not in INPUTS[name]]
-    known = {each for each in own if each in contract(name)}
-    alike = {each: meant for each in strange if (meant := _meaning(each)) in contract(name) and meant not in known}
-    others = [each for each in strange if each not in alike]
+    empty = inspect.Parameter.empty
+    optional = [
+        parameter.name for parameter in parameters if parameter.kind in _NAMED and parameter.default is not empty
+    ]
+    strange = [word for word in optional if word not in contract(name) and word not in INPUTS[name]]
+    known = {option for option in optional if option in contract(name)}
+    alike = {word: meant for word in strange if (meant := _meaning(word)) in contract(name) and meant not in known}
+    others = [option for option in strange if option not in alike]
     unused = [
-        f"its {each} is never given; if it is the contract's {meant}, call it so: without, cases that need {meant} are "
-        "unsupported"
-        for each, meant in alike.items()
+        f"its {option} is never given; if it is the contract's {meant}, call it so: without, cases that need "
+        f"{meant} are unsupported"
+        for option, meant in alike.items()
     ]
     return [*unused, *([f"its {listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
 
 
 def adapter(function: Callable[..., Any], name: FunctionName, framework: str | None) -> list[str]:
-    """Return the lines of a function that calls another one as attention is called, to be pasted.
+    """Return the lines of an adapter with the signature of attention that calls another function, to be pasted.
 
-    What cannot be guessed stands as ``...``, and a comment says so.
+    Unknown arguments are written as ``...``, and a comment lists them.
     """
     arguments, options = _arguments(inspect.signature(function))
-    defaults = {each: contract("attention")[each] for each in options}
-    taken = "".join(f", {each}={default!r}" for each, default in defaults.items())
-    blanks = [each for each, expression in arguments if expression == _UNKNOWN]
+    defaults = {option: contract("attention")[option] for option in options}
+    taken = "".join(f", {option}={default!r}" for option, default in defaults.items())
+    blanks = [called or "an input" for called, expression in arguments if expression == _UNKNOWN]
     lines = [
         *([f"{name.imported}", "", ""] if name.imported else []),
         f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
         *(["    # mask is boolean: true = may attend"] if "mask" in options else []),
-        *([f"    # FILL IN what stands as ...: {', '.join(each or 'an input' for each in blanks)}"] if blanks else []),
+        *([f"    # FILL IN what stands as ...: {', '.join(blanks)}"] if blanks else []),
         f"    return {name.called}({', '.join(f'{key}={code}' if key else code for key, code in arguments)})",
     ]
     return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
@@ -181,34 +186,36 @@ def _arguments(signature: inspect.Signature) -> tuple[list[tuple[str, str]], lis
     arguments: list[tuple[str, str]] = []
     options: list[str] = []
     inputs = _inputs_by_place(signature)
-    for number, each in enumerate(signature.parameters.values()):
-        meant = _meaning(each.name)
-        is_required = each.default is inspect.Parameter.empty
-        if each.kind not in (*_POSITIONAL, *_NAMED) or not (is_required or meant in _PASSED_ON):
+    for number, parameter in enumerate(signature.parameters.values()):
+        meant = _meaning(parameter.name)
+        is_required = parameter.default is inspect.Parameter.empty
+        if parameter.kind not in (*_POSITIONAL, *_NAMED) or not (is_required or meant in _PASSED_ON):
             continue
-        expression = inputs.get(each.name) or _NEUTRAL.get(each.name.lower(), _UNKNOWN)
-        if meant in _PASSED_ON and meant is not None and each.name not in inputs:
-            expression = _passed_on(meant, each)
+        expression = inputs.get(parameter.name) or _NEUTRAL.get(parameter.name.lower(), _UNKNOWN)
+        if meant in _PASSED_ON and meant is not None and parameter.name not in inputs:
+            expression = _option_expression(meant, parameter)
             options.append(meant)
         in_place = len(arguments) == number and not any(name for name, _ in arguments)
-        by_position = in_place and each.name in inputs and each.kind in _POSITIONAL
-        arguments.append(("" if by_position or each.kind is _POSITIONAL[0] else each.name, expression))
-    return arguments, [each for each in contract("attention") if each in options]
+        by_position = in_place and parameter.name in inputs and parameter.kind in _POSITIONAL
+        arguments.append(("" if by_position or parameter.kind is _POSITIONAL[0] else parameter.name, expression))
+    return arguments, [option for option in contract("attention") if option in options]
 
 
 def _inputs_by_place(signature: inspect.Signature) -> dict[str, str]:
-    """Return which parameter is which of query, key and value: by name, else by place where all three must be there."""
+    """Return the parameters that are query, key and value: by name, else by position if all three must be there."""
     wanted = INPUTS["attention"]
-    found = {each: meant for each in signature.parameters if (meant := _meaning(each)) in wanted and meant is not None}
-    first = [each.name for each in _positional(signature)[: len(wanted)]]
-    if len(first) == len(wanted) and all(_meaning(each) in (None, *wanted) for each in first):
+    by_name = {called: _meaning(called) for called in signature.parameters}
+    meanings = {called: meant for called, meant in by_name.items() if meant is not None and meant in wanted}
+    first = [parameter.name for parameter in _positional_parameters(signature)[: len(wanted)]]
+    if len(first) == len(wanted) and all(_meaning(called) in (None, *wanted) for called in first):
         by_place = zip(first, wanted, strict=True)
-        found |= {each: meant for each, meant in by_place if each not in found and meant not in found.values()}
-    return found
+        known = {*meanings.values()}
+        meanings |= {called: meant for called, meant in by_place if called not in meanings and meant not in known}
+    return meanings
 
 
-def _passed_on(meant: str, parameter: inspect.Parameter) -> str:
-    """Return what is given for an option: a kernel that has no None for the usual scale wants the number."""
+def _option_expression(meant: str, parameter: inspect.Parameter) -> str:
+    """Return the expression for an option; a kernel whose scale cannot be None gets the number."""
     if meant == "scale" and parameter.default is not None:
         return "query.shape[-1] ** -0.5 if scale is None else scale"
     if meant == "softcap" and isinstance(parameter.default, int | float):
@@ -216,19 +223,20 @@ def _passed_on(meant: str, parameter: inspect.Parameter) -> str:
     return meant
 
 
-def _beyond_inputs(name: str, function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
-    """Return the parameters without a default behind those that are given by position."""
+def _required_beyond_inputs(name: str, function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    """Return the parameters without a default after the inputs, which are passed by position."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return ()
-    given = _positional(signature)[: len(INPUTS[name])]
-    rest = (each for each in signature.parameters.values() if each not in given)
-    return [each for each in rest if each.default is inspect.Parameter.empty and each.kind in (*_POSITIONAL, *_NAMED)]
+    by_position = _positional_parameters(signature)[: len(INPUTS[name])]
+    rest = (parameter for parameter in signature.parameters.values() if parameter not in by_position)
+    required = (parameter for parameter in rest if parameter.default is inspect.Parameter.empty)
+    return [parameter for parameter in required if parameter.kind in (*_POSITIONAL, *_NAMED)]
 
 
-def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
-    return [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
+def _positional_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
+    return [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
 
 
 def _meaning(name: str) -> str | None:

@@ -83,8 +83,8 @@ class StateProbe:
         outcome = evaluate()
         for call in changed_calls:
             if isinstance(outcome, Computed):
-                other = before[call.change] if call.comes_first else self._evaluate(call.problem)
-                if self._shows_state(problem, outcome, call, other):
+                changed_outcome = before[call.change] if call.comes_first else self._evaluate(call.problem)
+                if self._shows_state(problem, outcome, call, changed_outcome):
                     fault = f"{SECOND_CALL} that differ only in {call.change} gives the first call's numbers"
                     return replace(outcome, faults={**outcome.faults, _stage_of(problem): fault})
         return outcome
@@ -107,17 +107,17 @@ class StateProbe:
                 self._made[function, change, comes_first] += 1
                 yield ChangedCall(change, changed, comes_first, gap)
 
-    def _shows_state(self, problem: Problem, outcome: Computed, call: ChangedCall, other: Outcome) -> bool:
+    def _shows_state(self, problem: Problem, outcome: Computed, call: ChangedCall, changed_outcome: Outcome) -> bool:
         stage = _stage_of(problem)
-        if not isinstance(other, Computed) or self._new_processes >= _MAX_NEW_PROCESSES:
+        if not isinstance(changed_outcome, Computed) or self._new_processes >= _MAX_NEW_PROCESSES:
             return False
-        returned = outcome.stages.get(stage)
-        if returned is None or not _have_same_bits(returned, other.stages.get(stage)):
+        first, second = outcome.stages.get(stage), changed_outcome.stages.get(stage)
+        if first is None or second is None or first.shape != second.shape or first.tobytes() != second.tobytes():
             return False
         self._new_processes += 1
         with self._in_new_process():
             repeated = self._evaluate(problem if call.comes_first else call.problem)
-        return isinstance(repeated, Computed) and _distance(returned, repeated.stages.get(stage)) > call.gap / 8
+        return isinstance(repeated, Computed) and _distance(first, repeated.stages.get(stage)) > call.gap / 8
 
 
 def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -166,14 +166,10 @@ def _reference(problem: Problem) -> Array:
     return np.zeros(0)
 
 
-def _have_same_bits(one: Array, other: Array | None) -> bool:
-    return other is not None and one.shape == other.shape and one.tobytes() == other.tobytes()
-
-
-def _distance(one: Array, other: Array | None) -> float:
+def _distance(first: Array, second: Array | None) -> float:
     """Return the largest difference of finite numbers; 0 if the shapes differ."""
-    if other is None or one.shape != other.shape:
+    if second is None or first.shape != second.shape:
         return 0.0
     with np.errstate(all="ignore"):
-        apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        apart = np.abs(first.astype(np.float64) - second.astype(np.float64))
     return float(np.max(apart, where=np.isfinite(apart), initial=0))

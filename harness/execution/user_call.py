@@ -1,8 +1,8 @@
-"""A user's implementation as its worker loads and calls it, and what it may not do there.
+"""Load and call a user's implementation in its worker, and detect forbidden side effects.
 
-Its modules are compiled from what their files say now. Python takes a compiled file for current where time, in whole
-seconds, and size are the source's. A kernel, or a module that it imports, that is edited twice in a second (by a
-script, by a fast loop) would be judged as it was before.
+Its modules are always compiled from their source files. Python uses a compiled file if its time, in whole seconds, and
+its size match the source. So a kernel, or a module that it imports, that is edited twice within a second (by a script
+or a fast loop) would be judged as it was before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from attncheck.backends import BACKENDS, EAGER, NATIVE, BackendEntry
 from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
-from attncheck.backends.families import FAMILIES, Family
+from attncheck.backends.families import FAMILIES
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
 from attncheck.common.wording import expected, listed
 from attncheck.execution.environment import imports_of
@@ -71,7 +71,7 @@ from attncheck.spec import (
 from attncheck.spec.classes import PRESETS, class_name, is_composed
 from attncheck.spec.options import SIXTEEN_BITS
 
-_OPERATIONS = {own.function: name for name, own in OPERATIONS.items() if not own.has_score_kinds}
+_OPERATIONS = {spec.function: name for name, spec in OPERATIONS.items() if not spec.has_score_kinds}
 """The operations that are no scoring functions."""
 _ABOUT_SHAPES = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
@@ -86,7 +86,7 @@ _ADVICE_ON_REQUIRES = (
 
 
 class UserBackend:
-    """Those functions of the contract that a target has, on the arrays of the framework that it asks for."""
+    """The functions of the contract that a target has, on the arrays of its framework."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], base: Backend, framework: str) -> None:
         self._framework = framework
@@ -98,7 +98,7 @@ class UserBackend:
             setattr(self, name, call)
 
     def to_numpy(self, tensor: Any) -> NDArray[Any]:
-        """Turn what came back into an array. Raises ``TypeError`` for what is none."""
+        """Turn a returned value into an array. Raises ``TypeError`` if it is none."""
         if isinstance(tensor, list | tuple | str | bytes | int | float | complex | None):
             got = type(tensor).__name__
             raise TypeError(f"returned a {got}; expected an array, or a dict of stages that are arrays")
@@ -114,30 +114,30 @@ class UserBackend:
         return np.asarray(array)
 
     def _call(
-        self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **given: Any
+        self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **keywords: Any
     ) -> dict[str, Any]:
-        positional = [given.pop(key) for key in INPUTS[name]]
-        check_parameters(parameters_of(function), given)
-        unasked = _not_asked(unasked, given, positional)
+        positional = [keywords.pop(key) for key in INPUTS[name]]
+        check_parameters(parameters_of(function), keywords)
+        unasked = _defaults_for(unasked, keywords, positional)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
-        arrays = {key: value for key, value in given.items() if hasattr(value, "shape")}
-        options = {key: value for key, value in given.items() if key not in arrays}
+        arrays = {key: value for key, value in keywords.items() if hasattr(value, "shape")}
+        options = {key: value for key, value in keywords.items() if key not in arrays}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
         with unchanged(named, self._base_to_numpy), no_leaked_threads(), filled_memory(_sizes(positional)):
-            returned = self._returned(function, positional, {**unasked, **given})
+            returned = self._call_advised(function, positional, {**unasked, **keywords})
         if isinstance(returned, Mapping):
             return dict(returned)
         results = result_stages(_OPERATIONS.get(name, "scoring"), options, {*arrays}) or ("masked",)
         several = len(results) > 1 and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
-    def _returned(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:
-        """Call it; where it cannot use NumPy's arrays, and nobody said that it takes others, say how that is said."""
+    def _call_advised(self, function: Callable[..., Any], positional: list[Any], keywords: Mapping[str, Any]) -> Any:
+        """Call the function; if its error suggests a missing declaration, raise ``AdvisedError`` with that advice."""
         try:
             return function(*positional, **keywords)
         except NotImplementedError as error:
-            if _says_so_itself(error, function):
+            if _is_raised_by(error, function):
                 raise
             raise AdvisedError(error, _ADVICE_ON_UNSUPPORTED) from error
         except Exception as error:
@@ -145,7 +145,9 @@ class UserBackend:
                 raise AdvisedError(error, _ADVICE_ON_REQUIRES.format(_name_of(function))) from error
             if not isinstance(error, TypeError | AttributeError | ValueError):
                 raise
-            if self._framework != "numpy" or not _is_about_arrays(error):
+            # Errors that another framework's code raises if it gets NumPy arrays.
+            words = ("numpy", "ndarray", "axes don't match array")
+            if self._framework != "numpy" or not any(word in _message_of(error) for word in words):
                 raise
             imports = imports_of(function)
             if (wanted := imports.framework) is None:
@@ -158,84 +160,86 @@ _loaded: dict[Target, Any] = {}
 
 
 def load(target: Target) -> Any:
-    """Import the module of a target and return what is meant. Raises ``LoadError``."""
+    """Import the module of a target and return the target. Raises ``LoadError``."""
     if target in _loaded:
         return _loaded[target]
-    given = json.loads(target.declared)
+    declared = json.loads(target.declared)
     if target.program:
-        return _declare(load_program(target.program), given)
+        return _declare(load_program(target.program), declared)
     if target.pickled:
         import cloudpickle
 
-        return _declare(cloudpickle.loads(target.pickled), given)
+        return _declare(cloudpickle.loads(target.pickled), declared)
 
     try:
         module = import_user_module(target.module)
-    except BaseException as error:  # whatever a file raises while it is loaded, also SystemExit
+    except BaseException as error:  # a file may raise anything while it is loaded, also SystemExit
         lines = traceback.format_exception_only(error)[1:3] if isinstance(error, SyntaxError) and error.text else []
         marked = "\n" + "".join(lines).rstrip() if lines else ""
         raise LoadError(f"{target.module} cannot be loaded: {type(error).__name__}: {error}{marked}") from error
-    found: Any = module
+    implementation: Any = module
     for part in filter(None, target.attribute.split(".")):
-        if not hasattr(found, part):
-            functions = [name for name, each in vars(module).items() if inspect.isroutine(each)]
+        if not hasattr(implementation, part):
+            functions = [name for name, value in vars(module).items() if inspect.isroutine(value)]
             raise LoadError(no_function(target, functions))
-        found = getattr(found, part)
+        implementation = getattr(implementation, part)
     if target.module.endswith(".py"):
-        _declare_for_all(module, found)
-    return _declare(found, given)
+        _declare_for_all(module, implementation)
+    return _declare(implementation, declared)
 
 
-def _declare_for_all(module: ModuleType, found: Any) -> None:
-    """Give a function what its file declares and it does not itself, and a file what its functions declare.
+def _declare_for_all(module: ModuleType, implementation: Any) -> None:
+    """Copy declarations of a file to its functions, and declarations of functions to the file, if not there already.
 
-    What means something else in the file is left alone.
+    A variable of the file that is no valid declaration is ignored.
     """
-    functions = [found] if found is not module else [each for each in map(vars(module).get, INPUTS) if callable(each)]
+    is_file = implementation is module
+    functions = filter(callable, map(vars(module).get, INPUTS)) if is_file else [implementation]
+    functions = [*functions]
     for name in ATTRIBUTES[:-2]:  # a file's device is any variable
         declared = vars(module).get(name)
         for function in functions:
             if _is_declaration(name, declared) and not hasattr(function, name):
                 with suppress(AttributeError, TypeError):  # of a builtin
                     setattr(function, name, declared)
-            elif found is module and declared is None and hasattr(function, name) and name != "signature":
+            elif is_file and declared is None and hasattr(function, name) and name != "signature":
                 declared = getattr(function, name)
                 setattr(module, name, declared)
 
 
-def _declare(target: Any, given: Mapping[str, Any]) -> Any:
-    """Give a target the attributes that were given for it, where it is a module, its functions as well.
+def _declare(target: Any, declared: Mapping[str, Any]) -> Any:
+    """Set attributes that the user ``declared`` for a target; if it is a module, also on its functions.
 
-    A table is merged with its own. Of what has no attributes, such as a builtin, a wrapper is returned.
+    A table is merged with the target's table. If attributes cannot be set, as on a builtin, a wrapper is returned.
     """
-    if not given:
+    if not declared:
         return target
     is_module = inspect.ismodule(target)
-    for function in [each for each in map(vars(target).get, INPUTS) if callable(each)] if is_module else ():
-        _declare(function, given)
-    for name, value in given.items():
-        own = getattr(target, name, None)
-        both = merged(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+    for function in [value for value in map(vars(target).get, INPUTS) if callable(value)] if is_module else ():
+        _declare(function, declared)
+    for name, value in declared.items():
+        before = getattr(target, name, None)
+        both = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
         try:
             setattr(target, name, both)
         except (AttributeError, TypeError):
-            return _declare(functools.update_wrapper(functools.partial(target), target), given)
+            return _declare(functools.update_wrapper(functools.partial(target), target), declared)
     return target
 
 
 def _is_declaration(name: str, value: Any) -> bool:
-    """Return whether a name of a file has a value that a declaration of ours may have."""
+    """Return whether the value of a file's variable can be a declaration of that name."""
     if name in ("framework", "signature"):
         return isinstance(value, str) and value in (BACKENDS if name == "framework" else FAMILIES)
     return isinstance(value, Mapping) and bool(value) and {*value} <= {*_NAMES[name]}
 
 
 def keep_loaded(target: Target, loaded: Any) -> None:
-    """Called in a process that goes on as a worker: what it has loaded is not loaded anew."""
+    """Called in a process that becomes a worker, which then does not load the target again."""
     _loaded[target] = loaded
 
 
-# Folders of packages that somebody installed: nobody edits them twice in a second, and there are many.
+# Folders of installed packages, which are many, and which no user edits twice in a second.
 INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -259,7 +263,7 @@ def import_user_module(name: str) -> ModuleType:
 
 
 class FromSource(SourceFileLoader):
-    """Loads what a file says now."""
+    """Loads a file's present text."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of a module, compiled from its text."""
@@ -268,46 +272,41 @@ class FromSource(SourceFileLoader):
 
 
 def _import_from_source(folder: Path) -> None:
-    """Let imports find what lies in a folder and below, compiled from its text."""
+    """Make the modules in and below a folder importable, compiled from their text."""
     sys.path.insert(0, str(folder))
     top = folder.resolve()
-    sys.path_hooks.insert(0, lambda path: _finder_of(path, top))
-    for path in [each for each in list(sys.path_importer_cache) if _is_users(each, top)]:
+
+    def find_modules(path: str) -> FileFinder:
+        if not _is_users(path, top):
+            raise ImportError(f"{path} is none of the user's folders", path=path)  # as hooks have to
+        compiled = (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourcelessFileLoader, BYTECODE_SUFFIXES)
+        return FileFinder(path, compiled[0], (FromSource, SOURCE_SUFFIXES), compiled[1])
+
+    sys.path_hooks.insert(0, find_modules)
+    for path in [cached for cached in list(sys.path_importer_cache) if _is_users(cached, top)]:
         del sys.path_importer_cache[path]
-
-
-def _finder_of(path: str, top: Path) -> FileFinder:
-    """Return what finds modules in a folder of the user's. Raises ``ImportError`` for any other, as hooks have to."""
-    if not _is_users(path, top):
-        raise ImportError(f"{path} is none of the user's folders", path=path)
-    return FileFinder(
-        path,
-        (ExtensionFileLoader, EXTENSION_SUFFIXES),
-        (FromSource, SOURCE_SUFFIXES),
-        (SourcelessFileLoader, BYTECODE_SUFFIXES),
-    )
 
 
 def _is_users(path: str, top: Path) -> bool:
     """Return whether a path is a folder below the top, and neither of an installed package nor of this one."""
     folder = Path(path).resolve()
     is_below = folder.is_relative_to(top) and folder.is_dir()
-    is_own = any(folder.is_relative_to(each) for each in _own_folders())
+    is_own = any(folder.is_relative_to(root) for root in _own_folders())
     return is_below and not is_own and not {*INSTALLED} & {*folder.parts}
 
 
 @functools.cache
 def _own_folders() -> frozenset[Path]:
-    """Return where this package's code lies, which in a checkout is in several places."""
+    """Return the folders of this package's code; in a checkout, there are several."""
     root = __name__.partition(".")[0]
-    own = [module for name, module in sys.modules.items() if name.partition(".")[0] == root]
-    return frozenset(Path(folder).resolve() for module in own for folder in getattr(module, "__path__", ()))
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == root]
+    return frozenset(Path(folder).resolve() for module in modules for folder in getattr(module, "__path__", ()))
 
 
 def own_backend(target: Any, name: str, framework: BackendEntry, device: str = "", signature: str = "") -> UserBackend:
-    """Wrap a target, whose tensors lie on a device if one is named.
+    """Wrap a target, whose tensors are on ``device`` if it is named.
 
-    Raises ``LoadError`` where it can never be called as the contract says.
+    Raises ``LoadError`` if it can never be called by the contract.
     """
     base = on_device(framework.load(), framework.name, device)
     return UserBackend(functions_of(target, name, signature, base), base, framework.name)
@@ -318,8 +317,8 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", "attention")
 
 
-def _says_so_itself(error: NotImplementedError, function: Callable[..., Any]) -> bool:
-    """Return whether a function says what it does not support; what something that it calls has not made is a fault."""
+def _is_raised_by(error: NotImplementedError, function: Callable[..., Any]) -> bool:
+    """Return whether the function itself raised the error; one from code that it calls is a fault."""
     code = getattr(innermost(function), "__code__", None)
     if isinstance(error, UnsupportedError) or isinstance(function, ProgramFunction) or code is None:
         return True
@@ -328,69 +327,64 @@ def _says_so_itself(error: NotImplementedError, function: Callable[..., Any]) ->
 
 
 def _is_about_shapes(error: Exception) -> bool:
-    """Return whether an error reads as if a function took some shapes alone; an assertion is read in its source."""
-    words = _words_of(error)
+    """Return whether an error reads as if a function took only some shapes; an assertion's source is read, too."""
+    words = _message_of(error)
     if isinstance(error, AssertionError):
         words += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
     return _ABOUT_SHAPES.search(words) is not None
 
 
-def _words_of(error: Exception) -> str:
-    """Return the beginning of what an error says; it may be megabytes, or raise itself."""
+def _message_of(error: Exception) -> str:
+    """Return the beginning of an error's message, which may be megabytes long, or raise an exception itself."""
     try:
         return str(error)[:_LONGEST_MESSAGE]
     except Exception:
         return ""
 
 
-def _is_about_arrays(error: Exception) -> bool:
-    """Return whether an error is one of those that another framework's code raises when it is given NumPy's arrays."""
-    return any(words in _words_of(error) for words in ("numpy", "ndarray", "axes don't match array"))
-
-
 def functions_of(
     target: Any, name: str, signature: str = "", arrays: Arrays | None = None
 ) -> dict[str, Callable[..., Any]]:
-    """Return the target's functions by the contract's names; they can be called where ``arrays`` are given.
+    """Return the target's functions by the contract's names; they can be called if ``arrays`` are given.
 
-    A function that is called like one of the contract's is that one, any other is ``attention``; further ones may be
-    its attributes. Of a module, or another object, everything that is called like one of the contract's counts.
+    A function with a name of the contract is that function, any other is ``attention``; its attributes may be further
+    ones. Of a module, or another object, all functions with a name of the contract count.
 
-    A function that is called like a library's is adapted. Raises ``LoadError`` where it has none.
+    A function of a library's signature is adapted. Raises ``LoadError`` if the target has none.
     """
-    if family := signature_of(target, signature):
-        from attncheck.backends import numpy_backend  # for functions that are only looked at
+    if family_name := signature_of(target, signature):
+        from attncheck.backends import numpy_backend  # for functions that are only inspected
 
-        found = _functions_of_family(target, FAMILIES[family], arrays or numpy_backend)
-        for each, function in found.items():
-            _check_signature(each, function)
-        return found
-    is_namespace = inspect.ismodule(target) or (not callable(target) and not inspect.isroutine(target))
-    found = {each: getattr(target, each) for each in INPUTS if callable(getattr(target, each, None))}
-    if not is_namespace:
-        found.setdefault(name if name in INPUTS else "attention", target)
-    if not found:
+        family = FAMILIES[family_name]
+        try:
+            functions = contract_functions(target, family, arrays or numpy_backend, unchanged)
+        except UnfitFunctionError as error:
+            strange = error.strange
+            why = f"it requires {listed(strange)}" if strange else "it does not take these inputs by position"
+            raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}") from error
+    else:
+        functions = {called: getattr(target, called) for called in INPUTS if callable(getattr(target, called, None))}
+        if not inspect.ismodule(target) and (callable(target) or inspect.isroutine(target)):
+            functions.setdefault(name if name in INPUTS else "attention", target)
+    if not functions:
         raise LoadError(f"nothing to call: expected a function, or a module with {expected_signature('attention')}")
-    for called, function in found.items():
-        _check_signature(called, function)
-    return found
+    for called, function in functions.items():
+        if unfit := misfits(called, function):
+            got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
+            is_attention, inputs = called == "attention", ", ".join(INPUTS[called])
+            wanted = expected_signature(called) if is_attention else f"{called}({inputs}, *, ...)"
+            message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
+            raise UnfitError(message, called, function, unfit)
+    return functions
 
 
-def _functions_of_family(target: Any, family: Family, arrays: Arrays) -> dict[str, Callable[..., Any]]:
-    try:
-        return contract_functions(target, family, arrays, unchanged)
-    except UnfitFunctionError as error:
-        why = f"it requires {listed(error.strange)}" if error.strange else "it does not take these inputs by position"
-        raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}") from error
+def signature_of(target: Any, named: str = "") -> str:
+    """Return the family of a target's signature, as ``named`` by the user or declared; empty for none.
 
-
-def signature_of(target: Any, given: str = "") -> str:
-    """Return the family that a target is called like: what was ``given``, or what it declares; empty for none.
-
-    Raises ``LoadError`` for one that is not known, and for a module: a family's function is named by itself.
+    Raises ``LoadError`` for an unknown family, and for a module: the user has to name its function.
     """
     declared = getattr(target, "signature", None)
-    name = given or (declared if isinstance(declared, str) else "")
+    name = named or (declared if isinstance(declared, str) else "")
     if name and name not in FAMILIES:
         raise LoadError(f"unknown signature {name!r}; {expected(name, FAMILIES, one_of=False)}")
     if name and not callable(target):
@@ -399,17 +393,17 @@ def signature_of(target: Any, given: str = "") -> str:
 
 
 def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
-    """Return what a target declares of itself: framework, rounding models per dtype, conventions, resources, source.
+    """Return the declarations of a target: framework, rounding models per dtype, conventions, resources, source.
 
-    And what can be seen of it: which distributions it imports, what it is never given, what it always has to be.
-    Raises ``LoadError`` for a declaration that says nothing the harness knows.
+    Further entries are read from its code: the distributions that it imports, and its unused and required parameters.
+    Raises ``LoadError`` for a declaration that the harness does not know.
     """
     functions, family = functions_of(target, name, signature), signature_of(target, signature)
     imports = imports_of(target)
     framework = getattr(target, "framework", None)
     capabilities = _capabilities(getattr(target, "capabilities", None))
-    classes = _class_names(getattr(target, "classes", None))
-    # 16 bit is asked for: most kernels that are written in NumPy have none.
+    classes = _rounding_models(getattr(target, "classes", None))
+    # 16-bit dtypes have to be declared: most kernels that are written in NumPy have none.
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
     for dtype in dtypes:
         if dtype not in DTYPES:
@@ -428,10 +422,10 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "distributions": target.distributions if isinstance(target, ProgramFunctions) else imports.versions,
         "home": imports.home,
         "signature": family,
-        "hints": _hints(target, functions, family),
-        "required": {each: required_keywords(each, function) for each, function in functions.items()},
-        "requirements": {each: _requirements(target, function) for each, function in functions.items()},
-        "parameters": {each: parameters_of(function) for each, function in functions.items()},
+        "hints": _hints_for(target, functions, family),
+        "required": {called: required_keywords(called, function) for called, function in functions.items()},
+        "requirements": {called: _requirements(target, function) for called, function in functions.items()},
+        "parameters": {called: parameters_of(function) for called, function in functions.items()},
         "source": _source(functions.get("attention") or next(iter(functions.values()))),
     }
 
@@ -443,11 +437,11 @@ _NAMES: Mapping[str, Sequence[str]] = {
     "properties": tuple(PROPERTIES),
     "requires": tuple(field.name for field in fields(Requirements)),
 }
-"""The names that each table has which a function declares."""
+"""The valid names in each table that a function declares."""
 
 
 def _table(kind: str, declared: Any, example: str, called: str = "") -> dict[str, Any]:
-    """Check that a declaration is a table with names of ours, ``called`` so."""
+    """Check that a declaration is a table with known names; ``called`` describes a name in the message."""
     if not isinstance(declared or {}, Mapping):
         raise LoadError(f"{kind}: expected {example}; got {declared!r}")
     for name in declared or {}:
@@ -457,35 +451,35 @@ def _table(kind: str, declared: Any, example: str, called: str = "") -> dict[str
 
 
 def _capabilities(declared: Any) -> dict[str, Any]:
-    """Check what an implementation says that it can do: names of ours, with true or false, or dtypes."""
-    found = _table("capabilities", declared, 'a table such as {"dtypes": ["float32"]}')
-    for name, value in found.items():
+    """Check the declared capabilities: known names, with true or false, or dtypes."""
+    capabilities = _table("capabilities", declared, 'a table such as {"dtypes": ["float32"]}')
+    for name, value in capabilities.items():
         if name == "dtypes" and not isinstance(value, list | tuple | set | frozenset):
             raise LoadError(f'capabilities: dtypes: expected names, such as ["float32"]; got {value!r}')
         if name != "dtypes" and not isinstance(value, bool):
             raise LoadError(f"capabilities: {name}: expected True or False; got {value!r}")
-    return found
+    return capabilities
 
 
 def _conventions(declared: Any) -> dict[str, str]:
-    """Check what an implementation declares of conventions: names of ours, each with one of its values."""
+    """Check the declared conventions: known names, each with one of its values."""
     known: dict[str, Any] = {"empty_rows": EMPTY_ROWS, **DECLARABLE}
-    found = _table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
-    for name, value in found.items():
+    conventions = _table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
+    for name, value in conventions.items():
         if value not in known[name]:
             raise LoadError(f"conventions: expected {name}, one of {', '.join(known[name])}; got {value!r}")
-    return found
+    return conventions
 
 
-def _hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
+def _hints_for(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
     if not family:
-        return [hint for each, function in functions.items() for hint in hints(each, function)]
+        return [hint for called, function in functions.items() for hint in hints(called, function)]
     unused = never_given(target, FAMILIES[family])
     return [f"its {listed(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
 
 
 def _source(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the file and line of a function's ``def``, below the working directory where it is there; {} of others."""
+    """Return the file and line of a function's ``def``, below the working directory if possible; {} if unknown."""
     if isinstance(function, ProgramFunction):
         return {}
     function = inspect.unwrap(function)
@@ -499,28 +493,28 @@ def _source(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
     path = Path(file).resolve()
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    # Decorators stand above the line that people look for.
+    # Decorators are above the line that users look for.
     below = next((number for number, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
     return {"file": shown.as_posix(), "line": first + below}
 
 
-def _class_names(declared: Any) -> dict[str, str]:
-    """Return the rounding models that are declared, by dtype. Raises ``LoadError`` for what is none there."""
-    found = _table("classes", declared, 'rounding models by dtype, as {"float16": "fused"}', "dtype ")
-    for dtype, given in found.items():
-        known = [each for each, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-        if isinstance(given, str) and not is_composed(given) and given not in known:
+def _rounding_models(declared: Any) -> dict[str, str]:
+    """Return the declared rounding models by dtype. Raises ``LoadError`` for one that the dtype does not have."""
+    models = _table("classes", declared, 'rounding models by dtype, as {"float16": "fused"}', "dtype ")
+    for dtype, model in models.items():
+        known = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
+        if isinstance(model, str) and not is_composed(model) and model not in known:
             names = known if dtype not in SIXTEEN_BITS else [*known, *PRESETS]
-            raise LoadError(f"classes: {dtype} has no class {given!r}; expected {', '.join(names)}")
+            raise LoadError(f"classes: {dtype} has no class {model!r}; expected {', '.join(names)}")
         try:
-            found[dtype] = class_name(given, dtype)
+            models[dtype] = class_name(model, dtype)
         except ValueError as error:
             raise LoadError(f"classes: {dtype}: {error}") from None
-    return found
+    return models
 
 
 def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object]:
-    """Return what a function declares that it requires of shapes; what it does not say, its target says."""
+    """Return the requirements on shapes that a function, or else its target, declares."""
     declared = getattr(function, "requires", getattr(target, "requires", None))
     if declared is None:
         return {}
@@ -532,7 +526,7 @@ def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object
 
 
 def _device(declared: Any) -> str:
-    """Return where the tensors lie that it is given. Raises ``LoadError`` for what is no device's name."""
+    """Return the device of its input tensors; empty for the CPU. Raises ``LoadError`` for an invalid name."""
     text = "" if declared is None else str(declared)  # torch.device is written as the name that it was made of
     if text and not _DEVICE.fullmatch(text):
         raise LoadError(f"device: expected a name such as cuda or cuda:1; got {declared!r}")
@@ -540,7 +534,7 @@ def _device(declared: Any) -> str:
 
 
 def _resources(declared: Any) -> dict[str, float]:
-    """Check what a worker of a cluster has to offer: names, and how much of each."""
+    """Check the resources that a cluster's worker has to offer: names and amounts."""
     if not isinstance(declared or {}, Mapping) or not all(
         isinstance(name, str) and name and isinstance(amount, int | float) and 0 < amount < float("inf")
         for name, amount in (declared or {}).items()
@@ -550,7 +544,7 @@ def _resources(declared: Any) -> dict[str, float]:
 
 
 def _claims(declared: Any) -> dict[str, str]:
-    """Check what an implementation claims of properties: names of ours, and how strictly each holds."""
+    """Check the claimed properties: known names, and how strictly each is fulfilled."""
     claims = _table("properties", declared, 'claims, such as {"batch_invariant": "bitwise"}', "property ")
     for name, claim in claims.items():
         if claim not in CLAIMS:
@@ -558,20 +552,12 @@ def _claims(declared: Any) -> dict[str, str]:
     return claims
 
 
-def _check_signature(name: str, function: Callable[..., Any]) -> None:
-    if unfit := misfits(name, function):
-        got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
-        wanted = expected_signature(name) if name == "attention" else f"{name}({', '.join(INPUTS[name])}, *, ...)"
-        message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
-        raise UnfitError(message, name, function, unfit)
+def _defaults_for(required: Mapping[str, Any], keywords: Mapping[str, Any], positional: list[Any]) -> dict[str, Any]:
+    """Return values for required keywords that the case does not set: the contract's defaults, and the usual scale.
 
-
-def _not_asked(required: Mapping[str, Any], given: Mapping[str, Any], positional: list[Any]) -> dict[str, Any]:
-    """Return what a function requires and a case does not say: a number or a switch, and the usual scale.
-
-    Raises ``UnsupportedError`` for what is None then: a function that requires a mask computes something else with it.
+    Raises ``UnsupportedError`` for a default of None: a function that requires a mask computes something else with it.
     """
-    unasked = {name: value for name, value in required.items() if name not in given}
+    unasked = {name: value for name, value in required.items() if name not in keywords}
     if "scale" in unasked and len(positional[0].shape) == 4:
         unasked["scale"] = positional[0].shape[-1] ** -0.5
     if lacking := tuple(f"no {name} in the case" for name, value in unasked.items() if value is None):
@@ -583,14 +569,14 @@ def _not_asked(required: Mapping[str, Any], given: Mapping[str, Any], positional
 
 
 def _sizes(tensors: Sequence[Any]) -> list[int]:
-    """Return the bytes that results may have: those of inputs, and of queries with the width of the values."""
-    found = [int(getattr(tensor, "nbytes", 0)) for tensor in tensors]
+    """Return the bytes that results may have: as many as an input, or as queries with the width of the values."""
+    sizes = [int(getattr(tensor, "nbytes", 0)) for tensor in tensors]
     width, *_ = tensors[0].shape[-1:] or (1,)
-    return [*found, found[0] // max(width, 1) * (tensors[-1].shape[-1:] or (1,))[0]]
+    return [*sizes, sizes[0] // max(width, 1) * (tensors[-1].shape[-1:] or (1,))[0]]
 
 
 def _check_capabilities(function: Callable[..., Any], tensors: list[Any]) -> None:
-    """Raise ``UnsupportedError`` for what is no parameter and what the function says that it cannot do."""
+    """Raise ``UnsupportedError`` for a capability, not a parameter, that the function declares not to have."""
     capabilities = getattr(function, "capabilities", None) or {}
     if len(tensors[0].shape) != 4:
         return

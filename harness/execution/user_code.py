@@ -47,7 +47,7 @@ def origin_of(target: Any) -> Origin:
     if not module.startswith("__main__"):
         there = vars(sys.modules[module]) if module in sys.modules else {}
         if there.get(name) is not target:
-            name = next((each for each, value in there.items() if value is target and each.isidentifier()), name)
+            name = next((alias for alias, value in there.items() if value is target and alias.isidentifier()), name)
         return Origin(module, name)
     file = getattr(sys.modules.get(module), "__file__", None)
     return Origin(file if isinstance(file, str) and file.endswith(".py") else "", name)
@@ -98,7 +98,7 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
 
     A value is JSON, TOML or else a text; a dot leads into a table. Raises ``UsageError`` for what is no attribute.
     """
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         path = name.strip().split(".")
@@ -111,17 +111,17 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
         keys = ["capabilities", *path] if first in CAPABILITIES else path
         read = _value(value.strip())
         is_list = keys == ["capabilities", "dtypes"] and isinstance(read, str)
-        given: Any = read.split(",") if is_list else read
+        nested: Any = read.split(",") if is_list else read
         for key in reversed(keys):
-            given = {key: given}
-        found = merged(found, given)
-    return found
+            nested = {key: nested}
+        attributes = merged(attributes, nested)
+    return attributes
 
 
 def merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     """Return tables with tables of the same name merged, and anything else replaced."""
-    both = {name: merged(before[name], value) for name, value in added.items() if _are_tables(before.get(name), value)}
-    return {**before, **added, **both}
+    tables = {name for name in added if all(isinstance(table.get(name), Mapping) for table in (before, added))}
+    return {**before, **added, **{name: merged(before[name], added[name]) for name in tables}}
 
 
 def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
@@ -133,10 +133,6 @@ def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -
         return f"--declare {name}='{json.dumps(table)}'"
     python = str(dict(table)).replace("'", '"')  # of names, lists and numbers
     return f"{'' if function == 'module' else f'{function}.'}{name} = {python}"
-
-
-def _are_tables(*values: Any) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
 
 
 def _value(text: str) -> Any:
@@ -253,8 +249,8 @@ def _longer(name: str, parts: Sequence[str]) -> list[str]:
 
 def is_own(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
-    given = _as_file(text)
-    return ":" in given or given.endswith(".py") or bool(words_of_program(text))
+    file = _as_file(text)
+    return ":" in file or file.endswith(".py") or bool(words_of_program(text))
 
 
 def _as_file(text: str) -> str:
@@ -290,8 +286,8 @@ def words_of_program(text: str) -> tuple[str, ...]:
             raise UsageError(f"{text}: {words[0]} cannot be executed; if it is a program, chmod +x {words[0]}")
         # A link may say what a program is, as an environment's python does: it is not resolved.
         return (str(path.absolute()), *words[1:])
-    found = shutil.which(words[0]) if len(words) > 1 else None
-    return (found, *words[1:]) if found else ()
+    program = shutil.which(words[0]) if len(words) > 1 else None
+    return (program, *words[1:]) if program else ()
 
 
 def file_of_program(words: Sequence[str]) -> Path:

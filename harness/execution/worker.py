@@ -94,7 +94,11 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
     """Import and configure a mode of the framework, once per process; return what it says of itself."""
     _print_to(log)
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
-    _write_no_core_file()
+    with suppress(ImportError):  # Windows has no such module
+        import resource
+
+        # A core file of a framework has gigabytes: writing it would take longer than the time limit.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_threads(threads)
     os.environ.update(entry.environment_of(mode))
     try:
@@ -178,7 +182,7 @@ def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False
                 arrays if problem.stages is None else {name: arrays[name] for name in arrays if name in problem.stages}
             )
             left_out = not_asked(backend, problem.operation, problem.options)
-            if refused := _missing(arrays, expected) or _too_much(wanted):
+            if refused := _check_complete(arrays, expected) or _check_size(wanted):
                 return refused
             faults = unwritten(wanted)
             if calls_again and is_called_again(backend, problem):
@@ -198,8 +202,8 @@ def unsupported(error: UnsupportedError) -> Failure:
     return Failure("unsupported", clean(str(error)), error.lacks)
 
 
-def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
-    """Refuse what came back without the operation's result: with nothing to judge it would pass in silence."""
+def _check_complete(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
+    """Refuse a result without the operation's stages: with nothing to judge, the call would pass silently."""
     missing = [name for name in expected if name not in arrays]
     if arrays and not missing:
         return None
@@ -207,8 +211,8 @@ def _missing(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Fai
     return Failure("error", clean(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
 
 
-def _too_much(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
-    """Refuse what would not fit into the harness: some views take no memory until they are sent."""
+def _check_size(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
+    """Refuse a result that is too large for the harness: some views take no memory until they are sent."""
     held = sum(array.nbytes for array in arrays.values())
     if held <= _MAX_RETURNED:
         return None
@@ -251,7 +255,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _print_to(log: str) -> None:
-    """Send what is printed to the log of whoever is evaluated, which several may be by turns."""
+    """Send printed output to the log of the implementation that is evaluated; several may take turns."""
     global _log
     if log != _log:
         redirect_output(log)
@@ -281,12 +285,3 @@ def redirect_output(log: str, *, passed_on: bool = False) -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A worker is killed in the end, and would take its last words along.
             stream.reconfigure(line_buffering=True)
-
-
-def _write_no_core_file() -> None:
-    """A framework's memory is gigabytes: written out when it crashes, it would outlast the time limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

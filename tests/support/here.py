@@ -37,7 +37,7 @@ def evaluation_here() -> Iterator[None]:
 
     What an implementation leaves behind is not looked for.
     """
-    before, backends, elsewhere = {*sys.modules}, dict[tuple[str, str], Any](), GroupRunner._evaluated
+    before, backends, elsewhere = {*sys.modules}, dict[tuple[str, str], Any](), GroupRunner._evaluate_alone
 
     def evaluated(runner: GroupRunner[Any], problem: Problem) -> Outcome:
         implementation = runner.group.implementation
@@ -51,7 +51,7 @@ def evaluation_here() -> Iterator[None]:
         return evaluate_on(backends[key], problem)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupRunner, "_evaluated", evaluated)
+        patch.setattr(GroupRunner, "_evaluate_alone", evaluated)
         patch.setattr(local, "MIN_UNITS", sys.maxsize)
         patch.setattr(user_call, "no_leaked_threads", nullcontext)  # a run's own threads come and go
         yield
