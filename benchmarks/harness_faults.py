@@ -209,7 +209,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "stage_dtype_ignored",
         "harness/judging/judge_stages.py",
-        "if wanted is not None and str(array.dtype) != own:",
+        "if wanted is not None and str(array.dtype) != expected_dtype:",
         "if wanted is not None and array.dtype.kind not in 'fV':",
         "a stage of another dtype is judged by its numbers",
         "harness/judging/test_judge.py",
@@ -217,7 +217,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "stage_begins_at_the_first_failing",
         "harness/judging/judge_stages.py",
-        'return next(iter(own), failing[0].stage if failing else "")',
+        'return next(iter(at_fault), failing[0].stage if failing else "")',
         'return failing[0].stage if failing else ""',
         "a stage that inherits its error is blamed",
         "harness/judging/test_judge.py harness/judging/test_diagnosis.py",
@@ -265,8 +265,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "xfail_size_not_said",
         "harness/judging/xfail.py",
-        "    if not found or any(each.excuses(stage, verdict, ratio) for each in found):",
-        "    if found or not found:",
+        "    if not concerning or any(entry.excuses(stage, verdict, ratio) for entry in concerning):",
+        "    if concerning or not concerning:",
         "a failure beyond the recorded size does not say so",
         "harness/judging/test_xfail.py",
     ),

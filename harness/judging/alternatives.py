@@ -1,7 +1,7 @@
-"""What a row of the catalogue is, what it makes of one case, and the changes of problems that rows share.
+"""Rows of the catalogue of readings, one case under a reading, and the changes of problems that rows share.
 
-A ``Reading`` is a row: another reading of what a case says, whatever the case. An ``Alternative`` is one case as it is
-then read. Rows are in ``readings.py`` and, where a step is another one, in ``replaced_steps.py``.
+A ``Reading`` is a row: another interpretation of an option or input, for any case. An ``Alternative`` is one case under
+a reading. The rows are in ``readings.py`` and, if they replace a step, in ``replaced_steps.py``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from attncheck.spec import BY_SCORE, DECLARED_READINGS, HEADS, INSTEAD_OF, is_sa
 from attncheck.spec.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
-"""Makes the truth of another step from the exact answer, given a rounding model and what fails; None where
-there is no such step."""
+"""Makes the truth with another step from the exact answer, a rounding model and the failing stages; None if there is no
+such step."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A problem as a reading takes it, with the ``words`` that its text asks for, and what else depends on the case."""
+    """A problem under a reading, with the ``words`` for the reading's text, and all else that depends on the case."""
 
     problem: Problem
     words: Mapping[str, object] = field(default_factory=dict)
@@ -43,19 +43,19 @@ class Form:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Alternative(Form):
-    """Another reading of a case.
+    """One case under another reading.
 
-    ``description`` tells people what the implementation does and what the case means; ``{stage}`` is the stage where it
-    shows. ``stage`` is the one at which the reading departs from the case, ``problem`` the problem as it is then read.
-    ``option`` is what an implementation may declare: the name of a convention and its value. ``stage_aliases`` names
-    the stages to compare with where the problem has no such stage any more. ``replacement`` makes the stages of an
-    answer that is no problem's: a step that is another one, such as a softmax over queries.
+    ``description`` says what the implementation does and what the case means; ``{stage}`` is the stage that shows it.
+    ``stage`` is the first stage at which the reading differs from the case, ``problem`` the problem under the reading.
+    ``option`` is the convention and value that an implementation may declare. ``stage_aliases`` names the stages to
+    compare with if the problem under the reading lacks a stage. ``replacement`` makes the stages if no problem has
+    them, because the reading replaces a step, such as by a softmax over queries.
 
-    Names are the same in every case, so that one implementation's failures can be brought together. Alternatives of one
-    ``answer`` cannot be told apart by a case, where 1/D is the square of 1/sqrt(D); ``unsure`` says all of them.
-    ``is_fitted`` marks those with a free number, or that say less than a cause: they count where nothing else fits.
-    ``factor`` is that number, over the one that the case means. ``shared`` describes it where all cases that it
-    explains say that: they leave an option to its default, which is another one.
+    Names are the same in every case, so that failures of one implementation can be grouped. A case cannot distinguish
+    alternatives with the same ``answer``, such as 1/D and the square of 1/sqrt(D); ``unsure`` describes all of them.
+    ``is_fitted`` marks alternatives with a free number, or that are less than a cause: they count only if no other
+    fits. ``factor`` is that number, relative to the number that the case means. ``shared`` is the description if all
+    explained cases leave an option to its default: the default is another one.
     """
 
     name: str = ""
@@ -67,30 +67,30 @@ class Alternative(Form):
 
     @property
     def its_answer(self) -> str:
-        """What tells its answer from others: by default its name."""
+        """The key of its answer, by which alternatives are compared: by default its name."""
         return self.answer or self.name
 
     @property
     def empty_rows(self) -> str | None:
-        """What rows without a key give, where that is the whole difference."""
+        """The convention of rows without a key, if nothing else differs."""
         name, value = self.option or ("", "")
         return value if name == "empty_rows" and self.name == f"empty-rows-{value}" else None
 
 
 Changed: TypeAlias = Callable[[Problem], Problem | None]
-"""Makes of a problem the one that is read instead; None where there is nothing of it."""
+"""Makes the problem under the reading from a problem; None if the reading does not apply."""
 Change: TypeAlias = Callable[[Problem], Problem | Form | Iterable[Form] | None]
 """The same with words, or in several forms."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A row of the catalogue: what an implementation may do instead of what a case says.
+    """A row of the catalogue: another interpretation that an implementation may have.
 
-    ``says`` is the message, in which words in braces depend on the case, and {stage} is where it shows. ``change``
-    makes the problem as it is then read, of a case that has an input or option of the name ``of``. It departs at
-    ``stage``, unless its form says otherwise. The verdict is ``semantic`` of a convention, which somebody means, and
-    ``numeric`` of a mistake. A reading ``before_lowering`` is one of the operation that is called.
+    ``says`` is the message; words in braces depend on the case, and {stage} is the stage that shows it. ``change``
+    makes the problem under the reading from a case that has the input or option ``of``. They differ from ``stage`` on,
+    unless the form has another stage. The verdict is ``semantic`` for a convention, which is used on purpose, and
+    ``numeric`` for a mistake. A reading ``before_lowering`` is one of the called operation.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Reading:
 
     @property
     def is_convention(self) -> bool:
-        """Whether somebody means it."""
+        """True if it is used on purpose."""
         return self.verdict is Verdict.SEMANTIC
 
     @property
@@ -112,13 +112,13 @@ class Reading:
         return DECLARED_READINGS.get(self.name)
 
     def of_problem(self, problem: Problem) -> Iterator[Alternative]:
-        """Yield a problem as it is read so, in each form; nothing where it has nothing of it."""
+        """Yield a problem under the reading, in each form; nothing if the reading does not apply."""
         option = problem.options.get(self.of)
         if self.of and self.of not in problem.inputs and (option is None or option is False):
             return
-        found = self.change(problem)
-        forms = () if found is None else (found,) if isinstance(found, Problem | Form) else found
-        for form in (Form(each) if isinstance(each, Problem) else each for each in forms):
+        changed = self.change(problem)
+        forms = () if changed is None else (changed,) if isinstance(changed, Problem | Form) else changed
+        for form in (Form(form) if isinstance(form, Problem) else form for form in forms):
             if form.replacement is None and not form.stage_aliases and is_same(form.problem, problem):
                 continue
             yield self.alternative(
@@ -128,23 +128,23 @@ class Reading:
     def alternative(self, form: Form, **more: Any) -> Alternative:
         """Return the reading of a case in one form."""
         description = self.says.format_map({"stage": "{stage}", **form.words})
-        own = {"stage": form.stage or self.stage, "option": self.option}
-        told = {"name": self.name, "description": description, "verdict": self.verdict}
-        return Alternative(**{**vars(form), **own, **told, **more})
+        in_form = {**vars(form), "stage": form.stage or self.stage, "option": self.option}
+        row = {"name": self.name, "description": description, "verdict": self.verdict}
+        return Alternative(**{**in_form, **row, **more})
 
 
-def is_same(one: Problem, other: Problem) -> bool:
+def is_same(first: Problem, second: Problem) -> bool:
     """Return whether two problems of one operation have the same options and the same numbers."""
-    if one is other:
+    if first is second:
         return True
-    if one.options != other.options or one.inputs.keys() != other.inputs.keys():
+    if first.options != second.options or first.inputs.keys() != second.inputs.keys():
         return False
-    pairs = ((array, other.inputs[name]) for name, array in one.inputs.items())
+    pairs = ((array, second.inputs[name]) for name, array in first.inputs.items())
     return all(a is b or (a.dtype == b.dtype and a.tobytes() == b.tobytes() and a.shape == b.shape) for a, b in pairs)
 
 
 def convention(name: str, says: str, change: Change, of: str = "", stage: str = "masked", **more: Any) -> Reading:
-    """Return a reading that somebody means."""
+    """Return a reading that is used on purpose."""
     return Reading(name, says, change, of, stage, Verdict.SEMANTIC, **more)
 
 
@@ -157,17 +157,17 @@ def set_to(**options: Any) -> Changed:
 
 
 def with_input(name: str, change: Callable[[Any], Any]) -> Changed:
-    """Change one input, where the change is not None."""
+    """Change one input; the reading does not apply if the change is None."""
 
     def changed(problem: Problem) -> Problem | None:
-        other = change(problem.inputs[name])
-        return None if other is None else problem.with_inputs(**{name: other})
+        changed_array = change(problem.inputs[name])
+        return None if changed_array is None else problem.with_inputs(**{name: changed_array})
 
     return changed
 
 
 def with_each(names: Iterable[str], change: Callable[[Any], Any]) -> Changed:
-    """Change several inputs alike, those that are there."""
+    """Change several inputs in the same way, if the problem has them."""
     return lambda problem: problem.with_inputs(
         **{name: change(problem.inputs[name]) for name in names if name in problem.inputs}
     )
@@ -179,16 +179,16 @@ def without(name: str) -> Changed:
 
 
 def only(applies: Callable[[Problem], object], change: Change) -> Change:
-    """Change problems of some kind alone."""
+    """Change only problems for which ``applies`` is true."""
     return lambda problem: change(problem) if applies(problem) else None
 
 
 def shown_at(stage: Callable[[Problem], str], change: Change) -> Change:
-    """Let a change show first at a stage that follows from the problem."""
+    """Set the first stage of a change, given a function of the problem."""
 
     def changed(problem: Problem) -> Form | None:
-        found = change(problem)
-        form = Form(found) if isinstance(found, Problem) else found
+        changed_problem = change(problem)
+        form = Form(changed_problem) if isinstance(changed_problem, Problem) else changed_problem
         assert form is None or isinstance(form, Form), "a change in one form"
         return form and replace(form, stage=stage(problem))
 
@@ -196,29 +196,29 @@ def shown_at(stage: Callable[[Problem], str], change: Change) -> Change:
 
 
 def toggled(option: str, words: Mapping[Any, str]) -> Change:
-    """Take the other one of two values of an option, of which the first is the default, each in ``words``."""
+    """Swap the two values of an option; ``words`` describes both, and the first is the default."""
 
     def change(problem: Problem) -> Form:
-        own = problem.options.get(option) or next(iter(words))
-        (other,) = words.keys() - {own}
-        return Form(problem.with_options(**{option: other}), {"taken": words[other], "meant": words[own]})
+        meant = problem.options.get(option) or next(iter(words))
+        (taken,) = words.keys() - {meant}
+        return Form(problem.with_options(**{option: taken}), {"taken": words[taken], "meant": words[meant]})
 
     return change
 
 
-def exchanged(one: str, other: str) -> Changed:
-    """Take one of two inputs of one shape for the other, and the other way round."""
+def exchanged(first: str, second: str) -> Changed:
+    """Swap two inputs of the same shape."""
 
     def change(problem: Problem) -> Problem | None:
-        if other not in problem.inputs or problem.inputs[one].shape != problem.inputs[other].shape:
+        if second not in problem.inputs or problem.inputs[first].shape != problem.inputs[second].shape:
             return None
-        return problem.with_inputs(**{one: problem.inputs[other], other: problem.inputs[one]})
+        return problem.with_inputs(**{first: problem.inputs[second], second: problem.inputs[first]})
 
     return change
 
 
 def transposed(name: str) -> Changed:
-    """Swap the last two axes of an input, where they are equally long."""
+    """Swap the last two axes of an input, if they are equally long."""
     return with_input(
         name,
         lambda array: np.swapaxes(array, -1, -2) if array.ndim > 1 and array.shape[-2] == array.shape[-1] else None,
@@ -226,39 +226,39 @@ def transposed(name: str) -> Changed:
 
 
 def identity(weight: Any) -> Any:
-    """Return the matrices that leave all as it is, where they are square."""
+    """Return identity matrices of the weights' shape; None if they are not square."""
     *_, rows, columns = weight.shape
     return np.broadcast_to(np.eye(rows, dtype=weight.dtype), weight.shape) if rows == columns else None
 
 
 def with_mask(problem: Problem) -> Problem:
-    """Give the problem a mask that allows everything, or it would lose the stage when it loses the option."""
+    """Add a mask that allows everything, so that the problem keeps the stage without the option."""
     return problem if "mask" in problem.inputs else problem.with_inputs(mask=np.ones((1, 1, 1, 1), dtype=np.bool_))
 
 
 def with_allowed(problem: Problem, allowed: Any) -> Problem:
-    """Return the problem with a mask, (Lq, Lk) or of four axes, beside that which it has."""
-    own = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
-    return problem.with_inputs(mask=own & problem.inputs.get("mask", True))
+    """Return the problem with its mask combined with another one, (Lq, Lk) or of four axes."""
+    four_axes = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    return problem.with_inputs(mask=four_axes & problem.inputs.get("mask", True))
 
 
 def folded(problem: Problem) -> Problem:
-    """Return the canonical form of a problem, with what it says of rows without a key."""
+    """Return the canonical form of a problem, with its convention for rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows",) if name in problem.options}
     return problem.canonical().with_options(**kept)
 
 
 def delivered(problem: Problem) -> Problem:
-    """Return a problem as the call has it, with what it says of heads and of rows without a key."""
+    """Return a problem as the call passes it, with its options for heads and for rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows", *HEADS) if name in problem.options}
     return problem.as_call().with_options(**kept)
 
 
-# What belongs to another entry.
+# Entries that belong to another index.
 
 
 Order = Callable[[int], Any]
-"""Of so many entries, the number of the one that is taken for each."""
+"""Returns the index of the entry that is taken for each of ``count`` entries."""
 FIRST: Order = lambda count: np.zeros(count, int)  # noqa: E731
 NEXT: Order = lambda count: np.roll(np.arange(count), -1)  # noqa: E731
 
@@ -273,9 +273,9 @@ _ORDERS: Mapping[str, tuple[str, Order]] = {
 
 
 def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
-    """Take of some inputs, for each entry of an axis, what belongs to another one.
+    """Reorder entries of an axis of some inputs.
 
-    There have to be more than the ``fewest`` entries, or it would be another reading.
+    The axis must have more than ``fewest`` entries; with fewer it would be another reading.
     """
     return with_each(
         names,
@@ -287,7 +287,7 @@ def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Cha
 
 def entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int], stage: str, *orders: str,
             when: Callable[[Problem], bool] = lambda problem: True) -> Iterator[Reading]:  # fmt: skip
-    """Yield the readings of an input, or of several together, by each axis and order."""
+    """Yield the readings that reorder an input, or several together, for each axis and order."""
     for word, axis in axes.items():
         for order in orders or ("of-first", "of-next"):
             says, taken_for_each = _ORDERS[order]
@@ -301,11 +301,11 @@ def entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int
             )
 
 
-# What a problem has.
+# Properties of a problem.
 
 
 def allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
-    """Return who may attend to whom, of the scores' shape; None where nothing is forbidden."""
+    """Return flags of allowed keys in the scores' shape; None if no key is forbidden."""
     plain = problem.canonical()
     return Computation.as_given(plain).allowed(scores_shape(plain))
 
@@ -314,7 +314,7 @@ _WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attenti
 
 
 def has_scale(problem: Problem) -> bool:
-    """Whether the scores are a product of query and key times one number."""
+    """Return whether the scores are a product of query and key times one number."""
     if not INSTEAD_OF["scale"].isdisjoint(problem.inputs):
         return False
     is_scored = problem.operation in ("scoring", *BY_SCORE)
@@ -324,28 +324,28 @@ def has_scale(problem: Problem) -> bool:
 
 
 def scale_of(problem: Problem) -> float:
-    """Return the factor of the scores that a case means, 1 where each head has its own."""
+    """Return the factor of the scores that a case means, 1 if each head has another."""
     if not INSTEAD_OF["scale"].isdisjoint(problem.inputs):
         return 1.0
     return float(problem.scale(lambda: widths_of(problem)["D"]))
 
 
 def has_default_scale(problem: Problem) -> bool:
-    """Whether a case leaves the scale to its default, 1/sqrt(D)."""
+    """Return whether a case leaves the scale to its default, 1/sqrt(D)."""
     if is_said("scale", problem.options, problem.inputs):
         return False
     return math.isclose(scale_of(problem) * math.sqrt(widths_of(problem)["D"]), 1)
 
 
 def default_scale(words: str) -> str:
-    """Say that the default scale is another one."""
+    """Return the description of another default scale."""
     return f"the default scale is {words}: give scale, or divide by sqrt(D)"
 
 
 def widths_of(problem: Problem) -> dict[str, int]:
     """Return the widths that a scale may be made of: D of a head, Dv of values, H D of all heads, E of the inputs.
 
-    Of latent vectors, C is their own width, and Dn that of a query's part that is not rotated.
+    With latent vectors, C is their width, and Dn the width of the part of a query that is not rotated.
     """
     inputs = problem.inputs
     if problem.operation == "multi_head_attention":
@@ -368,10 +368,10 @@ def widths_of(problem: Problem) -> dict[str, int]:
     return widths | {"H D": heads * query.shape[-1]}
 
 
-# Numbers that are taken for others.
+# Numbers that are used instead of others.
 
 Number = tuple[str, str, Callable[[Problem], float | None]]
-"""A name, in words what the number is, and the number for a problem; None where there is none."""
+"""A name, the number in words, and the number for a problem; None if there is none."""
 
 
 def numbered(
@@ -382,33 +382,33 @@ def numbered(
     meant: Callable[[Problem], float] = lambda problem: 1.0,
     **more: Any,
 ) -> tuple[Reading, ...]:
-    """Return readings that are numbers in the place of one: of one number they are one answer, which says them all."""
+    """Return readings that use another number; readings with the same number have one answer, which lists them all."""
 
     def row(name: str, words: str, number: Callable[[Problem], float | None]) -> Reading:
         def forms(problem: Problem) -> Iterator[Form]:
             value = number(problem)
-            if value is None or _same(value) == _same(meant(problem)):
+            if value is None or _rounded_text(value) == _rounded_text(meant(problem)):
                 return
-            others = ((other, of(problem)) for _, other, of in rows)
-            alike = [other for other, of_it in others if of_it is not None and _same(of_it) == _same(value)]
-            found = change(problem, value, words)
-            for form in (found,) if isinstance(found, Form) else found:
+            text, others = _rounded_text(value), ((row_words, of(problem)) for _, row_words, of in rows)
+            alike = [row_words for row_words, same in others if same is not None and _rounded_text(same) == text]
+            changed = change(problem, value, words)
+            for form in (changed,) if isinstance(changed, Form) else changed:
                 unsure = says(" or ".join(dict.fromkeys(filter(None, alike)))).format_map(
                     {"stage": "{stage}", **form.words}
                 )
-                yield replace(form, answer=f"{answer} {_same(value)}", unsure=unsure)
+                yield replace(form, answer=f"{answer} {text}", unsure=unsure)
 
         return Reading(name, says(words), forms, **more)
 
-    return tuple(row(*each) for each in rows)
+    return tuple(row(*number) for number in rows)
 
 
-def _same(number: float) -> str:
-    """Write numbers that are one except for roundings, as 1/8 and the square of 1/sqrt(8), alike."""
+def _rounded_text(number: float) -> str:
+    """Format a number so that numbers that differ by rounding, such as 1/8 and 1/sqrt(8) squared, are equal."""
     return f"{number:.12g}"
 
 
 def scales_in_words(*scales: float) -> list[str]:
-    """Write scales with four digits, or with more where they would look the same."""
+    """Format scales with four digits, or with more if they would look the same."""
     short = [f"{scale:.4g}" for scale in scales]
     return short if len(set(short)) == len(set(scales)) else [f"{scale:.9g}" for scale in scales]

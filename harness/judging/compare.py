@@ -25,12 +25,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two arrays compare, and where they differ most.
+    """The comparison of two arrays, with the element that differs most.
 
-    ``value`` and ``reference`` are the first one's and the second one's number, ``difference`` is absolute, ``allowed``
-    the largest that agrees and ``ratio`` their quotient; all are those of the element at ``index``, and None where
-    there is no value to subtract, or none that is known to be allowed. ``unjudged`` counts elements that differ and
-    were not compared, because nothing is known of what is allowed there.
+    ``value`` and ``reference`` are the first and second array's number at ``index``, ``difference`` is absolute,
+    ``allowed`` the largest difference that agrees, and ``ratio`` their quotient; None if there is no value to subtract,
+    or no known bound. ``unjudged`` counts elements that differ and were not compared, because they have no bound.
     """
 
     verdict: Verdict
@@ -47,16 +46,16 @@ class Comparison:
 def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | None) -> Comparison:
     """Compare two implementations' arrays of one stage.
 
-    ``allowed`` is the sum of both bounds per element. Where there are none, because there is no exact answer, arrays
-    that differ are unverified; those without a difference agree whatever is allowed. Where it is NaN anything is right,
-    NaN too; where nothing else is allowed anywhere, arrays that differ are unverified as well.
+    ``allowed`` is the sum of both bounds per element. Without bounds, because there is no exact answer, arrays that
+    differ are unverified. Arrays without a difference always agree. For elements whose bound is NaN any value is right,
+    including NaN; if no bound is finite, arrays that differ are unverified.
     """
     anything = np.isnan(allowed) if allowed is not None and allowed.shape == first.shape else None
     return compare_forms(first, second, anything) or _compare_values(first, second, allowed)
 
 
 def compare_forms(first: Array, second: Array, anything: NDArray[np.bool_] | None = None) -> Comparison | None:
-    """Compare shape, dtype and the places of NaN and infinity, but where ``anything`` is right; None if the same."""
+    """Compare shape, dtype and the places of NaN and infinity, except if ``anything`` is right there; None if equal."""
     if first.shape != second.shape:
         return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
     if first.dtype != second.dtype:
@@ -86,7 +85,7 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
     difference = np.where(open_, 0.0, difference)
     ratio = quotient(difference, allowed)
     index = index_of_largest(ratio)
-    found = Comparison(
+    comparison = Comparison(
         Verdict.NUMERIC if bool((difference > allowed).any()) else Verdict.AGREE,
         "",
         index,
@@ -97,15 +96,16 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
         float(ratio[index]),
         unjudged,
     )
-    if found.verdict is Verdict.NUMERIC or not unjudged:
-        return found
-    return replace(found, message=f"{unjudged} elements differ and were not compared: there is no exact answer there")
+    if comparison.verdict is Verdict.NUMERIC or not unjudged:
+        return comparison
+    message = f"{unjudged} elements differ and were not compared: there is no exact answer there"
+    return replace(comparison, message=message)
 
 
 def _unbounded(
     first: Array, second: Array, difference: NDArray[np.float64], allowed: NDArray[np.float64] | None
 ) -> Comparison:
-    """Say of values without bounds of their shape whether they are the same: more is not known."""
+    """Return if values without bounds of their shape agree exactly; otherwise they are unverified."""
     odd = differing_nonfinite(first, second)
     if not difference.any() and not odd.any():
         return Comparison(Verdict.AGREE)
@@ -118,12 +118,12 @@ def _unbounded(
 
 
 def is_floating(array: Array) -> bool:
-    """Whether an array holds floating numbers; NumPy does not count bfloat16 among them."""
+    """Return whether an array has a floating dtype; NumPy does not count bfloat16 as one."""
     return np.issubdtype(array.dtype, np.floating) or str(array.dtype) in FORMATS
 
 
 def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide; an error over no allowance is infinite; none, or any over an allowance of infinity or NaN, is nothing."""
+    """Return error / allowed: infinite if only ``allowed`` is 0; 0 for no error, or if ``allowed`` is inf or NaN."""
     if allowed.size and allowed.min() > 0 and allowed.max() < np.inf:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(error / allowed)
@@ -135,7 +135,7 @@ def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArra
 
 
 def differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where one array has NaN, inf or -inf and the other has not the same."""
+    """Flag elements of which at least one is NaN, inf or -inf and the other is not the same."""
     both_nan = np.isnan(first) & np.isnan(second)
     nonfinite = ~np.isfinite(first) | ~np.isfinite(second)
     differing: NDArray[np.bool_] = nonfinite & ~both_nan & ~(first == second)
@@ -143,7 +143,7 @@ def differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
 
 
 def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
-    """Return |first - second| in float64, 0 where both are the same NaN or infinity."""
+    """Return |first - second| in float64, and 0 for elements that are not both finite."""
     finite = np.isfinite(first) & np.isfinite(second)
     difference = np.zeros(first.shape)
     with np.errstate(over="ignore"):  # beyond float64's range, infinity says enough
@@ -152,7 +152,7 @@ def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
 
 
 def index_of_largest(values: NDArray[np.float64] | NDArray[np.bool_]) -> Index:
-    """Return the index of the largest element, the first in row order: of flags the first that is set."""
+    """Return the index of the largest element, the first in row order; of flags, the first that is set."""
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(values)), values.shape))
 
 
@@ -171,7 +171,7 @@ Real = NDArray[np.float64]
 
 
 class Tier(StrEnum):
-    """What the errors of one tensor say."""
+    """The tiers of errors of one tensor, from harmless to proven wrong."""
 
     WITHIN = "within"
     WARNING = "warning"
@@ -180,7 +180,7 @@ class Tier(StrEnum):
 
     @property
     def fails(self) -> bool:
-        """Whether this is a failure."""
+        """True if this is a failure."""
         return self in (Tier.STATISTICAL, Tier.PROVEN)
 
 
@@ -188,9 +188,9 @@ class Tier(StrEnum):
 class Measured:
     """The errors of one tensor against its bounds.
 
-    ``ratio`` is the largest error over its bound B, ``index`` where that is, and ``error`` the one there;
-    ``largest_z`` and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts what was judged, and
-    ``causes`` in how many rows, or columns where they are fewer.
+    ``ratio`` is the largest error over its bound B, ``index`` its element, and ``error`` the error there; ``largest_z``
+    and ``mean_z`` (root mean square) are in units of sigma; ``elements`` counts the judged elements, and ``causes``
+    their rows, or their columns if these are fewer.
     """
 
     tier: Tier
@@ -218,15 +218,15 @@ def measure(
 ) -> Measured:
     """Judge one tensor.
 
-    ``error`` is the distance to the exact value, infinite where the computed value is not finite and the exact one is;
-    ``radius`` what the exact value itself is uncertain by. ``judged`` leaves out what is outside the domain. Where
-    inputs are continuous and unstructured (``supports_statistics``), the tiers ``statistical`` and ``warning`` apply.
+    ``error`` is the distance to the exact value, infinite if only the exact value is finite; ``radius`` is the
+    uncertainty of the exact value. ``judged`` flags the elements inside the domain. If inputs are continuous and
+    unstructured (``supports_statistics``), the tiers ``statistical`` and ``warning`` apply.
     """
     count = int(judged.sum())
     if not count:
         return Measured(Tier.WITHIN, 0.0, None, 0.0, 0.0, 0)
-    # The exact value may lie anywhere in its enclosure: the implementation is given the benefit of it.
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not judged may have an infinite error and radius
+    # The exact value may be anywhere in its enclosure: the point nearest to the computed value counts.
+    with np.errstate(invalid="ignore", over="ignore"):  # unjudged elements may have an infinite error and radius
         least = np.maximum(error - radius, 0.0)
         if count < judged.size:
             least = np.where(judged, least, 0.0)
@@ -238,14 +238,14 @@ def measure(
     tier = Tier.WITHIN
     if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
         tier = Tier.PROVEN
-    causes = _causes(judged, count)
+    causes = _count_causes(judged, count)
     if tier is Tier.WITHIN and supports_statistics:
-        tier = _statistical(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
+        tier = _statistical_tier(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
 
 
-def _causes(judged: NDArray[np.bool_], count: int) -> int:
-    """Count the rows with something judged in them, or the columns where they are fewer.
+def _count_causes(judged: NDArray[np.bool_], count: int) -> int:
+    """Count the rows with judged elements, or the columns if these are fewer.
 
     log_sum_exp (B, H, Lq) has a row per head: its queries share their keys.
     """
@@ -255,7 +255,7 @@ def _causes(judged: NDArray[np.bool_], count: int) -> int:
     return min((int(judged.any(axis=axis).sum()) for axis in axes), default=1)
 
 
-def _statistical(largest_z: float, mean_z: float, count: int) -> Tier:
+def _statistical_tier(largest_z: float, mean_z: float, count: int) -> Tier:
     enough = count >= MIN_FOR_MEAN
     if largest_z > threshold(count) or (enough and mean_z > 1):
         return Tier.STATISTICAL

@@ -1,7 +1,7 @@
-"""What a query without a key may give.
+"""Conventions for the result of a query without a key.
 
-Every implementation has a convention for such a row, so that judging needs it. All other readings of a
-case are the diagnosis's (``diagnosis.readings``).
+Judging needs them, since every implementation has one. All other readings of a case belong to the diagnosis
+(``diagnosis.readings``).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import EMPTY_ROWS, without_a_key
 
 
-def _empty_rows(value: str) -> Change:
+def _set_empty_rows(value: str) -> Change:
     def change(problem: Problem) -> Form | None:
-        own = empty_rows_convention(problem)
-        return None if value == own else Form(problem.with_options(empty_rows=value), {"own": own})
+        declared = empty_rows_convention(problem)
+        return None if value == declared else Form(problem.with_options(empty_rows=value), {"own": declared})
 
     return change
 
 
 OTHER_EMPTY_ROWS = tuple(
-    convention(f"empty-rows-{value}", without_a_key(value, "{own}"), _empty_rows(value), stage="weights")
+    convention(f"empty-rows-{value}", without_a_key(value, "{own}"), _set_empty_rows(value), stage="weights")
     for value in EMPTY_ROWS
 )
 
 
 def other_empty_rows(problem: Problem) -> Iterator[Alternative]:
-    """Yield a problem with each other convention of what a query without a key gives; nothing where there is none."""
+    """Yield the problem under each other convention for a query without a key; nothing if every query has a key."""
     if empty_rows(problem).any():
-        yield from (found for reading in OTHER_EMPTY_ROWS for found in reading.of_problem(problem))
+        yield from (alternative for reading in OTHER_EMPTY_ROWS for alternative in reading.of_problem(problem))

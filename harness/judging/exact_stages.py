@@ -62,8 +62,8 @@ class ExactStep:
 class ExactStages:
     """The exact stages of a ``canonical`` problem.
 
-    ``values`` are those of the oracle, before any is withdrawn as undefined. ``inner`` are stages between, in float64,
-    if the oracle took keys in blocks.
+    ``values`` are those of the oracle, before any is withdrawn as undefined. ``inner`` are the stages between, in
+    float64, if the oracle took keys in blocks.
     """
 
     canonical: Problem
@@ -112,7 +112,7 @@ class ExactStages:
 
 
 def digest(array: Array) -> bytes:
-    """Return what stands for every bit of an array's numbers."""
+    """Return a hash of every bit of an array's numbers."""
     return blake2b(array.tobytes(), digest_size=16).digest()
 
 
@@ -136,20 +136,20 @@ def evaluate(
     blocked = asked if asked and are_blocked(canonical, asked) else []
     exact, inner = store.remembered(
         lambda: key_of("exact", operation, options, inputs, blocked or None),
-        lambda: _values_of(canonical, blocked),
-        lambda found: enclosures_to_bytes(*found),
+        lambda: _evaluate_stages(canonical, blocked),
+        lambda exact_and_inner: enclosures_to_bytes(*exact_and_inner),
         enclosures_from_bytes,
     )
     return ExactStages(canonical, exact, inner)
 
 
-def _values_of(canonical: Problem, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
+def _evaluate_stages(canonical: Problem, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
     """Return stages that are ``blocked`` with keys in blocks, if possible, and the inner ones; else all stages."""
-    if blocked and (found := exact_results(canonical, blocked)):
-        return _rounded(found.exact), found.inner
+    if blocked and (results := exact_results(canonical, blocked)):
+        return _rounded(results.exact), results.inner
     return _rounded(exact_stages(canonical)), {}
 
 
 def _rounded(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
-    """Return enclosures of a third of the size, whether they are kept or not: a store must not show in any verdict."""
+    """Return enclosures of a third of the size, even if they are not stored: a store must not change any verdict."""
     return {stage: enclosure.rounded() for stage, enclosure in exact.items()}

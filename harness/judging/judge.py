@@ -1,7 +1,7 @@
 """One case in one dtype, judged: every implementation against the exact answer, against each other, against numbers.
 
-Two implementations disagree where they differ by more than the sum of their bounds. Where some query rows stand for
-all, shape, dtype and the places of NaN and infinity are still compared everywhere, values in those rows.
+Two implementations disagree if they differ by more than the sum of their bounds. If some query rows stand for all,
+shape, dtype and the places of NaN and infinity are still compared everywhere, values only in those rows.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ Bounds = Mapping[str, NDArray[Any]]
 
 MAX_KEPT = 1 << 22
 """Elements of the largest array that a results directory keeps: 32 MiB of float64. Score matrices of long sequences are
-larger, and are nothing that a report draws."""
+larger, and no report draws them."""
 
 
 @dataclass(frozen=True)
 class CaseJudgement:
-    """All rows of one case in one dtype, and the truth behind them."""
+    """All rows of one case in one dtype, and the truth that they were judged by."""
 
     rows: tuple[Row, ...]
     truth: Truth
 
     @property
     def disagrees(self) -> bool:
-        """Whether any of the rows disagrees."""
+        """True if any of the rows disagrees."""
         return disagrees(self.rows)
 
 
@@ -70,12 +70,12 @@ def judge(
     expected_failures: Mapping[str, Sequence[ExpectedFailure]] = MappingProxyType({}),
     diagnosis: Diagnosis | None = None,
 ) -> CaseJudgement:
-    """Judge what the implementations returned for one case in one dtype.
+    """Judge the results of all implementations for one case in one dtype.
 
-    ``classes`` are their rounding models, ``own_empty_rows`` what they are known to give for a query without a key,
-    ``conventions`` the others that they declare: who reads the case otherwise is compared with no other and no number.
-    ``expected_failures`` are, by implementation, the entries that concern the case: they may name what it does instead,
-    which the ``diagnosis`` says.
+    All mappings are by implementation. ``classes`` are rounding models, ``own_empty_rows`` the known results of a query
+    without a key, ``conventions`` the other conventions that are declared: such an implementation is not compared with
+    others, or with numbers. ``expected_failures`` are the entries that concern the case. They may name a diagnosis,
+    which ``diagnosis`` finds.
     """
     if diagnosis is None and (conventions or expected_failures):
         raise TypeError("only a diagnosis reads what is declared, and names what fails")
@@ -89,13 +89,13 @@ def judge(
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
             known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
-            own = replace(blank, implementation=name)
+            template = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
             own_truth = diagnosis.truth_as_declared(truth, declared) if diagnosis is not None and declared else truth
-            call = own, case, own_truth, outcome, classes[name], known
+            call = template, case, own_truth, outcome, classes[name], known
             own_rows = judge_to_rows(*call)
             if diagnosis is not None and name in expected_failures and disagrees(own_rows):
-                own_rows = _as_expected(own_rows, diagnosis.rows(*call), expected_failures[name])
+                own_rows = _with_expected_diagnosis(own_rows, diagnosis.rows(*call), expected_failures[name])
             rows += own_rows
             if own_truth is not truth:
                 del computed[name]
@@ -103,26 +103,26 @@ def judge(
     bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in several.items()}
     pairs = judge_pairs(computed, bounds, truth.judged.query_rows, is_finite=not holds_nonfinite(truth.judged.problem))
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
-    rows += _following(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
+    rows += _mark_semantic_numbers(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     return CaseJudgement(tuple(rows), truth)
 
 
 class Diagnosis(Protocol):
-    """The diagnosis as verdicts use it: truths under declared conventions, and rows with what is done instead."""
+    """The diagnosis as verdicts use it: truths under declared conventions, and rows with a diagnosis."""
 
     def truth_as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
-        """Return the exact answer of a case as an implementation reads it that declares conventions."""
+        """Return the exact answer of a case under the conventions that an implementation declares."""
 
     def rows(
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
     ) -> list[Row]:
-        """Judge as ``judge_to_rows`` does, and say what is done instead where stages fail."""
+        """Judge as ``judge_to_rows`` does, and diagnose stages that fail."""
 
 
-def _as_expected(
+def _with_expected_diagnosis(
     plain: Sequence[Row], diagnosed: Sequence[Row], expected_failures: Sequence[ExpectedFailure]
 ) -> list[Row]:
-    """Return rows of stages with their diagnosis where that is what is expected; the others are as they were judged."""
+    """Return the diagnosed row of each stage whose diagnosis is an expected failure, and the plain row of others."""
     marked = ExpectedFailureRecord(expected_failures).mark(diagnosed)
     return [named if mark.xfail else row for row, named, mark in zip(plain, diagnosed, marked, strict=True)]
 
@@ -130,14 +130,14 @@ def _as_expected(
 def judge_to_rows(
     blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
 ) -> list[Row]:
-    """Judge the stages that one implementation returned, each in a row that begins as a blank one."""
+    """Judge the stages that one implementation returned; each becomes a row that is filled in from ``blank``."""
     judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
     return stage_rows(blank, with_faults(judged, outcome.faults), outcome, case, truth.read_as)
 
 
 def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, read_as: str) -> list[Row]:
-    """Lay judged stages out as rows; ``read_as`` says how the implementation reads the case, if otherwise."""
-    rows = _laid_out(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
+    """Return judged stages as rows; ``read_as`` names the conventions by which the implementation reads the case."""
+    rows = _rows_of_stages(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
     if not read_as:
         return rows
     said = f"{READ_AS}{read_as}"
@@ -149,8 +149,8 @@ def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:
     return {stage for outcome in outcomes.values() if isinstance(outcome, Computed) for stage in outcome.stages}
 
 
-def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
-    """Say of numbers that miss only because a stage means something else that they mean something else too."""
+def _mark_semantic_numbers(stages: list[Row], numbers: list[Row]) -> list[Row]:
+    """Mark failing numbers as semantic if all failures of the implementation's stages are semantic."""
     failing: dict[str, list[Row]] = {}
     for row in stages:
         if row.comparison == "stage" and row.verdict not in HARMLESS:
@@ -169,20 +169,20 @@ def _following(stages: list[Row], numbers: list[Row]) -> list[Row]:
 
 
 def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:
-    """Return B of every whole stage, infinite in rows that were not judged; nothing where there is no exact answer.
+    """Return B of every whole stage that has an exact answer.
 
-    In those rows it is NaN where the inputs hold NaN or infinity: what is right there was not looked at.
+    In rows that were not judged it is infinite, or NaN if the inputs hold NaN or infinity: then nothing is known there.
 
     Stages that are too large to be kept are left out, here and below.
     """
     elsewhere = np.nan if holds_nonfinite(truth.judged.problem) else np.inf
-    return _kept_whole(_bounds_of_judged(truth, rounding_model), truth.judged, elsewhere)
+    return _whole_stages(_bounds_of_judged(truth, rounding_model), truth.judged, elsewhere)
 
 
 def exact_values(truth: Truth) -> Stages:
-    """Return the exact value of every whole stage, rounded to float64, NaN where there is none, or no row judged."""
-    known = {stage: np.where(np.isfinite(each.radius), each.high, np.nan) for stage, each in truth.exact.items()}
-    return _kept_whole(known, truth.judged, np.nan)
+    """Return the exact value of every whole stage in float64; NaN if there is none, or the row was not judged."""
+    known = {stage: np.where(np.isfinite(exact.radius), exact.high, np.nan) for stage, exact in truth.exact.items()}
+    return _whole_stages(known, truth.judged, np.nan)
 
 
 def kept_stages(stages: Stages) -> Stages:
@@ -190,8 +190,8 @@ def kept_stages(stages: Stages) -> Stages:
     return {stage: array for stage, array in stages.items() if array.size <= MAX_KEPT}
 
 
-def _kept_whole(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
-    """Return whole stages that are not too large to be kept, with a number in the rows that were not judged."""
+def _whole_stages(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
+    """Return whole stages that are not too large to be kept; rows that were not judged are ``elsewhere``."""
     rows, queries = judged.query_rows, queries_of(judged.problem.inputs)
     return {
         stage: spread(stage, array, rows, queries, elsewhere)
@@ -201,7 +201,7 @@ def _kept_whole(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stag
 
 
 def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
-    """Return B of the judged rows; NaN where the exact answer leaves open what is right."""
+    """Return B of the judged rows; NaN for elements without an exact answer."""
     return {stage: truth.reference(stage, rounding_model).max_error for stage in truth.bounds.of(rounding_model)}
 
 
@@ -214,14 +214,14 @@ def judge_pairs(
 ) -> dict[tuple[str, str, str], Comparison]:
     """Compare every two implementations at every stage that both return; keys are (first, second, stage).
 
-    ``computed`` are whole arrays; where ``query_rows`` are given, ``bounds`` are those of these rows. Unless the inputs
-    are finite, NaN and infinity may stand in other rows by right.
+    ``computed`` are whole arrays; with ``query_rows``, ``bounds`` are only of these rows. Unless the inputs are finite,
+    NaN and infinity may be right in other rows.
     """
     return {
         (first, second, stage): _compare(
             stage,
             *in_one_dtype(stage, computed[first][stage], computed[second][stage]),
-            _allowed(bounds, first, second, stage),
+            _sum_of_bounds(bounds, first, second, stage),
             query_rows,
             is_finite=is_finite,
         )
@@ -232,7 +232,7 @@ def judge_pairs(
 
 
 def in_one_dtype(stage: str, first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Widen one of two log_sum_exps where the other is a wider one by right."""
+    """Widen one of two log_sum_exps if the other may be wider, and is."""
     if str(first.dtype) == wide_dtype(stage, str(second.dtype)):
         return first, second.astype(first.dtype)
     if str(second.dtype) == wide_dtype(stage, str(first.dtype)):
@@ -256,74 +256,71 @@ def _compare(
         return differing
     if not has_rows(stage, first, rows):
         return compare_arrays(first, second, None)
-    found = compare_arrays(rows_of_stage(stage, first, rows), rows_of_stage(stage, second, rows), allowed)
-    return replace(found, index=index_in_all(stage, found.index, rows))
+    comparison = compare_arrays(rows_of_stage(stage, first, rows), rows_of_stage(stage, second, rows), allowed)
+    return replace(comparison, index=index_in_all(stage, comparison.index, rows))
 
 
-def _allowed(bounds: Mapping[str, Bounds], first: str, second: str, stage: str) -> NDArray[Any] | None:
-    one, other = bounds[first].get(stage), bounds[second].get(stage)
-    return None if one is None or other is None else one + other
+def _sum_of_bounds(bounds: Mapping[str, Bounds], first: str, second: str, stage: str) -> NDArray[Any] | None:
+    first_bound, second_bound = bounds[first].get(stage), bounds[second].get(stage)
+    return None if first_bound is None or second_bound is None else first_bound + second_bound
 
 
 def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
-    """Lay one pair's comparison out as a row."""
-    found = {**vars(comparison), "index": _kept(comparison.index)}
-    return replace(blank, comparison="pair", implementation=first, other=second, stage=stage, **found)
+    """Return one pair's comparison as a row."""
+    columns = {**vars(comparison), "index": _index_text(comparison.index)}
+    return replace(blank, comparison="pair", implementation=first, other=second, stage=stage, **columns)
 
 
-def _kept(index: Index | None) -> str | None:
+def _index_text(index: Index | None) -> str | None:
     return None if index is None else stored_index(index)
 
 
-def _laid_out(own: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
-    begins_at = judged.begins_at or None
-    said = {each.stage: explain_element(each, stages[each.stage], case) for each in judged.judgements}
-    rows = [_stage_row(own, each, stages[each.stage], begins_at, said[each.stage]) for each in judged.judgements]
-    reason, source = judged.reason, judged.source
-    rows = [
-        replace(row, xfail=True, reason=reason, thread=source) if row.stage in judged.excused else row for row in rows
-    ]
-    return [replace(row, diagnosis=name) if (name := _of_memory(row.message)) else row for row in rows]
+def _rows_of_stages(template: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
+    rows = []
+    for judgement in judged.judgements:
+        array = stages[judgement.stage]
+        row = replace(
+            template,
+            **_columns(judgement, _OF_JUDGEMENT),
+            **_columns(judgement.accumulated, _OF_ACCUMULATED),
+            **_columns(judgement.introduced, _OF_INTRODUCED),
+            shape=show(array.shape),
+            index=_index_text(judgement.index),
+            begins_at=judged.begins_at or None,
+            message=explain_element(judgement, array, case),
+        )
+        if judgement.stage in judged.excused:
+            row = replace(row, xfail=True, reason=judged.reason, thread=judged.source)
+        diagnosis = _memory_diagnosis(row.message)
+        rows.append(replace(row, diagnosis=diagnosis) if diagnosis else row)
+    return rows
 
 
-def _of_memory(message: str) -> str:
-    """Return the diagnosis of a stage whose message says that memory is not as it has to be; empty for any other."""
+def _memory_diagnosis(message: str) -> str:
+    """Return the diagnosis of a stage whose message reports wrong memory; empty for any other message."""
     known = {OVERWRITTEN: NEXT_CALL, UNWRITTEN: NEVER_WRITTEN, SECOND_CALL: OTHER_CALL}
     return next((name for begin, name in known.items() if message.startswith(begin)), "")
 
 
 OTHER_CALL = "numbers-of-another-call"
-"""The diagnosis of a stage that shows what another call left behind; no case names it by itself."""
+"""The diagnosis of a stage with numbers of another call. One case alone does not give it."""
 NEVER_WRITTEN = "memory-left-unwritten"
 NEXT_CALL = "overwritten-by-the-next-call"
-
-
-def _stage_row(own: Row, judgement: StageJudgement, array: NDArray[Any], begins_at: str | None, message: str) -> Row:
-    return replace(
-        own,
-        **_columns(judgement, _OF_JUDGEMENT),
-        **_columns(judgement.accumulated, _OF_ACCUMULATED),
-        **_columns(judgement.introduced, _OF_INTRODUCED),
-        shape=show(array.shape),
-        index=_kept(judgement.index),
-        begins_at=begins_at,
-        message=message,
-    )
 
 
 _ALIKE = ("stage", "verdict", "value", "against", "judged_rows", "query_rows", "unjudged", "empty_rows")
 _OF_JUDGEMENT = {"reference": "exact", "difference": "error", "allowed": "bound"} | {name: name for name in _ALIKE}
 _OF_ACCUMULATED = {name: name for name in ("tier", "ratio", "largest_z", "mean_z", "elements")}
 _OF_INTRODUCED = {"introduced_tier": "tier", "introduced_ratio": "ratio", "introduced_z": "largest_z"}
-"""Columns of ``Row``, and what they are in a judgement, and in what was measured against the exact answer and step."""
+"""Columns of ``Row`` -> attributes of a judgement, and of its measured errors against the exact answer and step."""
 
 
-def _columns(found: StageJudgement | Measured | None, names: Mapping[str, str]) -> dict[str, Any]:
-    return {} if found is None else {column: getattr(found, name) for column, name in names.items()}
+def _columns(measured: StageJudgement | Measured | None, names: Mapping[str, str]) -> dict[str, Any]:
+    return {} if measured is None else {column: getattr(measured, name) for column, name in names.items()}
 
 
 def explain_element(judgement: StageJudgement, array: NDArray[Any], case: Case) -> str:
-    """Add the element to a failing stage's message: computed and exact, with the digits that tell them apart."""
+    """Return a failing stage's message with its element: computed and exact, with as many digits as differ."""
     if judgement.verdict is not Verdict.NUMERIC or judgement.index is None:
         return judgement.message
     if judgement.value is None or judgement.exact is None:

@@ -1,9 +1,8 @@
 """Implementations compared with numbers: printed by a document, known by derivation, or computed and not printed.
 
-``docs/numerics.md``, section 8, says when a printed number holds, what a document's own rounding may explain, and when
-it is the document's fault. What a document computes and does not print is compared with the exact answer. Where there
-is no exact answer nothing is compared, and nothing holds, except what is the same digit for digit: such a number is
-unverified, and its neighbours are judged as ever.
+``docs/numerics.md``, section 8, defines when a printed number is right, which differences the document's rounding may
+explain, and when the document is wrong. Numbers that a document computes and does not print are compared with the exact
+answer. A number without an exact answer is not compared: it is unverified, unless it is the same digit for digit.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from attncheck.spec.quantities import QUANTITIES
 from attncheck.spec.verdicts import Verdict
 
 _PRECISIONS = ("float64", "float32")
-"""In these a document's rounding explains last digits alone; that of 16 bits explains most wrong digits, too."""
+"""In these a document's rounding explains only last digits; rounding to 16 bits would explain most wrong digits."""
 
 
 def misses(target: Target, numbers: PrintedArray) -> Flags:
-    """Return where the exact answer itself is not what is printed; nowhere that nothing can be compared."""
+    """Flag printed numbers that the exact answer itself misses; none without an exact answer."""
     slack = numbers.open_towards(target.exact) + target.moved
     # The exact numbers are rounded to float64 here, and so are the printed ones.
     rounding = 2 * np.spacing(np.abs(numbers.value))
@@ -47,7 +46,7 @@ def misses(target: Target, numbers: PrintedArray) -> Flags:
 
 
 def hints_of(reference: Reference, expected: Expected, numbers: PrintedArray) -> NDArray[Any]:
-    """Say of every misprint what would explain it, and how a case says that it is so; empty where nothing would."""
+    """Return for every misprint a possible explanation, and how a case declares it; empty if there is none."""
     hints = np.full(numbers.shape, "", dtype=object)
     if reference.case.computed_in is None:
         for precision in _PRECISIONS:
@@ -64,15 +63,15 @@ def hints_of(reference: Reference, expected: Expected, numbers: PrintedArray) ->
 
 
 CLASS_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eager_pre", "float16": "eager_pre"}
-"""The class that holds all others in a dtype: nobody knows how a document's code was run."""
+"""The class whose bounds include those of all others in a dtype: it is not known how a document's code was run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What one expectation is compared with; each is NaN where there is no such number.
+    """The numbers with which one expectation is compared; NaN if there is no such number.
 
-    ``exact`` are the exact numbers, ``propagated`` is what the inputs' rounding can move them by, ``document`` the
-    largest error of the precision that the document was computed in, and 0 where none is declared.
+    ``exact`` are the exact numbers, ``propagated`` is the largest change by the inputs' rounding, ``document`` the
+    largest error of the precision that the document was computed in, 0 if none is declared.
     """
 
     exact: Real
@@ -81,13 +80,13 @@ class Target:
 
     @property
     def moved(self) -> Real:
-        """How far the number may lie from the exact one before it was printed."""
+        """The largest distance of the number from the exact one before it was printed."""
         return self.propagated + self.document
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A case in a dtype as the reference for numbers; what is worked out for a precision is kept."""
+    """A case in a dtype as the reference for numbers; results for each precision are cached."""
 
     case: Case
     inputs: Inputs
@@ -96,7 +95,7 @@ class Reference:
     _documents: dict[str, tuple[Truth, Inputs]] = field(default_factory=dict)
 
     def target(self, expected: Expected, computed_in: str | None) -> Target:
-        """Return what an expectation is compared with, computed in a precision; None for the exact answer itself."""
+        """Return the numbers with which an expectation is compared; without ``computed_in``, the exact ones."""
         nothing = np.full(expected.shape, np.nan)
         if expected.of not in self.truth.exact:
             return Target(nothing, nothing, nothing)
@@ -107,7 +106,7 @@ class Reference:
         return Target(derived(expected, values, self.inputs), propagated, document)
 
     def why_open(self, expected: Expected, target: Target, index: tuple[int, ...]) -> str:
-        """Say why a number cannot be compared with anything."""
+        """Return why a number cannot be compared."""
         truth = self.truth
         if expected.of in truth.exact and np.isfinite(target.exact[index]):
             if np.isnan(target.propagated[index]):
@@ -124,13 +123,12 @@ class Reference:
             case, inputs = self.case, self.inputs
             if computed_in is not None:
                 inputs = convert_inputs(case, make_exact_inputs(case), self.truth.bounds.dtype, computed_in)
-            # Of a canonical form the radii of what became the mask say nothing; all numbers' are laid out alike.
+            # Radii of what became the mask do not matter; those of all other inputs are laid out as their numbers.
             counts = {name: array for name, array in inputs.arrays.items() if case.input_specs[name].whole}
-            given = {**inputs.radius, **counts}
-            problem = Problem(case.operation, case.options, given).without_layout()
-            radius = {**problem.canonical().inputs, **rows_of_tables(given, of_past=(0, 0))}
-            found = propagate(self.truth.judged.canonical, radius)
-            self._balls[computed_in] = found, inputs
+            radii = {**inputs.radius, **counts}
+            problem = Problem(case.operation, case.options, radii).without_layout()
+            radius = {**problem.canonical().inputs, **rows_of_tables(radii, of_past=(0, 0))}
+            self._balls[computed_in] = propagate(self.truth.judged.canonical, radius), inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]
         value, radius_of_stage = ball.value, ball.radius
@@ -159,7 +157,7 @@ class Reference:
 
 
 def derived(expected: Expected, stage: Array, inputs: Inputs) -> Array:
-    """Return the quantity that is expected: the stage itself, or what is derived from it."""
+    """Return the expected quantity: the stage itself, or a quantity derived from it."""
     if expected.name == expected.of:
         return stage
     with np.errstate(all="ignore"):
@@ -167,9 +165,9 @@ def derived(expected: Expected, stage: Array, inputs: Inputs) -> Array:
 
 
 def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs: Inputs, value: Array) -> Real:
-    """Return the largest error of a class, NaN where nothing is known of it.
+    """Return the largest error of a class, NaN if it is unknown.
 
-    A derived quantity inherits its stage's, and rounds once more: ``value``, in its own dtype.
+    A derived quantity inherits the error of its stage, and rounds once more: to ``value``, in the dtype of that.
     """
     if expected.of not in truth.exact:
         return np.full(expected.shape, np.nan)
@@ -191,8 +189,8 @@ _COMPARISONS: Mapping[str, ComparisonKind] = {"printed": "printed", "known": "kn
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
-    """One expectation, what it is compared with, and one implementation's value with the largest error of its class."""
+class _ComparedValue:
+    """One expectation, its target, and one implementation's value with the largest error of its class."""
 
     reference: Reference
     expected: Expected
@@ -202,11 +200,11 @@ class _Held:
 
     @property
     def open(self) -> NDArray[np.bool_]:
-        """Where nothing can be compared."""
+        """Flags of elements that cannot be compared."""
         return ~np.isfinite(self.target.moved + self.bound)
 
     def why_open(self, index: tuple[int, ...]) -> str:
-        """Say why nothing can be compared at an element."""
+        """Return why an element cannot be compared."""
         return self.reference.why_open(self.expected, self.target, index)
 
 
@@ -225,38 +223,32 @@ def judge_numbers(
         target = reference.target(expected, case.computed_in if expected.basis == "printed" else None)
         template = replace(blank, comparison=_COMPARISONS[expected.basis], stage=expected.name, called=expected.called)
         for name, stages in computed.items():
-            if expected.of not in stages or not _can_be_held(stages[expected.of], case.stage_shapes[expected.of]):
-                continue
-            value = derived(expected, stages[expected.of], inputs)
+            stage = stages.get(expected.of)
+            if stage is None or stage.shape != case.stage_shapes[expected.of] or not is_floating(stage):
+                continue  # a row of the stage reports another shape or dtype
+            value = derived(expected, stage, inputs)
             bound = largest_error(expected, truth.for_returned(stages), classes[name], inputs, value)
-            held = _Held(reference, expected, target, value, bound)
-            rows += _judge_one(replace(template, implementation=name), held)
+            compared = _ComparedValue(reference, expected, target, value, bound)
+            row = replace(template, implementation=name)
+            if expected.numbers is None:
+                rows += _against_exact(row, compared)
+                continue
+            comparison, printed = _NumberComparison.of(compared, expected.numbers), expected.numbers.given
+            judged = [comparison.row(row, index) for index in _document_order(value, expected) if printed[index]]
+            rows += _mark_erratum(judged, expected.erratum) if expected.erratum else judged
     return rows
 
 
-def _can_be_held(stage: Array, shape: tuple[int, ...]) -> bool:
-    """Whether a stage has the form that the numbers have; where it has not, its own row says so."""
-    return stage.shape == shape and is_floating(stage)
-
-
-def _judge_one(template: Row, held: _Held) -> list[Row]:
-    expected = held.expected
-    if expected.numbers is None:
-        return _against_exact(template, held)
-    rows = _against_numbers(template, held, expected.numbers)
-    return _with_erratum(rows, expected.erratum) if expected.erratum else rows
-
-
-def _against_exact(template: Row, held: _Held) -> list[Row]:
-    """Hold what a document computes and does not print against the exact answer."""
-    value, exact, bound = held.value, held.target.exact, held.bound
+def _against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
+    """Compare a quantity that a document computes and does not print with the exact answer."""
+    value, exact, bound = compared.value, compared.target.exact, compared.bound
     difference, odd = absolute_difference(value, exact), differing_nonfinite(value, exact)
-    ratio, open_ = quotient(difference, bound), held.open
+    ratio, open_ = quotient(difference, bound), compared.open
     rows = []
-    for index in _document_order(value, held.expected):
+    for index in _document_order(value, compared.expected):
         row = replace(template, index=stored_index(index), value=float(value[index]))
         if open_[index]:
-            rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {held.why_open(index)}"))
+            rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {compared.why_open(index)}"))
             continue
         verdict = Verdict.NONFINITE if odd[index] else Verdict.AGREE
         verdict = Verdict.NUMERIC if difference[index] > bound[index] else verdict
@@ -268,25 +260,18 @@ def _against_exact(template: Row, held: _Held) -> list[Row]:
             allowed=float(bound[index]),
             ratio=float(ratio[index]),
         )
-        rows.append(row if verdict is Verdict.AGREE else replace(row, message=_explain(row, held.expected)))
+        rows.append(row if verdict is Verdict.AGREE else replace(row, message=_explain(row, compared.expected)))
     return rows
 
 
-def _against_numbers(template: Row, held: _Held, numbers: PrintedArray) -> list[Row]:
-    """Hold every number that is given against one implementation."""
-    beside = _BesideNumbers.of(held, numbers)
-    indices = _document_order(held.value, held.expected)
-    return [beside.row(template, index) for index in indices if numbers.given[index]]
-
-
 @dataclass(frozen=True, eq=False)
-class _BesideNumbers:
-    """What is held, beside the numbers that are given: how far apart they are, and how far they may be.
+class _NumberComparison:
+    """The comparison of a value with given numbers: the differences, and the largest that are allowed.
 
-    ``missed_by_truth`` are the printed numbers that the exact answer itself misses. Arrays of the numbers' shape.
+    ``missed_by_truth`` flags the printed numbers that the exact answer itself misses. Arrays have the numbers' shape.
     """
 
-    held: _Held
+    compared: _ComparedValue
     numbers: PrintedArray
     difference: Array
     odd: NDArray[np.bool_]
@@ -295,37 +280,37 @@ class _BesideNumbers:
     open: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, held: _Held, numbers: PrintedArray) -> _BesideNumbers:
+    def of(cls, compared: _ComparedValue, numbers: PrintedArray) -> _NumberComparison:
         """Compare all numbers at once."""
-        difference = absolute_difference(held.value, numbers.value)
-        odd = differing_nonfinite(held.value, numbers.value)
-        missed_by_truth = misses(held.target, numbers) & (held.expected.basis == "printed")
-        return cls(held, numbers, difference, odd, numbers.open_towards(held.value), missed_by_truth, held.open)
+        value = compared.value
+        difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
+        missed_by_truth = misses(compared.target, numbers) & (compared.expected.basis == "printed")
+        return cls(compared, numbers, difference, odd, numbers.open_towards(value), missed_by_truth, compared.open)
 
     @cached_property
     def allowed(self) -> Array:
-        """How far apart they may be: by the digits that are not given, and by rounding."""
-        return self.half_unit + self.held.target.moved + self.held.bound
+        """The largest difference that is allowed: by the digits that are not given, and by rounding."""
+        return self.half_unit + self.compared.target.moved + self.compared.bound
 
     @property
     def declared(self) -> str | None:
-        """The dtype that a document says it was computed in."""
-        return self.held.reference.case.computed_in if self.held.expected.basis == "printed" else None
+        """The dtype that a document was computed in, if it declares one."""
+        return self.compared.reference.case.computed_in if self.compared.expected.basis == "printed" else None
 
     def row(self, template: Row, index: tuple[int, ...]) -> Row:
         """Return the verdict on one number."""
-        numbers, target = self.numbers, self.held.target
+        numbers, target, expected = self.numbers, self.compared.target, self.compared.expected
         row = replace(
             template,
             index=stored_index(index),
-            value=float(self.held.value[index]),
+            value=float(self.compared.value[index]),
             reference=float(numbers.value[index]),
             reference_text=str(numbers.text[index]),
             difference=float(self.difference[index]),
             half_unit=float(self.half_unit[index]),
         )
         if self.open[index]:
-            return _not_compared(row, self.held.expected, self.held.why_open(index), is_odd=bool(self.odd[index]))
+            return _uncompared_row(row, expected, self.compared.why_open(index), is_odd=bool(self.odd[index]))
         row = replace(
             row,
             propagated=float(target.propagated[index]),
@@ -334,39 +319,39 @@ class _BesideNumbers:
             exact=float(target.exact[index]),
         )
         if self.difference[index] > self.allowed[index] or self.odd[index]:
-            return self._missed(row, index)
+            return self._missed_row(row, index)
         if self.declared and self.difference[index] > self.allowed[index] - target.document[index]:
-            return replace(row, message=f"{_explain(row, self.held.expected)}{_of_which(row, self.declared)}")
+            return replace(row, message=f"{_explain(row, expected)}{_document_share(row, self.declared)}")
         return row
 
-    def _missed(self, row: Row, index: tuple[int, ...]) -> Row:
-        """Say that a number does not hold, and whether the document or the implementation is wrong."""
-        message = f"{_explain(row, self.held.expected)}{_of_which(row, self.declared)}"
+    def _missed_row(self, row: Row, index: tuple[int, ...]) -> Row:
+        """Return the row of a wrong number; its verdict says if the document or the implementation is wrong."""
+        message = f"{_explain(row, self.compared.expected)}{_document_share(row, self.declared)}"
         if not self.missed_by_truth[index]:
             verdict = Verdict.NONFINITE if self.odd[index] else Verdict.NUMERIC
             return replace(row, verdict=verdict, message=message)
-        hint = hints_of(self.held.reference, self.held.expected, self.numbers)[index]
-        message = f"{message}; the exact answer is {float(self.held.target.exact[index]):.17g}"
+        hint = hints_of(self.compared.reference, self.compared.expected, self.numbers)[index]
+        message = f"{message}; the exact answer is {float(self.compared.target.exact[index]):.17g}"
         message = f"{message}; {hint}" if hint else message
         return replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
 
 
-def _not_compared(row: Row, expected: Expected, why: str, *, is_odd: bool) -> Row:
-    """Say of a number for which no error is allowed that it is the same, or that it is open.
+def _uncompared_row(row: Row, expected: Expected, why: str, *, is_odd: bool) -> Row:
+    """Return the row of a number without a bound: it agrees if it is the same, and is unverified otherwise.
 
-    Numbers that are known to be NaN or infinity are meant as such, which no error bound could excuse.
+    A number that is known to be NaN or infinity is meant as such: another one fails without a bound.
     """
     if not row.difference and not is_odd:
         return replace(row, verdict=Verdict.AGREE)
     word = "printed as" if row.comparison == "printed" else "known to be"
-    message = f"{_named(row, expected)} is {word} {row.reference_text}, computed {row.value:.17g}"
+    message = f"{_element_text(row, expected)} is {word} {row.reference_text}, computed {row.value:.17g}"
     is_meant = is_odd and row.comparison == "known" and not np.isfinite(row.reference or 0.0)
     verdict = Verdict.NONFINITE if is_meant else Verdict.UNVERIFIED
     return replace(row, verdict=verdict, message=f"{message}; not compared: {why}")
 
 
-def _named(row: Row, expected: Expected) -> str:
-    """Write the number's place as the document counts it."""
+def _element_text(row: Row, expected: Expected) -> str:
+    """Return the text of the number's element, with indices as the document counts them."""
     return written_element(row.index or "", row.called or row.stage, expected.layout)
 
 
@@ -374,20 +359,20 @@ def _explain(row: Row, expected: Expected) -> str:
     word = {"printed": "is printed as", "known": "is known to be", "exact": "is exactly"}[row.comparison]
     reference = f"{row.reference:.17g}" if row.reference_text is None else row.reference_text
     return (
-        f"{_named(row, expected)} {word} {reference}, computed {row.value:.17g}; "
+        f"{_element_text(row, expected)} {word} {reference}, computed {row.value:.17g}; "
         f"off by {row.difference:.3g}, allowed {row.allowed:.3g}"
     )
 
 
-def _of_which(row: Row, declared: str | None) -> str:
-    """Say how much of what is allowed is for the precision that the document was computed in."""
+def _document_share(row: Row, declared: str | None) -> str:
+    """Return the text for the share of the bound that is due to the precision of the document."""
     return f", {row.document_bound:.3g} of it for rounding in {declared}, as the document says" if declared else ""
 
 
-def _with_erratum(rows: list[Row], erratum: str) -> list[Row]:
-    """A recorded erratum must still be one: at least one of its numbers does not hold.
+def _mark_erratum(rows: list[Row], erratum: str) -> list[Row]:
+    """Mark misprints as expected by a recorded erratum, or all rows as xpass if no number is wrong any more.
 
-    It excuses the document, not the implementation: a number that the exact answer does not miss must hold.
+    An erratum excuses only the document: a number that the exact answer does not miss must be right.
     """
     if all(row.verdict == Verdict.AGREE for row in rows):
         message = f"the recorded erratum no longer happens, every printed number holds: {erratum}"
@@ -396,7 +381,7 @@ def _with_erratum(rows: list[Row], erratum: str) -> list[Row]:
 
 
 def _document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:
-    """Return the elements in the order in which the document lays them out."""
+    """Return the indices in the order in which the document prints the numbers."""
     indices = list(np.ndindex(value.shape))
     if expected.transpose:
         indices.sort(key=lambda index: (*index[:-2], index[-1], index[-2]))

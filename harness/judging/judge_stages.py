@@ -1,8 +1,8 @@
 """Every stage of one implementation, judged twice: against the exact answer, and against its own previous stage.
 
-The first says whether a stage is wrong, the second where it goes wrong: an error that a stage inherits is not its own.
-The first stage whose introduced error fails is where the implementation goes wrong. Where in a stage the wrong elements
-lie is said if few words say it exactly: one head, the last rows, a tile of keys. Shape and dtype are those of whole
+The first comparison shows if a stage is wrong, the second if it inherits the error from the stage before. The
+implementation goes wrong at the first stage whose introduced error fails. A message describes the position of wrong
+elements if few words describe it exactly: one head, the last rows, a tile of keys. Shape and dtype are those of whole
 arrays; values are judged on the query rows whose truth is known.
 """
 
@@ -33,12 +33,12 @@ class StageJudgement:
     """One stage of one implementation.
 
     ``accumulated`` measures it against the exact answer, ``introduced`` against the exact step from the
-    implementation's own previous stage (None where that cannot be said). ``index`` is the element that is named, with
-    the computed value there, the exact one, the error and its bound B: those of the comparison ``against`` the exact
-    answer or the exact step. Of ``query_rows`` that the stage has ``judged_rows`` were judged, None for all; every
-    index is one of the whole array. ``unjudged`` counts the elements of these rows that have no exact answer.
-    ``empty_rows`` is the convention that rows without a key follow, where that is all that differs from the case. An
-    implementation ``has_wide_statistics`` that returns log_sum_exp in float32 beside outputs of 16 bits.
+    implementation's own previous stage (None if that is not possible). ``index`` is the named element, with its
+    computed value, its exact value, the error and the bound B: those of the comparison ``against`` the exact answer or
+    the exact step. ``judged_rows`` of the stage's ``query_rows`` were judged, None for all; every index is one of the
+    whole array. ``unjudged`` counts the elements of these rows that have no exact answer. ``empty_rows`` is the
+    convention that rows without a key follow, if nothing else differs from the case. An implementation
+    ``has_wide_statistics`` if it returns log_sum_exp in float32 and outputs in 16 bits.
     """
 
     stage: str
@@ -60,25 +60,26 @@ class StageJudgement:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the errors are larger than those of every known good implementation, though they do not fail."""
+        """True if the errors do not fail but are larger than those of every known good implementation."""
         return Tier.WARNING in {measured.tier for measured in (self.accumulated, self.introduced) if measured}
 
     @property
     def goes_wrong_here(self) -> bool:
-        """Whether this stage itself is at fault, rather than one before it."""
+        """True if this stage itself is at fault, not one before it."""
         if self.verdict is Verdict.AGREE:
             return False
         return self.introduced is None or self.introduced.tier.fails or self.verdict is not Verdict.NUMERIC
 
 
 def in_order(stages: Iterable[str], options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the stages' names in the order in which attention computes them; names of their own come last."""
-    found = sorted(stages, key=stage_position)
+    """Return the stages' names in the order in which attention computes them; unknown names come last."""
+    ordered = sorted(stages, key=stage_position)
     if not (options or {}).get("norm_after_rotation"):
-        return found
-    late = [stage for stage in found if stage in NORMALIZATIONS]
-    last = next((index for index, stage in enumerate(found) if stage not in {*NORMALIZATIONS, *ROTATIONS}), len(found))
-    return [*(stage for stage in found[:last] if stage in ROTATIONS), *late, *found[last:]]
+        return ordered
+    late = [stage for stage in ordered if stage in NORMALIZATIONS]
+    early = {*NORMALIZATIONS, *ROTATIONS}
+    last = next((index for index, stage in enumerate(ordered) if stage not in early), len(ordered))
+    return [*(stage for stage in ordered[:last] if stage in ROTATIONS), *late, *ordered[last:]]
 
 
 def judge_stages(
@@ -94,11 +95,11 @@ def judge_stages(
 
 
 def with_one_beginning(judgements: list[StageJudgement]) -> list[StageJudgement]:
-    """Let no stage at which it begins say that its error comes from before it."""
+    """Replace the message of the first wrong stage, if it says that the error comes from an earlier stage."""
     begins_at = where_it_begins(judgements)
     return [
-        replace(each, message=each.message.replace(FROM_BEFORE, ADDED_UP)) if each.stage == begins_at else each
-        for each in judgements
+        replace(judged, message=judged.message.replace(FROM_BEFORE, ADDED_UP)) if judged.stage == begins_at else judged
+        for judged in judgements
     ]
 
 
@@ -114,8 +115,8 @@ def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str,
 def where_it_begins(judgements: list[StageJudgement]) -> str:
     """Return the first stage that is itself at fault; empty where none is."""
     failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
-    own = [judgement.stage for judgement in failing if judgement.goes_wrong_here]
-    return next(iter(own), failing[0].stage if failing else "")
+    at_fault = [judgement.stage for judgement in failing if judgement.goes_wrong_here]
+    return next(iter(at_fault), failing[0].stage if failing else "")
 
 
 def judge_stage(
@@ -136,9 +137,9 @@ def judge_stage(
     if wanted is not None and array.shape != wanted:
         message = f"expected shape {show(wanted)}, got {show(array.shape)}"
         return StageJudgement(stage, Verdict.SHAPE, message=message)
-    own = truth.bounds.dtype_of(stage)
-    if wanted is not None and str(array.dtype) != own:
-        expected = " or ".join(filter(None, (own, wide_dtype(stage, own))))
+    expected_dtype = truth.bounds.dtype_of(stage)
+    if wanted is not None and str(array.dtype) != expected_dtype:
+        expected = " or ".join(filter(None, (expected_dtype, wide_dtype(stage, expected_dtype))))
         return StageJudgement(stage, Verdict.DTYPE, message=f"expected {expected}, got {array.dtype}")
     if wanted is None or stage not in truth.exact:
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
@@ -146,18 +147,19 @@ def judge_stage(
     rows, reference = sound[stage], truth.reference(stage, rounding_model, sound[stage])
     odd, unjudged = reference.odd(rows), int(reference.open.sum())
     if odd.any():
-        found = _nonfinite(stage, reference.exact, rows, odd)
+        judgement = _nonfinite(stage, reference.exact, rows, odd)
     else:
         step = truth.step(stage, sound, rounding_model) if has_step else None
-        found = _numeric(stage, rows, reference, step, is_whole=truth.judged.query_rows is None)
-    if unjudged and found.verdict is Verdict.AGREE:
-        found = _partly_judged(found, reference.open, truth.why_open(stage, index_of_largest(reference.open)))
-    found = replace(found, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
-    return _of_whole(found, truth.judged)
+        judgement = _numeric(stage, rows, reference, step, is_whole=truth.judged.query_rows is None)
+    if unjudged and judgement.verdict is Verdict.AGREE:
+        why = truth.why_open(stage, index_of_largest(reference.open))
+        judgement = _with_unjudged_elements(judgement, reference.open, why)
+    judgement = replace(judgement, unjudged=unjudged, has_wide_statistics=truth.bounds.has_wide_statistics)
+    return _with_whole_indices(judgement, truth.judged)
 
 
-def _partly_judged(judgement: StageJudgement, open_: Flags, why: str) -> StageJudgement:
-    """Say why elements were not judged; a stage that holds nothing else does not agree."""
+def _with_unjudged_elements(judgement: StageJudgement, open_: Flags, why: str) -> StageJudgement:
+    """Add to the message why elements were not judged; a stage without judged elements is unverified."""
     if open_.all():
         return StageJudgement(judgement.stage, Verdict.UNVERIFIED, message=f"there is no exact answer: {why}")
     message = f"{int(open_.sum())} of {open_.size} elements were not judged, for want of an exact answer: {why}"
@@ -165,19 +167,19 @@ def _partly_judged(judgement: StageJudgement, open_: Flags, why: str) -> StageJu
 
 
 def failing_elements(reference: StageReference, array: Array) -> Flags:
-    """Return where the judged rows of a stage are proved to be wrong."""
+    """Flag the elements of the judged rows of a stage that are proved to be wrong."""
     return reference.beyond(array) | reference.odd(array)
 
 
 def agrees(reference: StageReference, array: Array) -> bool:
-    """Whether the judged rows of a stage are right."""
+    """Return whether the judged rows of a stage are right."""
     if reference.exact.shape != array.shape:  # a reading may give a stage another shape, which no returned stage has
         return False
     return not reference.odd(array).any() and not _measure(reference, array).tier.fails
 
 
-def _of_whole(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
-    """Say how many query rows were judged, and of which the elements are that are named."""
+def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
+    """Convert indices in the judged rows to indices in the whole stage, and count the judged rows."""
     stage, rows = judgement.stage, judged.query_rows
     if rows is None or query_axis(stage) is None:
         return judgement
@@ -214,7 +216,7 @@ def _measure(reference: StageReference, array: Array) -> Measured:
 def _numeric(
     stage: str, array: Array, reference: StageReference, step: StageReference | None, *, is_whole: bool
 ) -> StageJudgement:
-    """Name the element that is worst in whichever comparison fails; the step's own failure says more."""
+    """Judge a stage by its errors, with the worst element of the failing comparison; a failing step goes first."""
     accumulated, introduced = _measure(reference, array), None if step is None else _measure(step, array)
     fails, named, failing = accumulated.tier.fails, accumulated, reference
     against: Literal["exact", "step"] = "exact"
@@ -243,11 +245,11 @@ def _numeric(
 
 FROM_BEFORE = "this step is right, the error comes from before it"
 ADDED_UP = "no step is wrong by itself: what is rounded in each adds up"
-"""Of the first stage that fails, where nothing that was returned before it does."""
+"""Message of the first stage that fails, if no stage that was returned before it fails."""
 
 
 def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
-    """Say how large the errors of a stage are, and whether they are its own."""
+    """Describe how large the errors of a stage are, and if the stage itself introduces them."""
     if introduced is None or not accumulated.tier.fails:
         return _format_error(
             "against the exact answer" if introduced is None else "in this step", introduced or accumulated
@@ -258,7 +260,7 @@ def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
 
 
 def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:
-    """Say what is wrong in places where no error is possible at all: a quotient would be infinite."""
+    """Describe errors of elements for which no error is possible: the error over its bound would be infinite."""
     error = np.where(elements, exact.error_of(array), 0.0)
     largest, count = float(error.max()), int(elements.sum())
     if stage == "weights" and not exact.high[elements].any():
@@ -278,22 +280,22 @@ def _format_error(against: str, measured: Measured) -> str:
 
 
 _MIN_WRONG = 2
-"""Of a single element its index says more."""
+"""The index of a single element says more than a range."""
 _NAMES = {"Lq": ("query row", "query rows"), "Lk": ("key", "keys"), "T": ("key", "keys")}
 _COLUMN = ("column", "columns")
 
 
 def where_wrong(stage: str, wrong: Flags) -> str:
-    """Say in which part of a stage all wrong elements are: ranges of its axes; empty where that is all of it.
+    """Describe the part of a stage that has all wrong elements by ranges of its axes; empty if that is the whole stage.
 
-    Ranges are those of indices, ends included. An axis whose wrong indices are no range is left out.
+    Ranges are those of indices, ends included. An axis is left out if its wrong indices are not one range.
     """
     count = int(wrong.sum())
     if count < _MIN_WRONG:
         return ""
     parts = []
     for axis, (one, many) in enumerate(_axes(stage, wrong.ndim)):
-        others = tuple(other for other in range(wrong.ndim) if other != axis)
+        others = tuple(another for another in range(wrong.ndim) if another != axis)
         indices = np.flatnonzero(wrong.any(axis=others))
         first, last, length = int(indices[0]), int(indices[-1]), wrong.shape[axis]
         if len(indices) < length and last - first + 1 == len(indices):

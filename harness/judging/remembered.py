@@ -1,9 +1,9 @@
-"""Exact answers and rows that judging keeps in a store, and the keys by which they are found again.
+"""Exact answers and rows that judging keeps in a store, and their keys.
 
-Error bounds are not kept: working them out takes little longer than reading them would.
+Error bounds are not kept: computing them takes little longer than reading them would.
 
-Everything is a pure function of what its key is made of: the numbers of the problem bit by bit, the dtype, the rounding
-model, what was returned, and the code that judges, with the versions of what it computes with.
+Every entry is a pure function of the parts of its key: the numbers of the problem bit by bit, the dtype, the rounding
+model, the returned stages, and the code that judges, with the versions of the libraries that it computes with.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _PARTS = (
     "common",
 )
 JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
-"""All code of this package that a verdict follows from."""
+"""All code of this package on which a verdict depends."""
 _COMPUTES_WITH = ("numpy", "python-flint", "ml_dtypes", "attncheck")
 
 
 @lru_cache
 def judging_version() -> str:
-    """Return a digest of the code that judges, and of what it computes with: another one may judge otherwise."""
+    """Return a digest of the code that judges, of its libraries, and of the processor's features."""
     return digest_of(digest_of_code(JUDGING_CODE, _COMPUTES_WITH), cpu_features())
 
 
 def key_of(kind: str, *parts: Any) -> Key:
-    """Return the key of what follows from so many parts, by the code that judges."""
+    """Return the key of an entry that depends on the parts, and on the code that judges."""
     return Key(kind, digest_of(judging_version(), *parts))
 
 
@@ -61,80 +61,69 @@ def key_of_rows(
 ) -> Key:
     """Return the key of the rows of one case in one dtype.
 
-    ``judged_by`` are mappings by implementation: what else its verdicts follow from. How long an evaluation took counts
-    for nothing.
+    ``judged_by`` are mappings by implementation with all else on which its verdicts depend. The duration of an
+    evaluation is no part of the key.
     """
     untimed = {name: replace(outcome, seconds=None) for name, outcome in outcomes.items()}
     return key_of("rows", case.digest, dtype, inputs, list(outcomes), untimed, judged_by)
 
 
 def rows_to_bytes(rows: Sequence[Row]) -> bytes:
-    """Write rows down, each as what differs from the default."""
+    """Serialise rows, each as the fields that differ from the default."""
     return zlib.compress(json.dumps([row.__getstate__() for row in rows]).encode(), 1)
 
 
 def rows_from_bytes(data: bytes) -> tuple[Row, ...]:
     """Read rows that ``rows_to_bytes`` wrote. Raises ``UnreadableEntry``."""
     try:
-        return tuple(Row(**{**each, "verdict": Verdict(each["verdict"])}) for each in json.loads(zlib.decompress(data)))
+        rows = json.loads(zlib.decompress(data))
+        return tuple(Row(**{**fields, "verdict": Verdict(fields["verdict"])}) for fields in rows)
     except (zlib.error, ValueError, TypeError, KeyError) as error:
         raise UnreadableEntry from error
 
 
 def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
-    """Write exact stages down, and the float64 stages between; low and radius in units of the last place of high."""
+    """Serialise exact stages, and the float64 stages between; low and radius in units of the last place of high."""
     from attncheck.attention.exact_array import last_place
 
-    parts = {f"high {stage}": each.high for stage, each in exact.items()}
-    for stage, each in exact.items():
-        place = last_place(each.high)
-        parts |= {f"low {stage}": _in_units(each.low, place), f"radius {stage}": _in_units(each.radius, place)}
+    parts = {f"high {stage}": enclosure.high for stage, enclosure in exact.items()}
+    for stage, enclosure in exact.items():
+        unit = last_place(enclosure.high)
+        parts |= {f"low {stage}": _in_units(enclosure.low, unit), f"radius {stage}": _in_units(enclosure.radius, unit)}
     return arrays_to_bytes({**parts, **{f"inner {stage}": array for stage, array in inner.items()}})
 
 
 def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, NDArray[Any]]]:
     """Read what ``enclosures_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    from attncheck.attention.exact_array import Enclosure
+    from attncheck.attention.exact_array import Enclosure, last_place
 
-    parts = _by_part(arrays_from_bytes(data), ("high", "low", "radius", "inner"))
+    parts: dict[str, dict[str, NDArray[Any]]] = {"high": {}, "low": {}, "radius": {}, "inner": {}}
     try:
-        exact = {
-            stage: Enclosure(high, *(_of_units(parts[part][stage], high) for part in ("low", "radius")))
-            for stage, high in parts["high"].items()
-        }
+        for name, array in arrays_from_bytes(data).items():
+            part, _, stage = name.partition(" ")
+            parts[part][stage] = array
+        exact = {}
+        for stage, high in parts["high"].items():
+            stored = parts["low"][stage], parts["radius"][stage]
+            low, radius = (part if part.dtype == np.float64 else part * last_place(high) for part in stored)
+            exact[stage] = Enclosure(high, low, radius)
     except (KeyError, ValueError) as error:
         raise UnreadableEntry from error
     return exact, parts["inner"]
 
 
 def _in_units(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers in units, in float32; as they are where that would lose a bit of any."""
+    """Return numbers in units, in float32; unchanged if that would lose a bit of any."""
     with np.errstate(all="ignore"):
         scaled = (array / unit).astype(np.float32)
         return scaled if (scaled * unit).tobytes() == array.tobytes() else array
 
 
-def _of_units(scaled: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
-    from attncheck.attention.exact_array import last_place
-
-    return scaled if scaled.dtype == np.float64 else scaled * last_place(high)
-
-
-def _by_part(arrays: Arrays, names: Sequence[str]) -> dict[str, dict[str, NDArray[Any]]]:
-    parts: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in names}
-    for name, array in arrays.items():
-        part, _, stage = name.partition(" ")
-        if part not in parts:
-            raise UnreadableEntry
-        parts[part][stage] = array
-    return parts
-
-
 def arrays_to_bytes(arrays: Arrays) -> bytes:
-    """Write named arrays of numbers down, compressed: a line that describes them, and the numbers of each dtype.
+    """Serialise named arrays of numbers, compressed: a line that describes them, and the numbers of each dtype.
 
-    First the first bytes of all numbers, then the second ones, and so on: exponents are like each other. What several
-    arrays have alike stands there once.
+    The first bytes of all numbers come first, then the second bytes, and so on: similar exponents compress well. Arrays
+    with the same numbers are stored once.
     """
     heading: list[list[Any]] = []
     numbers = {array.dtype.str: bytearray() for array in arrays.values()}
@@ -146,12 +135,9 @@ def arrays_to_bytes(arrays: Arrays) -> bytes:
             numbers[dtype] += data
         heading.append([name, dtype, list(array.shape), start])
     lengths = [[dtype, len(data) // np.dtype(dtype).itemsize] for dtype, data in numbers.items()]
-    planes = b"".join(_planes(np.frombuffer(data, dtype)) for dtype, data in numbers.items())
+    by_number = [np.frombuffer(data, np.uint8).reshape(-1, np.dtype(dtype).itemsize) for dtype, data in numbers.items()]
+    planes = b"".join(number_bytes.T.tobytes() for number_bytes in by_number)
     return b"\n".join([json.dumps([heading, lengths]).encode(), zlib.compress(planes, 1)])
-
-
-def _planes(array: NDArray[Any]) -> bytes:
-    return array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
 
 
 def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
@@ -159,7 +145,7 @@ def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
     line, _, packed = data.partition(b"\n")
     try:
         heading, lengths = json.loads(line)
-        planes = _unpacked(packed, [(np.dtype(dtype), count) for dtype, count in lengths])
+        planes = _numbers_by_dtype(packed, [(np.dtype(dtype), count) for dtype, count in lengths])
         return {
             name: planes[dtype][start : start + math.prod(shape)].reshape(shape).copy()
             for name, dtype, shape, start in heading
@@ -168,8 +154,8 @@ def arrays_from_bytes(data: bytes) -> dict[str, NDArray[Any]]:
         raise UnreadableEntry from error
 
 
-def _unpacked(packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]) -> dict[str, NDArray[Any]]:
-    """Return all numbers of each dtype, one after the other."""
+def _numbers_by_dtype(packed: bytes, lengths: Sequence[tuple[np.dtype[Any], int]]) -> dict[str, NDArray[Any]]:
+    """Decompress all numbers of each dtype, one after the other."""
     data = zlib.decompress(packed)
     numbers: dict[str, NDArray[Any]] = {}
     start = 0

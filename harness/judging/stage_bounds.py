@@ -1,7 +1,7 @@
 """Error bounds of stages by rounding model, the exact values that they belong to, and condition numbers.
 
-Bounds are worked out once for all implementations of a rounding model. How well the inputs determine a number follows
-from its bound beside the number itself: ``docs/numerics.md``, section 7, on condition.
+Bounds are computed once for all implementations of a rounding model. A condition number compares the bound of a number
+with the number itself: ``docs/numerics.md``, section 7, on condition.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class StageBounds:
 
     def dtype_of(self, stage: str) -> str:
         """Return the dtype in which a stage is returned."""
-        own = stage_dtype(self.stages.canonical.operation, stage, self.dtype)
-        return (wide_dtype(stage, own) if self.has_wide_statistics else None) or own
+        dtype = stage_dtype(self.stages.canonical.operation, stage, self.dtype)
+        return (wide_dtype(stage, dtype) if self.has_wide_statistics else None) or dtype
 
     def is_wide(self, stages: Stages) -> bool:
         """Return whether a stage has a wider dtype than these bounds are for, and may have it."""
@@ -66,10 +66,10 @@ class StageBounds:
         return self._known[rounding_model]
 
     def with_known(self, rounding_model: str, bounds: Mapping[str, Bound]) -> StageBounds:
-        """Return the same with other bounds for a rounding model."""
-        other = replace(self)
-        other._known[rounding_model] = bounds
-        return other
+        """Return a copy with other bounds for a rounding model."""
+        bounds_with = replace(self)
+        bounds_with._known[rounding_model] = bounds
+        return bounds_with
 
     def _find(self, rounding_model: str) -> dict[str, Bound]:
         if not self.stages.values:
@@ -91,7 +91,7 @@ class StageBounds:
             bounds = self._without_overflown(rounding, bounds)
             if not OPERATIONS[canonical.operation].has_projections:
                 self._from_inputs[rounding] = bounds
-        return {stage: _where_finite(bound, values[stage]) for stage, bound in bounds.items()}
+        return {stage: _zero_unless_finite(bound, values[stage]) for stage, bound in bounds.items()}
 
     def of_step(self, step: ExactStep, rounding_model: str) -> Mapping[str, Bound] | None:
         """Return the bounds of a step; None if a stage before it is missing or not finite.
@@ -112,12 +112,12 @@ class StageBounds:
         return self._last_step[key]
 
     def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
-        """Leave without a bound what follows from scores that the format in which they are stored cannot hold."""
+        """Remove the bounds of elements that depend on scores that overflow the format in which they are stored."""
         return without_overflown(self.stages.canonical, rounding, self.stages.high.get("raw_scores"), bounds)
 
 
-def _where_finite(bound: Bound, exact: Array) -> Bound:
-    """Return a bound of 0 where the exact value is not finite: such values are compared, not measured."""
+def _zero_unless_finite(bound: Bound, exact: Array) -> Bound:
+    """Set the bound to 0 for exact values that are not finite: such values are compared, not measured."""
     finite = np.isfinite(exact)
     return bound if finite.all() else bound.mapped(lambda part: np.where(finite, part, 0.0))
 
@@ -153,11 +153,11 @@ class StageReference:
 
     @property
     def max_error(self) -> Real:
-        """The largest error that is possible, NaN where the exact answer leaves open what is right."""
+        """The largest error that is possible, NaN for elements without an exact answer."""
         return np.where(self.open, np.nan, self.bound.max_error)
 
     def odd(self, array: Array) -> Flags:
-        """Return where a value is NaN or infinite and the exact one is not, or the other way round."""
+        """Flag values that are NaN or infinite if the exact one is not, or the other way round."""
         stored = array.astype(np.float64)
         odd: Flags = ~np.isfinite(stored) & self.measured
         if not self.measured.all():
@@ -166,15 +166,15 @@ class StageReference:
         return odd
 
     def beyond(self, array: Array) -> Flags:
-        """Return where an error is larger than its bound."""
-        with np.errstate(invalid="ignore"):  # what is not judged may have an infinite error and an infinite radius
+        """Flag errors that are larger than their bounds."""
+        with np.errstate(invalid="ignore"):  # unjudged elements may have an infinite error and an infinite radius
             error = self.exact.error_of(array) - self.exact.radius
             beyond: Flags = self.measured & (error > self.bound.max_error)
         return beyond
 
 
 def within_range(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
-    """Return where the exact value is a number that a dtype has: enclosed, and no larger than its largest."""
+    """Flag exact values in the range of a dtype: enclosed, and no larger than its largest number."""
     return np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
 
 
@@ -199,14 +199,14 @@ class Conditioning:
 def condition_numbers(
     exact: NDArray[np.float64], bound: NDArray[np.float64], unit_roundoff: float
 ) -> NDArray[np.float64]:
-    """Return B / (u |x|): 0 where no error is possible, infinity where that of a zero is."""
+    """Return B / (u |x|): 0 if no error is possible, infinity if only x is 0."""
     with np.errstate(all="ignore"):
-        found: NDArray[np.float64] = np.where(bound == 0, 0.0, bound / (unit_roundoff * np.abs(exact)))
-    return found
+        numbers: NDArray[np.float64] = np.where(bound == 0, 0.0, bound / (unit_roundoff * np.abs(exact)))
+    return numbers
 
 
 def conditioning_of(reference: StageReference) -> Conditioning | None:
-    """Return the condition numbers of a stage; None where nothing of it is measured."""
+    """Return the condition numbers of a stage; None if no element is measured."""
     measured, unit_roundoff = reference.measured, FORMATS[reference.dtype].unit_roundoff
     if not measured.any():
         return None

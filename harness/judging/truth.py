@@ -1,6 +1,6 @@
-"""The truth of one case in one dtype: exact stages, error bounds, and what has no exact answer.
+"""The truth of one case in one dtype: exact stages, error bounds, and the elements without an exact answer.
 
-``find_truth`` decides once which query rows are judged, what the canonical form is, and what in it is undefined. The
+``find_truth`` chooses the query rows that are judged, makes the canonical form, and finds undefined elements in it. The
 oracle then evaluates the exact stages (``exact_stages.py``), rows and elements without an exact answer are withdrawn
 (``undefined.py``), and each rounding model has its bounds (``stage_bounds.py``). All three serve all implementations.
 """
@@ -27,16 +27,16 @@ from attncheck.reading.problem import Problem
 from attncheck.spec.rounding import FORMATS
 
 _ONE_ROUNDING = frozenset({"capped", "biased"})
-"""Steps of one rounding per element, of a number that is itself rounded: no sum for statistics to speak of."""
+"""Steps with one rounding per element, of a rounded number: without a sum, statistics do not apply."""
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The exact stages of one computation, from its inputs as stored, their bounds, and what is undefined.
+    """The exact stages of one computation, from its inputs as stored, their bounds, and undefined elements.
 
     If it ``supports_statistics``, inputs are continuous and unstructured, so that statistics of rounding errors apply.
-    ``outside`` says why there is no exact answer, if there is none. Further answers come out of the ``store``.
-    ``read_as`` says how an implementation reads the case that declares to read it otherwise.
+    ``outside`` is the reason why there is no exact answer, if there is none. Further answers are cached in the
+    ``store``. ``read_as`` describes the conventions that an implementation declares, if this is the truth under them.
     """
 
     judged: JudgedProblem
@@ -48,7 +48,7 @@ class Truth:
     store: Store = NO_STORE
     read_as: str = ""
     of_readings: dict[str, Any] = field(default_factory=dict, init=False)
-    """What other readings of the case come to (``readings.py``), for all implementations that fail it."""
+    """Cached results of other readings of the case (``readings.py``), for all implementations that fail it."""
 
     @cached_property
     def exact(self) -> Mapping[str, Enclosure]:
@@ -61,11 +61,11 @@ class Truth:
         return replace(self, bounds=replace(self.bounds, has_wide_statistics=True))
 
     def for_returned(self, stages: Stages) -> Truth:
-        """Return the truth for an implementation: another where it returns a wider log_sum_exp than its outputs."""
+        """Return the truth for an implementation: another one if its log_sum_exp is wider than its outputs."""
         return self.with_wide_statistics if self.bounds.is_wide(stages) else self
 
     def reference(self, stage: str, rounding_model: str, returned: Array | None = None) -> StageReference:
-        """Return the exact answer of a stage with its bound; if several are right, that which was returned."""
+        """Return the exact answer of a stage with its bound; if several are right, the one that was returned."""
         exact, bound, dtype = self.exact[stage], self.bounds.of(rounding_model)[stage], self.bounds.dtype_of(stage)
         if returned is not None:
             exact = self.undefined.apply_to_returned(stage, self.stages.values[stage], returned)
@@ -87,7 +87,7 @@ class Truth:
         return StageReference(value, bounds[stage], self.bounds.dtype_of(stage), has_statistics)
 
     def why_open(self, stage: str, index: tuple[int, ...]) -> str:
-        """Say why an element of a stage cannot be judged."""
+        """Return why an element of a stage cannot be judged."""
         if stage not in self.exact:
             return self.outside or f"none is known for a stage of this name: {stage}"
         exact = self.exact[stage]
@@ -119,11 +119,11 @@ def find_truth(
 
 
 def truth_of_stages(judged: JudgedProblem, stages: ExactStages, *, outside: str = "", store: Store = NO_STORE) -> Truth:
-    """Return the truth of a problem of which the exact stages are known."""
+    """Return the truth of a problem whose exact stages are known."""
     undefined = Undefined(elements=judged.undefined_elements) if outside else find_undefined(judged)
     assert judged.called.dtype, "error bounds need a dtype"
     bounds = StageBounds(stages, judged.called.dtype, undefined.uniform_rows)
-    # Masking rounds once, when it adds the bias: no sum for statistics to speak of.
+    # Masking rounds once, when it adds the bias: without a sum, statistics do not apply.
     has_statistics = judged.called.supports_statistics and judged.canonical.operation != "masking"
     return Truth(judged, stages, bounds, undefined, has_statistics, outside, store)
 
@@ -131,9 +131,9 @@ def truth_of_stages(judged: JudgedProblem, stages: ExactStages, *, outside: str 
 def truth_of_case(
     case: Case, inputs: Inputs, returned: Collection[str] | None = None, store: Store = NO_STORE
 ) -> Truth:
-    """Evaluate the oracle for a case on its inputs in a dtype: whole if numbers are expected, each of which is judged.
+    """Evaluate the oracle for a case on its inputs in a dtype: in all rows if the case expects numbers.
 
-    ``returned`` are the stages that anybody returned; by default those that the case asks for.
+    ``returned`` are the stages that any implementation returned; by default those that the case judges.
     """
     stages = case.judged_stages if returned is None else returned
     if stages is not None:
@@ -141,9 +141,9 @@ def truth_of_case(
     return find_truth(problem_of(case, inputs), whole=bool(case.expected), returned=stages, store=store)
 
 
-def truth_of_reading(own: Truth, problem: Problem) -> Truth:
-    """Return the exact answer of a case that is read as another problem, on the rows that are judged of the case."""
-    whole, returned = own.judged.query_rows is None, own.exact if own.stages.inner else None
-    read = replace(problem, dtype=own.bounds.dtype, supports_statistics=own.supports_statistics)
-    truth = find_truth(read, whole=whole, returned=returned, store=own.store)
-    return truth.with_wide_statistics if own.bounds.has_wide_statistics else truth
+def truth_of_reading(case_truth: Truth, problem: Problem) -> Truth:
+    """Return the truth of a case under another reading, ``problem``, on the same judged rows."""
+    whole, returned = case_truth.judged.query_rows is None, case_truth.exact if case_truth.stages.inner else None
+    read = replace(problem, dtype=case_truth.bounds.dtype, supports_statistics=case_truth.supports_statistics)
+    truth = find_truth(read, whole=whole, returned=returned, store=case_truth.store)
+    return truth.with_wide_statistics if case_truth.bounds.has_wide_statistics else truth

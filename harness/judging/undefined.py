@@ -1,18 +1,18 @@
 """Rows and elements without an exact answer: fully masked rows, rows with NaN queries, and what these reach.
 
-``docs/numerics.md``, section 7, says what is right there, and of what nothing is said. A row without a key has no
-softmax. What it gives is a convention: ``zero`` weights and output, ``uniform`` (the mean of all values) or ``nan``.
-Where query heads or gradients bring rows together, NaN reaches whatever they reach. A row of a query that holds NaN is
-NaN in every stage from its scores on, and no other row is touched by it. Before them a rotation brings two elements
-together, and others keep their numbers.
+``docs/numerics.md``, section 7, defines which results are right there, and which are open. A row without a key has no
+softmax. Its result is a convention: ``zero`` weights and output, ``uniform`` (the mean of all values) or ``nan``. If
+query heads or gradients add rows up, NaN reaches the whole sum. A row of a query with NaN is NaN in every stage from
+its scores on, and affects no other row. Before the scores, a rotation combines two elements, and the others keep their
+numbers.
 
 NaN and infinity among the inputs (other than -inf in scores and bias, which forbids a key) and a vector of length 0
-under a cosine leave undefined what is computed from them, and nothing else: they are followed through the operation as
-flags, one per element and stage. The oracle, which knows no NaN, gets ones in their place, and its answer is then
-withdrawn where a flag is. A key or value that may not be attended reaches a row only if the row holds NaN or infinity.
+under a cosine make undefined only the elements that are computed from them. Flags, one per element and stage, follow
+them through the operation. The oracle, which does not accept NaN, gets ones instead, and flagged elements of its answer
+are withdrawn. A key or value that may not be attended reaches a row only if the row is NaN or infinite.
 
-Scores may also be too large for the format in which a rounding model stores them, though what they become is not: what
-follows from such a score has no bound.
+Scores may also be too large for the format in which a rounding model stores them, even if later stages are not: stages
+that depend on such a score have no bound.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ Options = Mapping[str, Any]
 
 _QUERIES = frozenset(name for name in (*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS) if query_axis(name) is not None)
 MAX_AT_A_TIME = 1 << 24
-"""Elements of a score matrix of which flags are made at a time, a byte each."""
+"""Flags of so many elements of a score matrix are made at a time, a byte each."""
 
 
 @dataclass(frozen=True, eq=False)
 class UndefinedRows:
-    """Which rows are undefined, (..., H, Lq), in one computation, and by which convention the empty ones are judged.
+    """The undefined rows of one computation, (..., H, Lq), and the convention by which empty ones are judged.
 
-    ``forbidden`` are the elements that a mask forbids, in the scores' shape, and ``nan_elements`` those of the query
-    that are NaN; None where there is no NaN, or where a projection brings all elements of a row together.
+    ``forbidden`` are the elements that a mask forbids, in the scores' shape, and ``nan_elements`` the elements of the
+    query that are NaN; None without NaN, or if a projection adds all elements of a row up.
     """
 
     problem: Computation
@@ -79,17 +79,17 @@ class UndefinedRows:
 
     @cached_property
     def _hidden(self) -> Flags:
-        """Rows with NaN none of whose own keys may be attended: a fill, or a sink, is all that is left of them."""
+        """Rows with NaN none of whose own keys may be attended: only a fill, or a sink, remains."""
         if not self.problem.own_keys:
             return self.nan_rows
         return self.nan_rows & (False if self.forbidden is None else self.forbidden.all(axis=-1))
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """True if any row is undefined."""
         return bool(self.empty.any() or self.nan_rows.any())
 
     def apply(self, stage: str, exact: Enclosure) -> Enclosure:
-        """Set NaN where it is the exact answer, and take out what has none."""
+        """Set elements whose exact answer is NaN, and withdraw elements without an exact answer."""
         nan, open_ = self._unusual(stage, exact.shape)
         if not (nan.any() or open_.any()):
             return exact
@@ -98,7 +98,7 @@ class UndefinedRows:
         return Enclosure(np.where(nan, np.nan, exact.high), np.where(nan, 0.0, exact.low), radius)
 
     def apply_to_step(self, stage: str, exact: Enclosure, returned: Collection[str]) -> Enclosure:
-        """Do the same for the step from an implementation's own stages, where a uniform row follows from no logits."""
+        """Do the same for a step from an implementation's stages: a uniform row does not follow from its logits."""
         exact = self.apply(stage, exact)
         follows_from_weights = stage in MEANS and not {"weights", MEANS[0]}.isdisjoint(returned)
         if self.convention != "uniform" or stage in LOGITS or follows_from_weights:
@@ -107,9 +107,9 @@ class UndefinedRows:
         return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
 
     def by_masking(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
-        """Say what is right where that depends on the masking: by what was returned, NaN or the number of a selection.
+        """Return the exact answer of elements that depend on how a kernel masks: NaN, or the number of a selection.
 
-        ``exact`` leaves these elements open, ``selected`` is the answer where a mask selects.
+        ``returned`` shows which. ``exact`` leaves these elements open, ``selected`` is the answer if a mask selects.
         """
         if self.convention != "nan" or stage not in THROUGH_SCORES:
             return exact
@@ -118,8 +118,8 @@ class UndefinedRows:
         numbers = empty & ~nan_rows & ~np.isnan(returned.astype(np.float64))
         if not numbers.any():
             return exact
-        pairs = ((exact.high, selected.high), (exact.low, selected.low), (exact.radius, selected.radius))
-        return Enclosure(*(np.where(numbers, other, own) for own, other in pairs))
+        pairs = ((selected.high, exact.high), (selected.low, exact.low), (selected.radius, exact.radius))
+        return Enclosure(*(np.where(numbers, *pair) for pair in pairs))
 
     def with_equal_scores(self, options: Options) -> Problem:
         """Return the problem in which rows without a key have every key and equal scores: uniform weights."""
@@ -134,7 +134,7 @@ class UndefinedRows:
         return Problem(self.problem.operation, {**options, "is_causal": False}, without_nan(inputs))
 
     def with_equal_logits(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Set the logits of rows without a key to 0, for uniform weights: any number will do, if it is the same."""
+        """Set the logits of rows without a key to 0, for uniform weights: any equal numbers would do."""
 
         def equal(stage: str, array: Array) -> Array:
             return np.where(self.affected_by_empty(stage, array.shape) & (array == -np.inf), 0, array)
@@ -142,24 +142,24 @@ class UndefinedRows:
         return {stage: equal(stage, array) if stage in LOGITS else array for stage, array in values.items()}
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
-        """Set to 0 what is NaN by right in a returned stage, so that other rows can be followed from it."""
+        """Set elements of a returned stage that are rightly NaN to 0, so that others can be computed from it."""
         nan, _ = self._unusual(stage, returned.shape)
         if not nan.any():
             return returned
         return np.where(nan & np.isnan(returned.astype(np.float64)), np.zeros((), returned.dtype), returned)
 
     def affected_by_empty(self, stage: str, shape: Shape) -> Flags:
-        """Return, in a stage's shape, what the empty rows reach, whoever returned it."""
+        """Flag the elements of a stage that the empty rows reach."""
         if (stage, shape) not in self._of_empty:
             self._of_empty[stage, shape] = self.affected_elements(stage, shape, self.empty)
         return self._of_empty[stage, shape]
 
     def affected_by_nan(self, stage: str, shape: Shape) -> Flags:
-        """Return, in a stage's shape, what the NaN of queries reaches."""
+        """Flag the elements of a stage that NaN of queries reaches."""
         return self.affected_elements(stage, shape, self.nan_rows, self.nan_elements)
 
     def affected_elements(self, stage: str, shape: Shape, rows: Flags, elements: Flags | None = None) -> Flags:
-        """Return, in a stage's shape, what these rows (..., H, Lq) reach, or these ``elements`` of their queries."""
+        """Flag the elements of a stage that ``rows`` (..., H, Lq) reach, or the ``elements`` of their queries."""
         if not rows.any():
             return np.zeros(shape, dtype=np.bool_)
         flags = rows[..., np.newaxis]
@@ -171,7 +171,7 @@ class UndefinedRows:
         return np.broadcast_to(problem.without_added(stage, reached), shape)
 
     def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
-        """Return where a stage is exactly NaN, and where nothing is to be said of it, whoever returned it."""
+        """Flag the elements of a stage that are exactly NaN, and those without an exact answer."""
         if (stage, shape) not in self._unusual_elements:
             self._unusual_elements[stage, shape] = self._find_unusual(stage, shape)
         return self._unusual_elements[stage, shape]
@@ -182,7 +182,7 @@ class UndefinedRows:
         if self._hidden.any():
             empty = empty | self.affected_elements(stage, shape, self._hidden)
         if stage in LOGITS or stage in _QUERIES:
-            # Where a mask forbids the key it depends on how it does: by selection -inf, by addition NaN.
+            # A masked element depends on how the kernel masks: by selection -inf, by addition NaN.
             forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden
             return nan_rows, nan_rows & forbidden
         if stage == "log_sum_exp":
@@ -190,17 +190,17 @@ class UndefinedRows:
         if stage in SUMS_OF_QUERIES or stage in THROUGH_SCORES:
             by_convention = empty if self.convention == "nan" and stage not in THROUGH_SCORES else nowhere
             depends = stage in THROUGH_SCORES and self.convention != DEFAULT_EMPTY_ROWS
-            # A kernel that skips what is masked keeps NaN from keys that the row with NaN may not attend to.
+            # In a kernel that skips masked keys, a row with NaN does not reach keys that it may not attend to.
             open_ = nowhere if stage == "grad_query" else nan_rows
             return by_convention | nan_rows, open_ | (empty if depends else empty & nan_rows)
         if stage == "weights" and self.forbidden is not None:
-            # A softmax may keep a NaN score to its own weight: a key that may not be attended then has none, as ever.
+            # A softmax may restrict a NaN score to its own weight: then a masked key has weight 0, as always.
             empty = empty | self.forbidden
         return nan_rows | (empty if self.convention == "nan" else nowhere), empty & nan_rows
 
 
 def without_nan(inputs: Inputs) -> dict[str, Array]:
-    """Return the inputs with ones for all that is not finite in a query row that holds NaN."""
+    """Return the inputs with ones instead of nonfinite elements in query rows with NaN."""
     rows = _rows_with_nan(inputs)
     if not rows.any():
         return dict(inputs)
@@ -210,9 +210,9 @@ def without_nan(inputs: Inputs) -> dict[str, Array]:
 
 
 def find_undefined_rows(plain: Problem, convention: str) -> UndefinedRows:
-    """Find the undefined rows of a problem in canonical form, NaN and all."""
+    """Find the undefined rows of a problem in canonical form, which may have NaN."""
     operation, options, inputs, shape = plain.operation, plain.options, plain.inputs, scores_shape(plain)
-    given, problem = (make(plain) for make in (Computation.as_given, Computation.of))
+    as_given, problem = (make(plain) for make in (Computation.as_given, Computation.of))
     nan_rows = _rows_with_nan(inputs)
     nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
     if options.get("norm_over") == "full":  # one norm of all heads
@@ -222,25 +222,25 @@ def find_undefined_rows(plain: Problem, convention: str) -> UndefinedRows:
     if shape[-1]:  # the mean of no values is 0 in every convention
         *leading, keys = shape
         empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
-    allowed = given.kept(shape) if nan_rows.any() else None
+    allowed = as_given.kept(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return UndefinedRows(given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
+    return UndefinedRows(as_given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
 
 
 def empty_rows_convention(problem: Problem) -> str:
-    """Return what a query without a key gives in a problem."""
+    """Return the convention of a problem for a query without a key."""
     return str(problem.options.get("empty_rows") or DEFAULT_EMPTY_ROWS)
 
 
 def empty_rows(problem: Problem) -> Flags:
-    """Return which rows of a computation as it was asked for have no key, (B, H, Lq); some rows at a time."""
+    """Flag the rows without a key, (B, H, Lq), of a problem that is not canonical; computed some rows at a time."""
     queries = queries_of(problem.inputs)
     elements = score_elements(problem.operation, problem.options, problem.inputs)
     size = max(1, MAX_AT_A_TIME * queries // max(elements, 1))
     rows = [np.arange(start, min(start + size, queries)) for start in range(0, max(queries, 1), size)]
     parts = (problem.canonical(part if len(rows) > 1 else None) for part in rows)
-    found = [find_undefined_rows(part, DEFAULT_EMPTY_ROWS).empty for part in parts]
-    return np.concatenate(found, axis=-1)
+    empty = [find_undefined_rows(part, DEFAULT_EMPTY_ROWS).empty for part in parts]
+    return np.concatenate(empty, axis=-1)
 
 
 def scores_shape(plain: Problem) -> Shape:
@@ -267,19 +267,19 @@ def _nan_elements(operation: str, inputs: Inputs) -> Flags | None:
     flags = np.isnan(query)
     if not flags.any():
         return None
-    # Infinity beside NaN may give either: such a row is not told apart.
+    # A row with infinity and NaN may become either in any element: all of it is flagged.
     return np.asarray(flags | any_of(flags, -1) & any_of(np.isinf(query), -1))
 
 
 _LOGITS = frozenset({*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS, *LOGITS})
-"""Stages of which every key has its own elements: what reaches these is no matter of masks."""
+"""Stages with separate elements for every key: masks do not change what reaches them."""
 
 _SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys({*SUMS_OF_QUERIES, *optional_gradients("attention_gradients")}, (-2, -1)),
     **{name: () for name, spec in STAGE_SPECS.items() if spec.axes[-1] in {"Lq", "H"}},
 }
-"""Axes along which one NaN tells what became of the others: the last one, except for these stages. A softmax may give 0
-beside a NaN, as TensorFlow's does, so that a sum over queries is NaN for some keys alone."""
+"""Axes along which one NaN shows that all elements are affected: the last one, except for these stages. A softmax may
+return 0 next to NaN, as TensorFlow's does, so that a sum over queries is NaN only for some keys."""
 
 NONFINITE = "holds NaN or an infinity that no mask explains"
 NO_DIRECTION = "has a vector of length 0, which has no direction"
@@ -291,9 +291,9 @@ BEHIND_A_MASK = (
 
 @dataclass(frozen=True, eq=False)
 class UndefinedElements:
-    """Which elements of inputs are undefined, and of stages; ``reason`` says why, in the words of a message.
+    """The undefined elements of inputs and of stages; ``reason`` says why, in the words of a message.
 
-    ``by_selection`` are those of them that are undefined even where keys that may not be attended are left out.
+    ``by_selection`` are those that are undefined even if keys that may not be attended are left out.
     """
 
     inputs: Mapping[str, Flags]
@@ -302,27 +302,27 @@ class UndefinedElements:
     by_selection: Mapping[str, Flags] = field(default_factory=dict)
 
     def filled(self, inputs: Inputs) -> dict[str, Array]:
-        """Return the inputs with ones where they are undefined."""
+        """Return the inputs with ones instead of undefined elements."""
         return {
             name: np.where(self.inputs[name], np.ones((), array.dtype), array) if name in self.inputs else array
             for name, array in inputs.items()
         }
 
     def of(self, stage: str, shape: Shape) -> Flags:
-        """Return which elements of a stage are undefined."""
+        """Flag the undefined elements of a stage."""
         return np.broadcast_to(self.stages.get(stage, np.zeros((), dtype=np.bool_)), shape)
 
     def behind_a_mask(self, stage: str, shape: Shape) -> Flags:
-        """Return which elements only keys reach that may not be attended, so that without them these are defined."""
+        """Flag the elements that are undefined only because of keys that may not be attended."""
         if stage not in self.by_selection:
             return np.zeros(shape, dtype=np.bool_)
         return self.of(stage, shape) & ~np.broadcast_to(self.by_selection[stage], shape)
 
     def withdrawn(self, stage: str, exact: Enclosure, returned: Array | None = None) -> Enclosure:
-        """Take the exact value back where the stage is undefined.
+        """Withdraw the exact value of undefined elements.
 
-        Where it is so only behind a mask, that depends on what was ``returned``: a row that holds NaN or infinity there
-        is undefined, and so is a head of a sum over queries; any other has its exact value.
+        Elements that are undefined only because of masked keys depend on ``returned``: a row with NaN or infinity there
+        is undefined, and so is a head of a sum over queries; any other row has its exact value.
         """
         flags = self.of(stage, exact.shape)
         if returned is not None:
@@ -335,7 +335,7 @@ class UndefinedElements:
         return Enclosure(high, low, np.where(flags, np.inf, exact.radius))
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
-        """Set to 0 what is not finite by right in a returned stage, so that other elements can be followed from it."""
+        """Set elements of a returned stage that are rightly not finite to 0, so that others can be computed from it."""
         by_right = self.of(stage, returned.shape) & ~np.isfinite(returned.astype(np.float64))
         return np.where(by_right, np.zeros((), returned.dtype), returned)
 
@@ -373,13 +373,13 @@ class Undefined:
         return exact if self.elements is None else self.elements.withdrawn(stage, exact)
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
-        """Set to 0 what is not finite by right in a returned stage, so that other elements can be followed from it."""
+        """Set elements of a returned stage that are rightly not finite to 0, so that others can be computed from it."""
         for part in (self.rows, self.elements):
             returned = returned if part is None else part.without_undefined(stage, returned)
         return returned
 
     def reason(self, stage: str, shape: Shape, index: tuple[int, ...]) -> str:
-        """Say why an element of a stage has no exact answer; empty if it has one."""
+        """Return why an element of a stage has no exact answer; empty if it has one."""
         rows, elements = self.rows, self.elements
         if elements is not None and elements.of(stage, shape)[index]:
             return BEHIND_A_MASK if elements.behind_a_mask(stage, shape)[index] else elements.reason
@@ -393,22 +393,23 @@ NOTHING_UNDEFINED = Undefined()
 
 @dataclass(frozen=True, eq=False)
 class JudgedProblem:
-    """A problem as it was ``called``, laid out (``problem``), and in ``canonical`` form, for the rows that are judged.
-
-    The canonical form has one mask and finite numbers: ones replace NaN in query rows, and undefined elements.
-    ``with_nan`` is the same before that. ``query_rows`` are the judged rows if they stand for all.
-    """
+    """One problem in the forms that judging uses; the last two have only the judged query rows."""
 
     called: Problem
+    """The operation that is called, such as ``packed_attention``, with the dtype of the case."""
     problem: Problem
+    """The same with keys and values in one array per batch entry (``Problem.without_layout``): ``attention``."""
     query_rows: Rows | None
+    """The judged rows if they stand for all; None if all rows are judged."""
     with_nan: Problem
+    """The canonical form before undefined elements are replaced."""
     canonical: Problem
+    """The form that the oracle evaluates: one mask, and ones instead of NaN in query rows and undefined elements."""
     undefined_elements: UndefinedElements | None
 
 
 def judged_problem(called: Problem, *, whole: bool) -> JudgedProblem:
-    """Lay a problem out, choose the query rows that are judged, unless all are, and fill what is undefined there."""
+    """Make the forms of a problem for judging: choose the judged query rows, and fill undefined elements."""
     problem = called.without_layout()
     rows = None if whole else sampled_rows(problem)
     plain = problem.canonical(rows)
@@ -427,7 +428,7 @@ def find_undefined(judged: JudgedProblem) -> Undefined:
 
 
 def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
-    """Find what is undefined in a problem in canonical form, without NaN in whole query rows; None if nothing is."""
+    """Find the undefined elements of a canonical problem without NaN in whole query rows; None if there are none."""
     operation, options, inputs = plain.operation, plain.options, plain.inputs
     flags: dict[str, Flags] = {}
     reasons = []
@@ -445,27 +446,27 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
         flags[name] = odd
     if not reasons:
         return None
-    found = {name: each for name, each in flags.items() if each.any()}
+    undefined = {name: elements for name, elements in flags.items() if elements.any()}
     problem = Computation.of(plain)
-    flags = {name: problem.input_with_added(name, each) for name, each in flags.items()}
+    flags = {name: problem.input_with_added(name, elements) for name, elements in flags.items()}
     stages = _stages(reach_walk(problem, flags, None), problem)
     if "key" not in inputs or OPERATIONS[operation].has_score_kinds:  # nothing is masked
-        return UndefinedElements(found, "; ".join(reasons), stages)
+        return UndefinedElements(undefined, "; ".join(reasons), stages)
     *leading, keys = scores_shape(plain)
     attended = ~problem.unattended((*leading, keys + problem.added_keys))
     by_selection = _stages(reach_walk(problem, flags, attended), problem)
     return UndefinedElements(
-        found, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
+        undefined, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
     )
 
 
 def holds_nonfinite(problem: Problem) -> bool:
-    """Return whether inputs hold NaN or infinity, except for -inf where it forbids a key."""
+    """Return whether inputs contain NaN or infinity, except for -inf that forbids a key."""
     return any(is_odd(name, array).any() for name, array in problem.inputs.items())
 
 
 def is_odd(name: str, array: Array) -> Flags:
-    """Return where an input holds NaN or infinity; -inf in scores and bias forbids a key, and is no oddity."""
+    """Flag NaN and infinity in an input, except for -inf in scores and bias, which forbids a key."""
     odd: Flags = ~np.isfinite(array)
     return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
 
@@ -477,16 +478,16 @@ def _stages(walk: Walk, problem: Computation) -> dict[str, Flags]:
 
 
 def follow_scores(plain: Problem, scores: Flags) -> dict[str, Flags]:
-    """Follow flags of scores, (B, H, Lq, T), to every stage behind them, in shapes that broadcast to the stages'."""
+    """Follow flags of scores, (B, H, Lq, T), to every later stage, in shapes that broadcast to the stages'."""
     problem = Computation.of(plain)
     known = {stage: problem.with_added(stage, scores) for stage in ("scores", "raw_scores")}
     return _stages(reach_walk_from(problem, known), problem)
 
 
 _WIDE_RANGE = 1e30
-"""Formats that reach beyond hold the products that others lose."""
+"""A format with a larger range has room for the products that overflow in others."""
 _NEARLY = 1 - 2.0**-8
-"""A product this near to the largest number may be rounded, or summed up, beyond it."""
+"""A product this near to the largest number may overflow when it is rounded or summed up."""
 
 
 def without_overflown(
@@ -495,9 +496,9 @@ def without_overflown(
     raw_scores: Array | None,
     bounds: Mapping[str, Bound],
 ) -> dict[str, Bound]:
-    """Return the bounds, infinite where they follow from a score that may have overflowed.
+    """Return the bounds, infinite for elements that depend on a score that may have overflowed.
 
-    ``raw_scores`` are the exact ones; without them they are worked out from query and key.
+    ``raw_scores`` are the exact ones; without them they are computed from query and key.
     """
     stored = FORMATS[rounding.dtype]
     largest = min(

@@ -1,6 +1,6 @@
-"""A unit, one case in one dtype, judged on every implementation of a run; what was judged before comes from the store.
+"""A unit, one case in one dtype, judged on every implementation of a run; rows of earlier runs come from the store.
 
-The modules that judge are imported where there is anything to judge.
+The modules that judge are imported only if there is anything to judge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Evaluation: TypeAlias = tuple[str, str, str]
 """An implementation, a case and a dtype."""
 
 _MAX_KEPT_BYTES = 1 << 20
-"""Of what an implementation returned for one case, to say later what it did instead."""
+"""Largest stages of an implementation in one case that are kept for a later diagnosis."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class UnitResult:
 
 @dataclass(frozen=True)
 class Remembered:
-    """The rows of a unit that the store has, None where it has none; the result, where that is all there is to it."""
+    """The rows of a unit in the store, None if it has none; the result, if it needs nothing else."""
 
     rows: tuple[Row, ...] | None
     result: UnitResult | None
@@ -53,12 +53,12 @@ class Remembered:
 class Judge:
     """Judges one case in one dtype on every implementation; anywhere, in any order.
 
-    Of the ``expected_failures`` only conventions are judged by; what else they excuse is marked later. Rows and exact
-    answers that are in the ``store`` are not made again.
+    Judging uses only the conventions in ``expected_failures``; other failures that they excuse are marked later. Rows
+    and exact answers in the ``store`` are not computed again.
 
-    What an implementation does instead where it fails is for all of its failing cases to say (``diagnosis.run``), and
-    left open here, unless a failure is expected there: the entry may name it. The ``diagnosis`` says it then, and reads
-    calls as implementations declare.
+    The cause of failures follows from all failing cases of an implementation (``diagnosis.run``), so it is left open
+    here. If a failure is expected, its entry may name the cause, which the ``diagnosis`` then finds. The ``diagnosis``
+    also applies the conventions that implementations declare.
     """
 
     implementations: Sequence[Implementation]
@@ -73,14 +73,14 @@ class Judge:
         dtype: str,
         inputs: Inputs,
         collected: Mapping[str, Outcome],
-        found: Remembered | None = None,
+        remembered: Remembered | None = None,
     ) -> UnitResult:
-        """Return the rows, and the arrays where something disagrees, or all are asked for.
+        """Return the rows, and the arrays if any row disagrees, or if all arrays are kept.
 
-        ``found`` is what was found in the store, if somebody has looked.
+        ``remembered`` is the result of ``remembered()``, if it was called before.
         """
         question = self._question(case, dtype, inputs, collected)
-        rows, truth = question.remembered_rows(self.store) if found is None else found.rows, None
+        rows, truth = question.remembered_rows(self.store) if remembered is None else remembered.rows, None
         if rows is None:
             from attncheck.judging.judge import judge
 
@@ -94,45 +94,45 @@ class Judge:
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
         arrays = question.arrays(truth, self) if self._keeps_arrays(case, rows) else ()
-        return UnitResult(_timed(rows, question.outcomes), tuple(arrays), _undiagnosed(rows, question.outcomes))
+        return UnitResult(_with_seconds(rows, question.outcomes), tuple(arrays), _undiagnosed(rows, question.outcomes))
 
     def known_of(self, case: Case, dtype: str, name: str, returned: Computed) -> OwnEmptyRows:
-        """Return what an implementation is known to give for a query without a key in a case."""
+        """Return the known results of an implementation for a query without a key in a case."""
         item = next(item for item in self.implementations if item.name == name)
         expected = self._expected_of(name, case, dtype)
         return replace(own_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
 
     def _expected_of(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
-        return [each for each in self.expected_failures if each.is_about(name) and each.concerns(name, case.id, dtype)]
+        return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
 
     def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
-        """Return what ``judge`` would of a unit of which nothing came back and nothing is kept; None of any other."""
+        """Return the result of ``judge`` for a unit without any stage or array to keep; None for any other unit."""
         if case.is_document or any(isinstance(outcome, Computed) for outcome in collected.values()):
             return None
         outcomes, blank = self._in_order(dtype, collected), blank_row(case, dtype)
         failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
         rows = tuple(failure_row(blank, name, failure) for name, failure in failures.items())
-        # Where no array came back, there is nothing to compare an exact one with, even if all are kept.
+        # Without any returned array there is nothing to compare an exact one with, even if all are kept.
         if disagrees(rows):
             return None
-        return UnitResult(_timed(rows, outcomes), ())
+        return UnitResult(_with_seconds(rows, outcomes), ())
 
     def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
-        """Look in the store for what ``judge`` would return; None where all arrays are kept, which takes judging."""
+        """Look up the result of ``judge`` in the store; None if all arrays are kept, which requires judging."""
         if self.store.folder is None or self.keep_all_arrays:
             return None
         question = self._question(case, dtype, inputs, collected)
-        rows = question.remembered_rows(self.store)
+        rows, outcomes = question.remembered_rows(self.store), question.outcomes
         if rows is None or self._keeps_arrays(case, rows):
             return Remembered(rows, None)
-        return Remembered(rows, UnitResult(_timed(rows, question.outcomes), (), _undiagnosed(rows, question.outcomes)))
+        return Remembered(rows, UnitResult(_with_seconds(rows, outcomes), (), _undiagnosed(rows, outcomes)))
 
     def rounding_model(self, name: str, dtype: str) -> str:
         """Return the rounding model by which an implementation is judged in a dtype."""
         return next(item.rounding_model(dtype) or "none" for item in self.implementations if item.name == name)
 
     def declared_conventions(self, name: str) -> Mapping[str, str]:
-        """Return the conventions that an implementation declares, but for queries without a key."""
+        """Return the conventions that an implementation declares, except for queries without a key."""
         return next(item.reads_calls_as for item in self.implementations if item.name == name)
 
     def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
@@ -141,7 +141,7 @@ class Judge:
     def _question(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> _Question:
         outcomes = self._in_order(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
-        classes = {name: found for name, item in asked.items() if (found := item.rounding_model(dtype))}
+        classes = {name: model for name, item in asked.items() if (model := item.rounding_model(dtype))}
         concerning = {name: self._expected_of(name, case, dtype) for name in asked}
         known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         expected = {name: entries for name, entries in concerning.items() if entries}
@@ -149,7 +149,7 @@ class Judge:
         return _Question(case, dtype, inputs, outcomes, classes, known, expected, conventions)
 
     def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
-        """Put the outcomes in order; what declares no such dtype was never asked, and says so."""
+        """Return the outcomes in order; implementations that do not declare the dtype are unsupported."""
         absent = Failure("unsupported", f"declares no {dtype}", (dtype,))
         return {
             item.name: collected.get(item.name, absent)
@@ -160,7 +160,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class _Question:
-    """All that the rows of one case in one dtype follow from."""
+    """All on which the rows of one case in one dtype depend."""
 
     case: Case
     dtype: str
@@ -177,7 +177,7 @@ class _Question:
         return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 
     def remembered_rows(self, store: Store) -> tuple[Row, ...] | None:
-        """Return the rows that the store has, which do not say how long anything took."""
+        """Return the rows in the store, which contain no durations."""
         data = None if store.folder is None else store.get(self._key)
         try:
             return None if data is None else rows_from_bytes(data)
@@ -186,23 +186,23 @@ class _Question:
             return None
 
     def remember(self, store: Store, rows: Sequence[Row]) -> None:
-        """Keep the rows."""
+        """Put the rows into the store."""
         if store.folder is not None:
             store.put(self._key, rows_to_bytes(rows))
 
     def arrays(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
-        """Give what the implementations returned, and what it is compared with: reports draw and compare it."""
+        """Return the stages of the implementations, exact values and bounds, which reports draw and compare."""
         from attncheck.judging.judge import exact_values, kept_stages, returned_stages, worst_bounds
 
         if truth is None:
             from attncheck.judging.truth import truth_of_case
 
             truth = truth_of_case(self.case, self.inputs, returned_stages(self.outcomes), judge.store)
-        # Of several, who reads the case as it is meant is drawn beside the exact answer.
+        # With several implementations, the exact answer is that of the case as it is meant.
         if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
             truth = judge.diagnosis.truth_as_declared(truth, next(iter(self.conventions.values())))
-        computed = {name: found for name, found in self.outcomes.items() if isinstance(found, Computed)}
-        kept = {name: kept_stages(found.stages) for name, found in computed.items()}
+        computed = {name: outcome for name, outcome in self.outcomes.items() if isinstance(outcome, Computed)}
+        kept = {name: kept_stages(outcome.stages) for name, outcome in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}
         kept |= {bound_name(name): worst_bounds(truth, name) for name in sorted(set(self.classes.values()))}
         return (
@@ -213,25 +213,25 @@ class _Question:
 
 
 def _undiagnosed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[str, Computed]:
-    """Return what was returned by those that fail by their numbers, unless it is large."""
+    """Return the outcomes of implementations that fail by their numbers, unless these are large."""
     failing = {row.implementation for row in rows if is_undiagnosed(row)}
     return {
-        name: found
-        for name, found in outcomes.items()
+        name: outcome
+        for name, outcome in outcomes.items()
         if name in failing
-        and isinstance(found, Computed)
-        and sum(array.nbytes for array in found.stages.values()) <= _MAX_KEPT_BYTES
+        and isinstance(outcome, Computed)
+        and sum(array.nbytes for array in outcome.stages.values()) <= _MAX_KEPT_BYTES
     }
 
 
 def is_undiagnosed(row: Row) -> bool:
-    """Return whether a row is of a stage that fails by its numbers and is not diagnosed yet."""
+    """Return whether a row's stage fails by its numbers and is not diagnosed yet."""
     is_open = row.verdict in WRONG_NUMBERS and not row.xfail and row.diagnosis is None
     return is_open and row.comparison == "stage"
 
 
-def _timed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
-    """Say in the first row of each implementation how long its evaluation took."""
+def _with_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
+    """Set the duration of its evaluation in the first row of each implementation."""
     untimed = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
     return tuple(
         replace(row, seconds=untimed.pop(row.implementation))
@@ -244,7 +244,7 @@ def _timed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, .
 def own_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
 ) -> OwnEmptyRows:
-    """Return what an implementation is known to give for a query without a key in a case."""
+    """Return the known results of an implementation for a query without a key in a case."""
     declared = implementation.declared.conventions.get("empty_rows")
     recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:

@@ -1,11 +1,11 @@
-"""Rows of evaluations that failed, and expected failures applied to rows: marked, or reported where they are gone.
+"""Rows of evaluations that failed, and expected failures applied to rows: marked, or reported if they no longer happen.
 
-A failing row of an implementation is expected where an entry names it with this verdict. One whose error is larger than
-the entry allows (``max_ratio``) fails, and says so. Rows that only follow from an expected failure are expected with
-it: those of pairs with that implementation, and of numbers compared with it, at that stage or a later one. An entry is
-``xpass`` where its implementation ran a case that it names and nothing failed as it says.
+A failing row of an implementation is expected if an entry names it with this verdict. If its error is larger than the
+entry allows (``max_ratio``), it fails, and its message says so. Rows that only follow from an expected failure are
+expected too: pairs with that implementation, and its numbers, at that stage or a later one. An entry is ``xpass`` if
+its implementation ran a case that it names and no row failed as the entry says.
 
-Rows of evaluations that failed report what happened, which is known without anything that judges.
+Rows of evaluations that failed need no judging.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attncheck.spec.verdicts import Verdict
 
 
 def blank_row(case: Case, dtype: str) -> Row:
-    """Return a row that says nothing yet of a case in a dtype."""
+    """Return an empty row of a case in a dtype."""
     return Row(case.id, case.operation, dtype, "", "stage", "", Verdict.AGREE)
 
 
@@ -49,7 +49,7 @@ _SAYS_NOTHING = frozenset(
 
 @dataclass(frozen=True)
 class ExpectedStage:
-    """An expected failure that happened: at which stage it shows first, and why."""
+    """An expected failure that happened: its first stage, and the reason."""
 
     implementation: str
     stage: str
@@ -59,10 +59,10 @@ class ExpectedStage:
 
 @dataclass(frozen=True)
 class OwnEmptyRows:
-    """What an implementation is known to give for a query without a key, whatever the case expects.
+    """The known results of an implementation for a query without a key, independent of the case.
 
-    ``declared`` is what it declares, ``reason`` and ``source`` why, ``recorded`` what lists of expected failures say of
-    it. It ``is_asked`` for the case's convention where it has a keyword for it.
+    ``declared`` is the declared convention, ``reason`` and ``source`` say why, ``recorded`` are the conventions that
+    lists of expected failures name. It ``is_asked`` for the case's convention if it has a keyword for it.
     """
 
     declared: str | None = None
@@ -83,18 +83,18 @@ def reason_for(
     ratio: float = math.inf,
     empty_rows: str | None = None,
 ) -> ExpectedFailure | None:
-    """Return the first expected failure that excuses a verdict; an evaluation that failed as a whole has the stage ''.
+    """Return the first expected failure that excuses a verdict; if the whole evaluation failed, the stage is ''.
 
-    ``ratio`` is the largest error over what rounding allows (``largest_ratio``), for entries that limit it;
-    ``empty_rows`` what rows without a key give, for those that name a convention.
+    ``ratio`` is the largest error over its bound (``largest_ratio``), for entries that limit it; ``empty_rows`` the
+    convention that rows without a key follow, for entries that name one.
     """
-    found = (each for each in expected_failures if each.concerns(implementation, case, dtype))
-    return next((each for each in found if each.excuses(stage, verdict, ratio, empty_rows)), None)
+    entries = (entry for entry in expected_failures if entry.concerns(implementation, case, dtype))
+    return next((entry for entry in entries if entry.excuses(stage, verdict, ratio, empty_rows)), None)
 
 
 def largest_ratio(*ratios: float | None) -> float:
-    """Return the largest error over what rounding allows of all comparisons of a stage; infinite if there is none."""
-    return max((each for each in ratios if each is not None), default=math.inf)
+    """Return the largest error over its bound in all comparisons of a stage; infinite if there is no comparison."""
+    return max((ratio for ratio in ratios if ratio is not None), default=math.inf)
 
 
 def beyond_expected(
@@ -107,12 +107,12 @@ def beyond_expected(
     *,
     ratio: float,
 ) -> str:
-    """Say which failure is expected of a verdict whose error is larger than any entry allows; empty where none is."""
-    found = [each for each in expected_failures if each.concerns(implementation, case, dtype)]
-    found = [each for each in found if each.explains(stage, verdict)]
-    if not found or any(each.excuses(stage, verdict, ratio) for each in found):
+    """Return a message if entries expect a verdict but its error is larger than all of them allow; else empty text."""
+    concerning = [entry for entry in expected_failures if entry.concerns(implementation, case, dtype)]
+    concerning = [entry for entry in concerning if entry.explains(stage, verdict)]
+    if not concerning or any(entry.excuses(stage, verdict, ratio) for entry in concerning):
         return ""
-    widest = max(found, key=lambda each: each.entry.max_ratio or 0.0)
+    widest = max(concerning, key=lambda entry: entry.entry.max_ratio or 0.0)
     return (
         f"an expected failure ({widest.location}) allows errors up to {widest.entry.max_ratio:g} times their bound, "
         f"and this is {ratio:g} times"
@@ -123,18 +123,18 @@ _MOST_ALIKE = 2
 
 
 def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
-    """Return the recorded failures, with threads, that fit rows of one that calls what fails; empty for none."""
+    """Describe recorded failures, with threads, that fit rows of an implementation that calls the recorded one."""
     cases: dict[str, set[str]] = {}
     failing: set[str] = set()
-    entries = {each.location: each for each in expected_failures if not each.entry.property}
+    entries = {entry.location: entry for entry in expected_failures if not entry.entry.property}
     for row in rows:
         failing.add(row.case)
         ratio = largest_ratio(row.ratio, row.introduced_ratio)
-        for place, each in entries.items():
-            is_named = each.concerns(each.entry.implementation, row.case, row.dtype) and _is_alike(
-                row, each.entry.reason
-            )
-            if is_named and each.excuses(row.stage, row.verdict, ratio, row.empty_rows):
+        for place, expected in entries.items():
+            concerns = expected.concerns(expected.entry.implementation, row.case, row.dtype)
+            # Wrong numbers fit any reason. The reason of an error has to name its kind.
+            fits = concerns and (row.stage or row.message.partition(":")[0] in expected.entry.reason)
+            if fits and expected.excuses(row.stage, row.verdict, ratio, row.empty_rows):
                 cases.setdefault(place, set()).add(row.case)
     said = []
     for place in sorted(cases, key=lambda place: -len(cases[place]))[:_MOST_ALIKE]:
@@ -144,18 +144,13 @@ def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFail
     return "; ".join(said)
 
 
-def _is_alike(row: Row, reason: str) -> bool:
-    """Return whether a row may fail for a reason: numbers say that themselves, and of errors the kind is named."""
-    return bool(row.stage) or row.message.partition(":")[0] in reason
-
-
 _Numbered: TypeAlias = tuple[int, ExpectedFailure]
 """An entry with its position in the lists."""
 
 
 @dataclass
 class ExpectedFailureRecord:
-    """Which entries happened during a run, and the first row that could have shown each, in any order of coming."""
+    """The entries that happened during a run, and the first row that could have shown each; rows come in any order."""
 
     expected_failures: Sequence[ExpectedFailure]
     happened: set[int] = field(default_factory=set)
@@ -166,26 +161,26 @@ class ExpectedFailureRecord:
     _of_evaluation: tuple[tuple[str, str, str], list[_Numbered]] = (("", "", ""), [])
 
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
-        """Return the rows of one case in one dtype, those that are expected marked and explained."""
-        marked = [self._marked(row) for row in rows]
+        """Return the rows of one case in one dtype, with expected failures marked and explained."""
+        marked = [self._mark_row(row) for row in rows]
         if not any(row.fails_run for row in marked):
             return tuple(marked)
         stages = expected_stages(marked)
         return tuple(
-            self._explained(
+            self._with_exceeded_ratio(
                 inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
             )
             for row in marked
         )
 
     def remember(self, rows: Iterable[Row]) -> None:
-        """Take note of rows that an earlier part of the run has judged and marked."""
+        """Record rows that an earlier part of the run has judged and marked."""
         for row in rows:
             if row.comparison != "pair":
                 self._entry_for(replace(row, xfail=False))
 
     def xpass_rows(self) -> list[Row]:
-        """Return a failing row for every entry that ran and did not happen, or of which nothing is supported."""
+        """Return a failing row for every entry that ran and did not happen, or whose cases are all unsupported."""
         unable = {number: row for number, row in self.unsupported.items() if number not in self.tried}
         return [
             _xpass(self.expected_failures[number], row)
@@ -193,49 +188,50 @@ class ExpectedFailureRecord:
             if number not in self.happened and self.expected_failures[number].must_happen
         ]
 
-    def _marked(self, row: Row) -> Row:
+    def _mark_row(self, row: Row) -> Row:
         if row.comparison == "pair":
             return row
-        found = self._entry_for(row)
-        return row if found is None else _xfail(row, found.entry.reason, found.entry.thread)
+        expected = self._entry_for(row)
+        return row if expected is None else _xfail(row, expected.entry.reason, expected.entry.thread)
 
     def _entry_for(self, row: Row) -> ExpectedFailure | None:
-        """Note what a row says of every entry, and return the first that excuses it."""
-        found: ExpectedFailure | None = None
-        for number, expected in self._concerning(row.implementation, row.case, row.dtype):
+        """Record for every entry if the row confirms or refutes it, and return the first that excuses the row."""
+        excusing: ExpectedFailure | None = None
+        for number, expected in self._entries_about(row.implementation, row.case, row.dtype):
             if row.verdict == Verdict.UNSUPPORTED:
                 _keep_first(self.unsupported, number, row)
                 continue
-            if row.verdict == Verdict.UNTRIED:  # whether it would happen is open; an end that is expected excuses it
-                found = found or (expected if expected.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT) else None)
+            if row.verdict == Verdict.UNTRIED:  # it is unknown if it would happen; an expected end excuses it
+                is_end = expected.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT)
+                excusing = excusing or (expected if is_end else None)
                 continue
             self.tried.add(number)
             if row.fails_run and expected.explains(row.stage, row.verdict, row.empty_rows):
                 self.happened.add(number)  # at whatever size
                 if expected.excuses(row.stage, row.verdict, _ratio(row), row.empty_rows):
-                    found = found or expected
+                    excusing = excusing or expected
             elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
                 _keep_first(self.judged, number, row)
-        return found
+        return excusing
 
-    def _concerning(self, implementation: str, case: str, dtype: str) -> list[_Numbered]:
-        """Return the entries about an evaluation; every row of it asks, and there are hundreds of entries.
+    def _entries_about(self, implementation: str, case: str, dtype: str) -> list[_Numbered]:
+        """Return the entries about an evaluation, of which there are hundreds.
 
-        The last answer is kept: the rows of one evaluation come one after the other.
+        The last result is cached: the rows of one evaluation come one after the other.
         """
         evaluation = implementation, case, dtype
         if self._of_evaluation[0] != evaluation:
             if implementation not in self._of_implementation:
                 numbered = enumerate(self.expected_failures)
                 self._of_implementation[implementation] = [
-                    each for each in numbered if each[1].is_about(implementation)
+                    item for item in numbered if item[1].is_about(implementation)
                 ]
-            found = [each for each in self._of_implementation[implementation] if each[1].concerns(*evaluation)]
-            self._of_evaluation = evaluation, found
+            concerning = [item for item in self._of_implementation[implementation] if item[1].concerns(*evaluation)]
+            self._of_evaluation = evaluation, concerning
         return self._of_evaluation[1]
 
-    def _explained(self, row: Row) -> Row:
-        """Say of a row that fails where a failure is expected that its error is larger than the entry allows."""
+    def _with_exceeded_ratio(self, row: Row) -> Row:
+        """Add to the message of a failing row if its error is larger than an expected failure allows."""
         if row.comparison == "pair" or not row.fails_run:
             return row
         key = (row.implementation, row.case, row.dtype, row.stage, row.verdict)
@@ -244,14 +240,14 @@ class ExpectedFailureRecord:
 
 
 def _keep_first(rows: dict[int, Row], number: int, row: Row) -> None:
-    """Keep the row of the first case and dtype: workers that are side by side answer in any order."""
+    """Keep the row of the first case and dtype: parallel workers return rows in any order."""
     kept = rows.setdefault(number, row)
     if unit_order(row) < unit_order(kept):
         rows[number] = row
 
 
 def unit_order(row: Row) -> tuple[str, int]:
-    """Say where the unit of a row stands: by case, then by dtype."""
+    """Return the sort key of the unit of a row: by case, then by dtype."""
     return row.case, DTYPES.index(row.dtype)
 
 
@@ -260,9 +256,9 @@ def expected_stages(rows: Iterable[Row]) -> dict[str | None, ExpectedStage]:
     earliest: dict[str | None, ExpectedStage] = {}
     for row in rows:
         if row.comparison == "stage" and row.xfail and row.stage:
-            found = ExpectedStage(row.implementation, row.stage, row.reason or row.message, row.thread)
-            first = earliest.get(row.implementation, found)
-            earliest[row.implementation] = min(first, found, key=lambda each: stage_position(each.stage))
+            stage = ExpectedStage(row.implementation, row.stage, row.reason or row.message, row.thread)
+            first = earliest.get(row.implementation, stage)
+            earliest[row.implementation] = min(first, stage, key=lambda expected: stage_position(expected.stage))
     return earliest
 
 
@@ -277,7 +273,7 @@ def inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
 
 
 def _ratio(row: Row) -> float:
-    """Return the largest error of a row over what is allowed; that of a number has its one difference alone."""
+    """Return the largest error of a row over its bound; the row of a number has only one difference."""
     if row.difference is not None and row.allowed and row.comparison != "stage":
         return row.difference / row.allowed
     return largest_ratio(row.ratio, row.introduced_ratio)
