@@ -1,11 +1,11 @@
-"""A case in one dtype with all of its numbers at hand, so that a search can draw it, change it, and write it as a file.
+"""A case in one dtype with all of its numbers, so that a search can draw it, change it, and write it as a file.
 
-Whatever a case file says in other words (a draw, a pattern, a merged layout, linear projections) is here what it comes
-to: arrays as the operation takes them, rounded once to the dtype. The case that the harness judges is read from that by
-the ordinary loader, which refuses what cannot be.
+Draws, patterns, merged layouts and linear projections of a case file are evaluated: here are the arrays that the
+operation takes, rounded once to the dtype. The ordinary loader reads the judged case from them, and rejects impossible
+ones.
 
-New of a problem, beside those that were asked before, is every option, class of sizes and value, and every pair. What
-an implementation refused whenever it was asked is drawn less.
+The novelty of a problem counts its options, size classes and values, and pairs of them, that earlier problems did not
+have. Features that an implementation always refused are drawn less.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from attncheck.searching.shapes import EDGES
 from attncheck.spec import HEADS, OPERATIONS, InputSpec, score_kind
 
 MAX_SPELLED = 128
-"""Numbers of an array that are handed to the loader one by one; larger ones go by way of a file, which is quicker."""
+"""Arrays of at most so many numbers are passed to the loader as lists; for larger ones a file is quicker."""
 _FOR_FILES = ("projections", "poison")
-"""Options that say how a file writes its arrays: here they are as they come to be."""
+"""Options for how a file writes its arrays: here the arrays are evaluated."""
 
 
 def optional_inputs(problem: Problem) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def count_elements(problem: Problem) -> int:
 
 
 def has_nonfinite(problem: Problem) -> bool:
-    """Return whether NaN or infinity is in the inputs, except for minus infinity in those that forbid by it."""
+    """Return whether inputs contain NaN or infinity, except for minus infinity that forbids a key."""
     for name, array in problem.inputs.items():
         allowed = problem.specs[name].may_be_infinite
         if array.dtype.kind == "f" and not (np.isfinite(array) | (allowed & np.isneginf(array))).all():
@@ -53,11 +53,11 @@ def has_nonfinite(problem: Problem) -> bool:
 
 
 _OF_NORMS = {"Nq": "H", "Nk": "Hkv"}
-"""Widths of norms, and the heads that the full width goes over."""
+"""Widths of norms -> the heads that a norm of the full width includes."""
 
 
 def axes_of(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the letters of an input's axes; weights of norms go along widths, perhaps of all heads."""
+    """Return the letters of an input's axes; weights of norms have one width, or that of all heads."""
     [*_, last] = spec.axes
     if last not in _OF_NORMS:
         return spec.axes
@@ -65,11 +65,11 @@ def axes_of(spec: InputSpec, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def concrete_case(case: Case, dtype: str) -> Problem:
-    """Return any case as it is in a dtype; the numbers that it expects of a result are left out."""
+    """Return the problem of any case in a dtype, without its expected numbers."""
     inputs = inputs_in(case, dtype).arrays
     specs = case.input_specs
     options = {name: value for name, value in case.options.items() if name not in _FOR_FILES and value is not False}
-    if not OPERATIONS[case.operation].has_projections:  # of a merged layout: here are axes of heads
+    if not OPERATIONS[case.operation].has_projections:  # they described a merged layout; here heads have axes
         options = {name: value for name, value in options.items() if name not in HEADS}
     return Problem(
         case.operation,
@@ -83,7 +83,7 @@ def concrete_case(case: Case, dtype: str) -> Problem:
 
 
 def case_data(problem: Problem, inputs: Mapping[str, Any], name: str, found_by: str) -> dict[str, Any]:
-    """Return what stands in a case file, with its ``inputs`` as they are to be written."""
+    """Return the content of a case file; ``inputs`` are in the form in which they are written."""
     options = {key: list(value) if isinstance(value, tuple) else value for key, value in problem.options.items()}
     numbers = (array for array in problem.inputs.values() if array.dtype.kind == "f")
     odd = {"allow_nonfinite": True} if any(not np.isfinite(array).all() for array in numbers) else {}
@@ -108,9 +108,9 @@ def read_concrete(
     max_spelled: int = MAX_SPELLED,
     title: str = "A drawn problem",
 ) -> Case:
-    """Return the case that the harness judges. Raises ``CaseError`` where there is no such case.
+    """Return the case that the harness judges. Raises ``CaseError`` if the problem is no case.
 
-    Arrays of more than ``max_spelled`` numbers are put into ``folder``, where they have to stay as long as the case is
+    Arrays of more than ``max_spelled`` numbers are written to ``folder``, and have to stay there as long as the case is
     used.
     """
     inputs = {}
@@ -127,26 +127,26 @@ def read_concrete(
 
 
 _SIZES = (0, 1, 8, 15, 16, 63, 64, 127, 128)
-"""The largest of each class of sizes but the last."""
+"""The largest size of each class except the last."""
 _SIZED = ("B", "H", "Lq", "Lk", "P", "T", "D", "Dv", "N", "Np", "Lp")
 _SURE, _SURE_UNNAMED = 2, 10
-"""So often refused and never answered, a feature is taken for one that an implementation has not: where that named it,
-and where it did not.
+"""A feature that was refused so often, and never computed, counts as missing: if the implementation named it, and if it
+did not.
 """
 
 
 def features_of(problem: Problem) -> frozenset[str]:
-    """Return what a problem has, in words; all but its dtype and operation are of that operation."""
+    """Return the features of a problem in words."""
     return frozenset(_features(problem))
 
 
 def asked_of(problem: Problem) -> frozenset[str]:
-    """Return what a problem asks of an implementation besides the operation: options, optional inputs, shared heads."""
+    """Return the features that a problem requires besides the operation: options, optional inputs, shared heads."""
     return frozenset({*_options(problem), *optional_inputs(problem), *_heads(problem)})
 
 
 def identity_of(problem: Problem, name: str) -> str:
-    """Return what lists of expected failures call a drawn problem: search/<operation>/<what it asks>/<name>."""
+    """Return the id of a drawn problem in lists of expected failures: search/<operation>/<its features>/<name>."""
     words = [*sorted(asked_of(problem)), *(["nonfinite"] if has_nonfinite(problem) else [])]
     return f"search/{problem.operation}/{slug(' '.join(words)) or 'plain'}/{name}"
 
@@ -203,9 +203,10 @@ def _heads(problem: Problem) -> Iterator[str]:
 
 
 def kind_of(problem: Problem) -> str:
-    """Return the operation, with the kind of score where that is an option."""
-    own = f" {score_kind(problem.operation, problem.options)}" if OPERATIONS[problem.operation].has_score_kinds else ""
-    return f"{problem.operation}{own}"
+    """Return the operation, with the kind of score if that is an option."""
+    if not OPERATIONS[problem.operation].has_score_kinds:
+        return problem.operation
+    return f"{problem.operation} {score_kind(problem.operation, problem.options)}"
 
 
 _KIND_WEIGHT = 30
@@ -214,54 +215,54 @@ _KIND_WEIGHT = 30
 
 @dataclass
 class Seen:
-    """The features, and pairs of them, that were asked, each with how often, and those refused or answered."""
+    """How often each feature and pair of features was drawn, and which were refused or computed."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     answered: set[str] = field(default_factory=set)
 
     def novelty(self, problem: Problem) -> float:
-        """Return how much of a problem is new: what was never asked counts 1, and less each time that it was."""
+        """Return the novelty of a problem: a feature or pair counts 1 if it was never drawn, and less each time."""
         of_kind = _KIND_WEIGHT / (1 + self.counts[kind_of(problem)]) ** 2
         return of_kind + sum(1 / (1 + self.counts[key]) ** 2 for key in _keys(problem))
 
     def add(self, problem: Problem) -> None:
-        """Count a problem that is asked."""
+        """Count the features of a problem that is run."""
         self.counts.update(_keys(problem))
 
     def note(self, problem: Problem, *, is_refused: bool, lacks: Collection[str] = ()) -> None:
-        """Remember whether an implementation took a problem; ``lacks`` is what it said that it has not.
+        """Record if an implementation refused a problem; ``lacks`` are the features that it named.
 
-        A function that it has not is the operation's; what names nothing that was asked may be of anything.
+        A missing function counts for the operation. If no named feature is one of the problem, any may be the reason.
         """
         asked = _refusable(problem)
         if not is_refused:
             self.answered |= asked
             return
-        named = {each for each in asked if each.partition(" ")[0] in lacks}
+        named = {word for word in asked if word.partition(" ")[0] in lacks}
         if any(lack.endswith("()") for lack in lacks):
             named.add(kind_of(problem))
-        self.refused.update(named or {f"{kind_of(problem)}: {each}" for each in asked})
+        self.refused.update(named or {f"{kind_of(problem)}: {word}" for word in asked})
 
     def is_likely_refused(self, problem: Problem) -> bool:
-        """Return whether something of a problem was refused whenever it was asked."""
+        """Return whether a feature of a problem was always refused."""
         kind, asked = kind_of(problem), _refusable(problem)
-        return any(self.refused[each] >= _SURE and each not in self.answered for each in asked) or any(
-            self.refused[f"{kind}: {each}"] >= _SURE_UNNAMED and each not in self.answered for each in asked
+        return any(self.refused[word] >= _SURE and word not in self.answered for word in asked) or any(
+            self.refused[f"{kind}: {word}"] >= _SURE_UNNAMED and word not in self.answered for word in asked
         )
 
     @property
     def surely_refused(self) -> frozenset[str]:
-        """The words that were refused whenever they were asked, by an implementation that named them."""
+        """The features that were always refused, by an implementation that named them."""
         return frozenset(name for name, count in self.refused.items() if count >= _SURE and name not in self.answered)
 
     def record(self) -> dict[str, Any]:
-        """Return what a file keeps."""
+        """Return the content of the file that stores the state."""
         return {"counts": dict(self.counts), "refused": dict(self.refused), "answered": sorted(self.answered)}
 
 
 def _refusable(problem: Problem) -> set[str]:
-    """Return what an implementation may not have: the operation, the dtype, an option, an input, shared heads."""
+    """Return the features that an implementation may lack: operation, dtype, options, inputs, shared heads."""
     return {kind_of(problem), f"dtype {problem.dtype}", *asked_of(problem)}
 
 
@@ -270,5 +271,5 @@ def _keys(problem: Problem) -> Iterator[str]:
     yield kind
     for feature in features:
         yield f"{kind}: {feature}"
-    for one, other in combinations(features, 2):
-        yield f"{kind}: {one} + {other}"
+    for first, second in combinations(features, 2):
+        yield f"{kind}: {first} + {second}"

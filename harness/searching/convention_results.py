@@ -1,7 +1,8 @@
-"""Results of what implementations mean by each question, which ``attncheck report`` and ``diff`` read.
+"""Results of measured conventions, which ``attncheck report`` and ``diff`` read.
 
-Each question is a case, and its file lies beside the results. An implementation agrees if it means what attncheck's
-cases mean. That it means something else fails only if it declares otherwise. What the cases never ask is unverified.
+Each question is a case, and its file is in the folder of the results. An implementation agrees if it has the convention
+of attncheck's cases. Another convention fails only if the implementation declares otherwise. Questions without a
+convention in the cases are unverified.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ def write_conventions(
     dtypes: Mapping[str, str],
     limits: Limits,
 ) -> None:
-    """Write what implementations mean.
+    """Write the measured conventions of implementations.
 
     Args:
-        writer: The writer of the folder, made before anything was asked, so that no answer is lost to a bad folder.
+        writer: The writer of the folder, made before any measurement, so that a bad folder loses no result.
         chosen: The implementations, at least one.
-        measured: Their answers, by name.
-        dtypes: The dtype in which each was asked, by name.
+        measured: Their conventions, by name.
+        dtypes: The dtype in which each was measured, by name.
         limits: The limits of their processes.
 
     Raises:
         OutputError: If the folder cannot be written.
     """
-    own = tuple(dict.fromkeys(dtypes.values()))
-    results = ProbeResults.begin(writer, chosen, own, limits)
-    cases = {question.name: _case_of(question, writer.directory, own[0]) for question in QUESTIONS}
+    asked_dtypes = tuple(dict.fromkeys(dtypes.values()))
+    results = ProbeResults.begin(writer, chosen, asked_dtypes, limits)
+    cases = {question.name: _case_of(question, writer.directory, asked_dtypes[0]) for question in QUESTIONS}
     for name, answers in measured.items():
         for answer in answers:
             case = cases[answer.question.name]

@@ -1,11 +1,11 @@
-"""The arrays of a random problem, each drawn by its row of the specification: its axes, and what it holds.
+"""The arrays of a random problem, each drawn by its row of the specification: by its axes and kind of numbers.
 
-Regimes are what numbers look like. Each draws a query, a key and a value, (..., L, width), in float64. ``GENERIC`` are
-those whose rounding errors behave like noise; the others are structured: their errors agree with each other, and
-statistics do not apply.
+A regime is a distribution of numbers. It draws a query, a key and a value, (..., L, width), in float64. In ``GENERIC``
+regimes, rounding errors behave like noise; the others are structured: their errors are correlated, and statistics do
+not apply.
 
 Some masks and biases are those of real models: by position, by block, by document. Random numbers seldom have such a
-form, and faults that need it would not be found.
+form, so they would not find faults that need it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Inputs = dict[str, Array]
 
 Triple: TypeAlias = tuple[Real, Real, Real]
 _LOOKED_AT = 256
-"""Rows of queries and of keys whose products are looked at."""
+"""Products of so many rows of queries and of keys are measured."""
 
 
 def _normal(random: Random, *shapes: Shape) -> Triple:
@@ -49,13 +49,13 @@ def _normal(random: Random, *shapes: Shape) -> Triple:
     return query, key, value
 
 
-def _normal_but(change: Callable[[Random, Real, Real, Real], Triple]) -> Callable[..., Triple]:
+def _changed_normal(change: Callable[[Random, Real, Real, Real], Triple]) -> Callable[..., Triple]:
     """Draw normal numbers, and change them."""
     return lambda random, *shapes: change(random, *_normal(random, *shapes))
 
 
-def _each(draw: Callable[[Random, Shape], Real]) -> Callable[..., Triple]:
-    """Draw query, key and value alike, each by itself."""
+def _drawn_alike(draw: Callable[[Random, Shape], Real]) -> Callable[..., Triple]:
+    """Draw query, key and value from the same distribution, independently."""
 
     def drawn(random: Random, *shapes: Shape) -> Triple:
         query, key, value = (draw(random, shape) for shape in shapes)
@@ -66,7 +66,7 @@ def _each(draw: Callable[[Random, Shape], Real]) -> Callable[..., Triple]:
 
 def _uniform(random: Random, *shapes: Shape) -> Triple:
     low = random.choice([-1.0, 0.0])
-    return _each(lambda random, shape: random.uniform(low, 1, shape))(random, *shapes)
+    return _drawn_alike(lambda random, shape: random.uniform(low, 1, shape))(random, *shapes)
 
 
 def _logits_80(random: Random, query: Real, key: Real, value: Real) -> Triple:
@@ -106,23 +106,23 @@ def _tiny(random: Random, *shapes: Shape) -> Triple:
 REGIMES: Mapping[str, Callable[..., Triple]] = {
     "normal": _normal,
     "uniform": _uniform,
-    "peaky": _normal_but(lambda random, q, k, v: (q * random.uniform(4, 30), k, v)),
-    "logits 80": _normal_but(_logits_80),
+    "peaky": _changed_normal(lambda random, q, k, v: (q * random.uniform(4, 30), k, v)),
+    "logits 80": _changed_normal(_logits_80),
     "tiny": _tiny,
-    "cancelling": _normal_but(_cancelling),
-    "common offset": _normal_but(_common_offset),
-    "heavy-tailed": _each(lambda random, shape: random.standard_t(1.5, shape)),
-    "repeated keys": _normal_but(_repeated_keys),
-    "offset values": _normal_but(lambda random, q, k, v: (q, k, v + 10 ** random.uniform(1, 6))),
-    "heavy values": _normal_but(lambda random, q, k, v: (q, k, v * np.exp(4 * random.randn(*v.shape)))),
-    "small integers": _each(lambda random, shape: random.randint(-4, 5, shape).astype(np.float64)),
+    "cancelling": _changed_normal(_cancelling),
+    "common offset": _changed_normal(_common_offset),
+    "heavy-tailed": _drawn_alike(lambda random, shape: random.standard_t(1.5, shape)),
+    "repeated keys": _changed_normal(_repeated_keys),
+    "offset values": _changed_normal(lambda random, q, k, v: (q, k, v + 10 ** random.uniform(1, 6))),
+    "heavy values": _changed_normal(lambda random, q, k, v: (q, k, v * np.exp(4 * random.randn(*v.shape)))),
+    "small integers": _drawn_alike(lambda random, shape: random.randint(-4, 5, shape).astype(np.float64)),
 }
 
 GENERIC = frozenset({"normal", "uniform", "peaky", "logits 80", "common offset", "heavy-tailed", "heavy values"})
 
 
 _LENGTHS = frozenset({"B", "N", "H", "Hkv", "Lq", "Lk", "T", "P", "Np", "Lp", "Lr"})
-"""Axes that are no widths of vectors."""
+"""Axes other than widths of vectors."""
 _KEYS = ("Lk", "T", "P", "Lp")
 _SCORES = STAGE_SPECS["scores"].axes
 _SELDOM = 0.08
@@ -130,14 +130,14 @@ _SHARE_OF_RANGE = 0.9
 _BLOCK_SCALES, _ZERO_POINTS = 2.0, 4
 _TILES = (1, 2, 3, 16, 64)
 _VECTOR_LENGTHS = 0.05, 10.0
-"""The largest number of a vector that has a cosine lies between: its square is a normal number in every dtype."""
+"""Range of the largest number of a vector for a cosine: its square is a normal number in every dtype."""
 
 
 @dataclass
 class DrawnInputs:
-    """The inputs of a problem on their way; ``forms`` names the masks and biases that have one.
+    """Draws the inputs of a problem; ``forms`` names the forms of masks and biases.
 
-    ``is_generic`` is whether rounding errors behave like noise, as far as inputs say. ``problem`` has the shapes.
+    ``is_generic`` is false if an input makes rounding errors unlike noise. ``problem`` has the shapes.
     """
 
     problem: Problem
@@ -156,7 +156,7 @@ class DrawnInputs:
         self._relate()
 
     def _draw(self, name: str, spec: InputSpec, shape: Shape) -> None:
-        """Draw an input, and with the first operand the others that belong to it."""
+        """Draw an input, and together with the first operand the others that belong to it."""
         if name in self.inputs:
             return
         axes = self._axes(name)
@@ -167,7 +167,7 @@ class DrawnInputs:
         elif "R" in axes:
             angles = self.random.uniform(-np.pi, np.pi, shape)
             both = {"cos": np.cos(angles), "sin": np.sin(angles)}
-            self.inputs |= {other: both[other[-3:]] for other in self.problem.inputs if self._axes(other) == axes}
+            self.inputs |= {table: both[table[-3:]] for table in self.problem.inputs if self._axes(table) == axes}
         elif axes == _SCORES:
             self.inputs[name] = self._scores(shape) if spec.required else self._bias(shape)
         elif spec.statistics:
@@ -181,31 +181,31 @@ class DrawnInputs:
         return axes_of(self.problem.specs[name], self.problem.options)
 
     def _draw_operands(self, name: str, axes: tuple[str, ...], shape: Shape) -> None:
-        """Draw a query with the first key and the first value, which belong together, and any other by itself."""
+        """Draw a query together with the first key and the first value, and any other operand separately."""
         group = {**dict.fromkeys(QUERY_KEY_VALUE, ""), str(role_of(axes)): name}
         if role_of(axes) == QUERY_KEY_VALUE[0]:
-            for other in self.problem.inputs:
-                role = role_of(self._axes(other))
-                if role and not group[role] and self.problem.specs[other].is_number:
-                    group[role] = other
+            for operand in self.problem.inputs:
+                role = role_of(self._axes(operand))
+                if role and not group[role] and self.problem.specs[operand].is_number:
+                    group[role] = operand
         shapes, positions = [], []
-        for other in group.values():
-            own = self.problem.inputs[other].shape if other else shape
-            position = row_axis(self._axes(other or name))
-            shapes.append((*own[:position], *own[position + 1 : -1], own[position], own[-1]))
+        for operand in group.values():
+            lengths = self.problem.inputs[operand].shape if operand else shape
+            position = row_axis(self._axes(operand or name))
+            shapes.append((*lengths[:position], *lengths[position + 1 : -1], lengths[position], lengths[-1]))
             positions.append(position)
         arrays = REGIMES[self.problem.regime](self.random, *shapes)
-        for other, array, position in zip(group.values(), arrays, positions, strict=True):
-            if other and other not in self.inputs:
-                kept = _with_length(array) if self._has_cosine else array
-                self.inputs[other] = np.ascontiguousarray(np.moveaxis(kept, -2, position))
+        for operand, array, position in zip(group.values(), arrays, positions, strict=True):
+            if operand and operand not in self.inputs:
+                kept = _with_safe_length(array) if self._has_cosine else array
+                self.inputs[operand] = np.ascontiguousarray(np.moveaxis(kept, -2, position))
 
     @property
     def _has_cosine(self) -> bool:
         return score_kind(self.problem.operation, self.problem.options) == "cosine"
 
     def _scores(self, shape: Shape) -> Array:
-        """Draw scores as queries and keys of a regime have them, some of them forbidden."""
+        """Draw scores of queries and keys of a regime, some of them forbidden."""
         *outer, queries, keys = shape
         width = int(self.random.randint(1, 33))
         shapes = ((*outer, length, width) for length in (queries, keys, keys))
@@ -216,7 +216,7 @@ class DrawnInputs:
         return scores
 
     def _parameters(self, spec: InputSpec, axes: tuple[str, ...], shape: Shape) -> Array:
-        """Draw weights that keep the size of what they multiply, factors, biases, or logits of one more key."""
+        """Draw weights that keep the size of vectors, factors, biases, or logits of one more key."""
         random = self.random
         if spec.of_blocks:
             zeros = random.randint(-_ZERO_POINTS, _ZERO_POINTS + 1, shape).astype(np.float64)
@@ -229,7 +229,7 @@ class DrawnInputs:
         return np.where(random.rand(*shape) < _SELDOM, -np.inf, numbers) if spec.may_be_infinite else numbers
 
     def _counts(self, spec: InputSpec, shape: Shape) -> Array:
-        """Draw counts of an axis, the limits of sequences along it, or places in it."""
+        """Draw counts of an axis, the limits of sequences along it, or positions in it."""
         random, most = self.random, self.lengths[spec.at_most]
         if spec.axes == ("S1",):
             inner = random.randint(0, most + 1, shape[0] - 2)
@@ -240,21 +240,21 @@ class DrawnInputs:
         return random.randint(0, most + 1, shape)
 
     def _store_in_codes(self, name: str) -> None:
-        """Give an input factors, for all, for each head or for each key, by which it fills the range of its format."""
+        """Draw factors for all, for each head or for each key, so that an input fills the range of its format."""
         stem, options = STEMS[name], self.problem.options
         factor, blocks = f"{stem}_scale", f"{stem}_block_scale"
         array, shape = self.inputs[name], self.problem.inputs[factor].shape
         if blocks in self.inputs:
             array = array / blocks_spread(self.inputs[blocks], array.shape)
-        spec, given = self.problem.specs[name], self.problem.inputs
+        spec, inputs = self.problem.specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
-        most = _SHARE_OF_RANGE * largest_number(stored_dtype(spec, given, options, ""))
+        most = _SHARE_OF_RANGE * largest_number(stored_dtype(spec, inputs, options, ""))
         self.inputs[factor] = largest / most * self.random.uniform(1, 1.9)
         self.inputs[name] = array / self.inputs[factor][..., np.newaxis]
 
     def _relate(self) -> None:
-        """Hold counts within their sequences, take parts of one attention, and poison keys that none may use."""
+        """Limit counts to their sequences, draw related parts, poison keys that no query may use, and share arrays."""
         inputs, random = self.inputs, self.random
         if "cu_seqlens_k" in inputs and "key_lengths" in inputs:
             inputs["key_lengths"] = np.minimum(inputs["key_lengths"], np.diff(inputs["cu_seqlens_k"]))
@@ -270,7 +270,7 @@ class DrawnInputs:
                 self.forms.append("self")
 
     def _relate_parts(self) -> None:
-        """Take parts of one attention for those that are merged, or leave what was drawn; some parts are empty."""
+        """Replace the parts to merge by parts of one attention, or keep the drawn ones; some parts are empty."""
         outputs, log_sum_exps = (self.inputs[name] for name in ("outputs", "log_sum_exps"))
         random = self.random
         if random.rand() < 0.6:
@@ -279,11 +279,11 @@ class DrawnInputs:
             shapes = [(*outer, 8), (*outer[:-1], keys, 8), (*outer[:-1], keys, width)]
             query, key, value = REGIMES[self.problem.regime](random, *shapes)
             edges = np.array([0, *np.sort(random.randint(0, keys + 1, parts - 1)), keys])
-            each = [
+            merged = [
                 numpy_backend.attention(query, key[:, :, begin:end], value[:, :, begin:end])
                 for begin, end in pairwise(edges)
             ]
-            outputs, log_sum_exps = (np.stack([part[name] for part in each]) for name in ("output", "log_sum_exp"))
+            outputs, log_sum_exps = (np.stack([part[name] for part in merged]) for name in ("output", "log_sum_exp"))
             self.forms.append("of attention")
         if random.rand() < 1 / 2:
             log_sum_exps = np.where(random.rand(*log_sum_exps.shape) < 0.2, -np.inf, log_sum_exps)
@@ -299,12 +299,12 @@ class DrawnInputs:
         return np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
 
     def _distance(self, queries: int, keys: int) -> NDArray[np.int64]:
-        """Return how far each key stands behind each query; queries begin at 0, or so that they end last."""
+        """Return position of key minus position of query; the first queries or the last ones align with the keys."""
         offset = self.lengths.get("P", 0) if self.random.rand() < 0.5 else max(keys - queries, 0)
         return np.arange(keys) - (offset + np.arange(queries))[:, np.newaxis]
 
     def _mask(self, shape: Shape) -> Array:
-        """Draw a mask; on scores it may be of whole keys, blocks or documents, and of rows without a key."""
+        """Draw a mask; on scores it may mask whole keys, blocks or documents, and all keys of a row."""
         random = self.random
         if len(shape) != len(_SCORES):
             return np.asarray(random.rand(*shape) < random.choice([0.5, 0.8]))
@@ -321,11 +321,11 @@ class DrawnInputs:
             allowed = self._documents(queries, keys)
         else:
             allowed = random.rand(*shape) < random.choice([0.5, 0.9])
-            allowed[..., random.rand(queries) < 0.1, :] = False  # rows in which nothing may be attended to
+            allowed[..., random.rand(queries) < 0.1, :] = False  # rows without a key
         return np.ascontiguousarray(np.broadcast_to(allowed, shape))
 
     def _documents(self, queries: int, keys: int) -> Array:
-        """Let a query attend to its own document, causally or not, and perhaps to the first tokens too."""
+        """Mask all keys outside the query's document, causally or not, perhaps except for the first tokens."""
         random, distance = self.random, self._distance(queries, keys)
         edges = np.sort(random.randint(0, keys + 1, random.randint(1, 5)))
         of_key = np.searchsorted(edges, np.arange(keys), side="right")
@@ -338,7 +338,7 @@ class DrawnInputs:
         return np.asarray(allowed)
 
     def _bias(self, shape: Shape) -> Array:
-        """Draw a bias: random, with minus infinity, by position, or the lowest number where a key is forbidden."""
+        """Draw a bias: random, with minus infinity, by position, or the lowest number for forbidden keys."""
         random = self.random
         _, heads, queries, keys = shape
         form = str(random.choice(["", "", "", "with -inf", "ALiBi", "of buckets", "lowest"]))
@@ -358,27 +358,27 @@ class DrawnInputs:
         elif form == "of buckets":
             both, buckets = bool(random.rand() < 0.5), int(random.choice([4, 8, 32]))
             distance = self._distance(queries, keys)
-            found = relative_buckets(distance, buckets, int(random.choice([16, 128])), bidirectional=both)
-            numbers = np.moveaxis(random.randn(buckets, heads)[found], -1, 0)
+            buckets_of_keys = relative_buckets(distance, buckets, int(random.choice([16, 128])), bidirectional=both)
+            numbers = np.moveaxis(random.randn(buckets, heads)[buckets_of_keys], -1, 0)
         return np.ascontiguousarray(np.broadcast_to(numbers, shape))
 
 
 def role_of(axes: tuple[str, ...]) -> str | None:
-    """Return the operand that an input is like, by its axes: rows of vectors along queries or keys; None for others."""
+    """Return the role of an input with rows of vectors along queries or keys, by its axes; None for other inputs."""
     if len(axes) < 3 or axes[-1] in _LENGTHS or not {"Lq", *_KEYS} & set(axes):
         return None
     return "value" if axes[-1].endswith("v") else "query" if "Lq" in axes else "key"
 
 
 def row_axis(axes: tuple[str, ...]) -> int:
-    """Return the position of the axis along which an operand's rows lie."""
+    """Return the position of the axis of an operand's rows."""
     return next(axes.index(letter) for letter in ("Lq", *_KEYS) if letter in axes)
 
 
-def _with_length(vectors: Real) -> Real:
-    """Give vectors a length that no dtype loses, (..., L, 1), by their own direction; those of zeros become ones.
+def _with_safe_length(vectors: Real) -> Real:
+    """Rescale vectors (..., L, width) whose length may underflow or overflow in a dtype; zeros become ones.
 
-    Of vectors of ones in their place, rounding errors would all be the same, and no statistics.
+    They keep their direction: vectors of ones would all have the same rounding errors, and statistics would not apply.
     """
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0.0)
     has_length = (largest > _VECTOR_LENGTHS[0]) & (largest < _VECTOR_LENGTHS[1])

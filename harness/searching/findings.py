@@ -1,7 +1,7 @@
-"""Findings of a search, and the folder that keeps them: case files, scripts, and how far the search came.
+"""Findings of a search, and the folder that stores them: case files, scripts, and the state of the search.
 
-A problem is judged by a worker that stays; a failure has a verdict and a first stage. One that is new is written as a
-case file that stands in any folder of cases: few numbers in the file itself, many beside it.
+A reused worker runs each problem. A failure has a verdict and a first stage. A new failure is written as a case file
+that works in any folder of cases: few numbers in the file itself, many in an .npz file next to it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from attncheck.spec.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Symptom:
-    """The marks of one failure among others: its verdict, the first stage that is wrong, and which error was raised.
+    """The features that distinguish a failure: its verdict, the first wrong stage, and the error that was raised.
 
     A failure without stages (an error, a crash, a timeout) has no stage.
     """
@@ -63,7 +63,7 @@ class Symptom:
     error: str = ""
 
     def is_like(self, other: Symptom) -> bool:
-        """Return whether two failures may be of one fault: alike, but that one was recognised and the other not."""
+        """Return whether two failures may have one cause: equal, or only one of them has a diagnosis."""
         named = {Verdict.NUMERIC, Verdict.SEMANTIC}
         alike = self.verdict == other.verdict or {self.verdict, other.verdict} <= named
         return alike and (self.stage, self.error) == (other.stage, other.error)
@@ -73,7 +73,7 @@ class Symptom:
 
 
 def symptom_of(answer: Answer) -> Symptom | None:
-    """Return how a case fails; None where it does not, where that is expected, or where it is not supported."""
+    """Return the symptom of a failing case; None if it does not fail, if that is expected, or if it is unsupported."""
     unexpected = [stage for stage in answer.failing_stages if stage not in answer.expected_failures]
     if not unexpected:
         return None
@@ -81,13 +81,13 @@ def symptom_of(answer: Answer) -> Symptom | None:
         verdict, message = answer.failed.verdict, answer.failed.message
         return Symptom(verdict, error=message.partition(":")[0] if verdict == Verdict.ERROR else "")
     first = answer.begins_at if answer.begins_at in unexpected else unexpected[0]
-    verdicts = {each.stage: str(each.verdict) for each in answer.judgements}
+    verdicts = {judgement.stage: str(judgement.verdict) for judgement in answer.judgements}
     return Symptom(verdicts.get(first) or verdicts[unexpected[0]], first)
 
 
 @dataclass
 class ProblemSubject:
-    """An implementation that problems are put to, by an engine; its worker was ``asked`` so many."""
+    """An implementation that an engine runs on problems; ``asked`` counts those that its worker has run."""
 
     implementation: Implementation
     engine: Engine
@@ -96,17 +96,17 @@ class ProblemSubject:
     _numbers: count[int] = field(default_factory=count)
 
     def question(self, problem: Problem, name: str) -> Question:
-        """Return a problem as a question. Raises ``CaseError`` where it is none."""
+        """Return a problem as a question. Raises ``CaseError`` if it is no valid case."""
         identity = identity_of(problem, name)
         return Question(read_concrete(problem, Path(self._folder.name), identity), problem.dtype)
 
     def lacks_of(self, problem: Problem) -> tuple[str, ...]:
-        """Return what the implementation lacks for a problem, as far as its parameters say."""
+        """Return the features that the implementation lacks for a problem, as far as its parameters show."""
         lack = lack_of(self.implementation, problem, problem.as_call)
         return lack.lacks if lack else ()
 
     def ask(self, problem: Problem, name: str) -> Answer:
-        """Have a problem computed and judged. Raises ``CaseError`` where it is none."""
+        """Run and judge a problem. Raises ``CaseError`` if it is no valid case."""
         question = self.question(problem, name)
         self.asked += 1
         try:
@@ -115,7 +115,7 @@ class ProblemSubject:
             self._tidy(question.case)
 
     def begin(self, problem: Problem, name: str) -> Future[Answer]:
-        """Have a problem computed, and judged beside what comes next. Raises ``CaseError`` where it is none."""
+        """Run a problem, and judge it while the next ones run. Raises ``CaseError`` if it is no valid case."""
         question = self.question(problem, name)
         answered = self.engine.ask_in_background(self.implementation, question)
         self.asked += 1
@@ -123,14 +123,14 @@ class ProblemSubject:
         return answered
 
     def symptom(self, problem: Problem) -> Symptom | None:
-        """Return how a problem fails; None where it does not, or is none."""
+        """Return the symptom of a problem; None if it does not fail, or is no valid case."""
         try:
             return symptom_of(self.ask(problem, f"try-{next(self._numbers)}"))
         except CaseError:
             return None
 
     def ask_in_new_process(self, problem: Problem) -> Answer:
-        """Judge a problem in a process of its own. Raises ``CaseError`` where it is none."""
+        """Run and judge a problem in a new process. Raises ``CaseError`` if it is no valid case."""
         question = self.question(problem, f"try-{next(self._numbers)}")
         try:
             return self.engine.ask_in_new_process(self.implementation, question)
@@ -138,12 +138,12 @@ class ProblemSubject:
             self._tidy(question.case)
 
     def _tidy(self, case: Case) -> None:
-        """Remove the arrays of what was judged: there may be many thousands of problems."""
+        """Remove the arrays of a judged case: there may be many thousands."""
         for path in Path(self._folder.name).glob(f"{case.id.rpartition('/')[2]}-*.npy"):
             path.unlink()
 
     def stop(self) -> None:
-        """Kill whatever computes a problem now."""
+        """Kill the workers that run a problem."""
         self.engine.workers.stop()
 
     def close(self) -> None:
@@ -159,10 +159,10 @@ _FORMAT = 1
 class Finding:
     """A failure of an implementation, on the simplest problem that shows it.
 
-    ``file`` and ``script`` lie in the folder of the search; ``element`` says where it is worst. ``problem`` is the
-    number of what was drawn. It ``has_nonfinite`` numbers where it takes NaN or infinity. One that ``needs_calls`` does
-    not happen in a fresh process: so many other calls came before. ``times`` counts the problems that fail alike.
-    ``numbers`` are those of the element that is worst, by ``FAILURE_NUMBERS``.
+    ``file`` and ``script`` are in the folder of the search; ``element`` describes the worst element. ``problem`` is the
+    number of the drawn problem. It ``has_nonfinite`` inputs if it needs NaN or infinity. If it ``needs_calls``, it does
+    not happen in a fresh process: so many other calls came before. ``times`` counts the problems that fail in this way.
+    ``numbers`` are those of the worst element, by ``FAILURE_NUMBERS``.
     """
 
     symptom: Symptom
@@ -183,8 +183,8 @@ class Finding:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def explains(self, problem: Problem) -> bool:
-        """Return whether a problem has all that this failure takes: what is asked, and axes as long, or longer."""
-        if self.needs_calls:  # what matters is not the problem
+        """Return whether a problem has all that this failure needs: the same features, and axes at least as long."""
+        if self.needs_calls:  # the problem does not matter
             return kind_of(problem) == self.operation
         if kind_of(problem) != self.operation or not set(self.asked) <= asked_of(problem):
             return False
@@ -202,7 +202,7 @@ class Finding:
 
 
 def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
-    """Return the sentence that a case is called by."""
+    """Return the name of a case: a sentence."""
     asked = ", ".join(sorted(asked_of(problem)))
     what = f"{kind_of(problem)}{f' with {asked}' if asked else ''}"
     where = f" at {symptom.stage}" if symptom.stage else f" ({symptom.error})" if symptom.error else ""
@@ -210,15 +210,15 @@ def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
 
 
 def file_name(symptom: Symptom, problem: Problem, identity: str) -> str:
-    """Return what a file is called: what is asked, how it fails, and a mark of its numbers."""
-    asked = sorted(each for each in asked_of(problem))[:4]
+    """Return the name of a file: features of the problem, its symptom, and a hash."""
+    asked = sorted(asked_of(problem))[:4]
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return f"{slug(' '.join([kind_of(problem), *asked, str(symptom)]))[:80].strip('-')}-{mark}.yaml"
 
 
 @dataclass
 class SearchFolder:
-    """The state of searches of one implementation: what was found, what was seen, and the next number of each seed."""
+    """The state of searches of one implementation: findings, drawn features, and the next number of each seed."""
 
     path: Path
     implementation: str
@@ -231,7 +231,7 @@ class SearchFolder:
 
     @classmethod
     def of(cls, path: Path, implementation: str, place: str = "") -> SearchFolder:
-        """Open a folder, with what an earlier search of the implementation left. Raises ``UsageError``."""
+        """Open a folder, with the state of earlier searches of the implementation. Raises ``UsageError``."""
         state = path / SEARCH_STATE
         if not state.exists():
             return cls(path, implementation, place=place)
@@ -240,25 +240,25 @@ class SearchFolder:
             seen = TypeAdapter(Seen).validate_python(record["seen"])
             findings = TypeAdapter(list[Finding]).validate_python(record["findings"])
             before = record.get("place", "")
-            found = cls(
+            folder = cls(
                 path, record["implementation"], record["next"], record["asked"], seen, findings, before or place
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{state}: cannot be read ({error}); name another --output, or remove it") from None
-        if (found.implementation, found.place) != (implementation, place or found.place):
-            of = found.place or found.implementation
+        if (folder.implementation, folder.place) != (implementation, place or folder.place):
+            of = folder.place or folder.implementation
             raise UsageError(f"{path} holds a search of {of}; name another --output, or remove it")
-        return found
+        return folder
 
     def write(self) -> None:
-        """Write the state; what is there is replaced when all of it is written. Raises ``OutputError``."""
+        """Write the state; it replaces the old file when it is complete. Raises ``OutputError``."""
         record: dict[str, Any] = {
             "format": _FORMAT,
             "implementation": self.implementation,
             "place": self.place,
             "next": self.next_numbers,
             "asked": self.asked,
-            "findings": [asdict(each) for each in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "seen": self.seen.record(),
         }
         path = self.path / SEARCH_STATE
@@ -270,26 +270,26 @@ class SearchFolder:
 
 
 MAX_IN_FILE = 2048
-"""Numbers of all inputs that are written into the case file; more go into an .npz file beside it."""
+"""Largest number of elements of all inputs in a case file; more are written to an .npz file next to it."""
 
 
 def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
     """Write a problem as a file with one case, and return the case as it is read back.
 
-    Raises ``OutputError`` where it cannot be written.
+    Raises ``OutputError`` if it cannot be written.
     """
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if count_elements(problem) <= MAX_IN_FILE:
-            inputs = {each: _in_file(problem, each) for each in problem.inputs}
+            inputs = {input_name: _in_file(problem, input_name) for input_name in problem.inputs}
         else:
-            inputs = _beside(problem, path.with_suffix(".npz"))
+            inputs = _in_npz(problem, path.with_suffix(".npz"))
         path.write_text(case_text(case_data(problem, inputs, name, found_by)), encoding="utf-8")
     return written_case(path)
 
 
 def written_case(path: Path) -> Case:
-    """Read a case back that was written. Its id does not have the folder, so that two searches can be compared.
+    """Read a written case back. Its id does not contain the folder, so that two searches can be compared.
 
     Raises ``CaseError`` if it is gone or cannot be read.
     """
@@ -298,24 +298,24 @@ def written_case(path: Path) -> Case:
 
 
 def read_written(path: Path) -> Problem:
-    """Read the problem back that was written as a case; raises what ``written_case`` does."""
+    """Read back the problem of a written case; raises the errors of ``written_case``."""
     case = written_case(path)
     return concrete_case(case, case.dtypes[0])
 
 
 def holds(case: Case, problem: Problem, folder: Path) -> bool:
-    """Return whether a case that was written gives an implementation the very numbers of a problem."""
+    """Return whether a written case passes exactly the numbers of a problem to an implementation."""
     drawn = read_concrete(problem, folder, "search/again")
-    one, other = (inputs_in(each, problem.dtype).arrays for each in (case, drawn))
-    return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    first, second = (inputs_in(source, problem.dtype).arrays for source in (case, drawn))
+    return first.keys() == second.keys() and all(_is_same(first[name], second[name]) for name in first)
 
 
-def _is_same(one: Array, other: Array) -> bool:
-    """Return whether two arrays are equal bit by bit, except for which NaN there is."""
-    alike = one.dtype == other.dtype and one.shape == other.shape
-    wide, other_wide = (each.astype(np.float64) for each in (one, other))
-    is_equal = (wide == other_wide) & (np.signbit(wide) == np.signbit(other_wide))
-    return alike and bool((is_equal | (np.isnan(wide) & np.isnan(other_wide))).all())
+def _is_same(first: Array, second: Array) -> bool:
+    """Return whether two arrays are equal bit by bit, except for the bits of NaN."""
+    alike = first.dtype == second.dtype and first.shape == second.shape
+    first_wide, second_wide = (array.astype(np.float64) for array in (first, second))
+    is_equal = (first_wide == second_wide) & (np.signbit(first_wide) == np.signbit(second_wide))
+    return alike and bool((is_equal | (np.isnan(first_wide) & np.isnan(second_wide))).all())
 
 
 def _in_file(problem: Problem, name: str) -> dict[str, Any]:
@@ -336,26 +336,26 @@ def _nested(problem: Problem, name: str, array: Array) -> Any:
 
 
 def _number(problem: Problem, name: str, value: float) -> float | int:
-    """Return the number of fewest digits that is stored as this one."""
+    """Return the number with the fewest digits that rounds to this one in its dtype."""
     spec = problem.specs[name]
     if not math.isfinite(value) or spec.boolean or spec.whole or spec.is_narrow:
-        return _whole(value)
+        return _integer_if_whole(value)
     dtype = statistics_dtype(problem.dtype) if spec.statistics else problem.dtype
     for digits in range(1, 17):
         short = float(f"{value:.{digits}g}")
         if abs(short) <= largest_number(dtype) and float(rounded_once(np.array(short), dtype)) == value:
             value = short
             break
-    return _whole(value)
+    return _integer_if_whole(value)
 
 
-def _whole(value: float) -> float | int:
-    """Write a whole number without a point; 0 with a sign needs it."""
+def _integer_if_whole(value: float) -> float | int:
+    """Return a whole number as an integer, which is written without a point; -0.0 stays a float."""
     is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e6
     return int(value) if is_whole and (value or math.copysign(1, value) > 0) else value
 
 
-def _beside(problem: Problem, path: Path) -> dict[str, Any]:
+def _in_npz(problem: Problem, path: Path) -> dict[str, Any]:
     content, checksum = stored_arrays(problem.inputs)
     path.write_bytes(content)
     return {name: {"file": path.name, "name": name, "sha256": checksum} for name in problem.inputs}

@@ -1,16 +1,17 @@
-"""Confirmation of hints: two problems are made of a failing case, with its common features and without.
+"""Confirmation of hints: problems made from a failing case, with and without its common features.
 
-A feature that all failing cases of an implementation have, and hardly any other case, may still be an accident of how
-cases were chosen: another feature that they share may be the cause. So the simplest failing case is changed in one
-thing that takes the feature from it, for each part of the feature: it has to pass. And all options that the feature
-does not need are left out of it, and its numbers drawn again: it has to fail. What both confirm is written down with
-the results (environment.json), and reports tell nothing else.
+All failing cases of an implementation, and hardly any other case, may share a feature by accident, while another shared
+feature is the cause. So for each part of the feature, the simplest failing case is changed in one thing so that it
+loses that part: it has to pass. Then all options that the feature does not need are left out, and the numbers are drawn
+again: it has to fail. Features that both confirm are written to the results (environment.json), and reports show only
+these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +32,19 @@ from attncheck.results.writer import note_confirmed
 from attncheck.searching.concrete import concrete_case, count_elements
 from attncheck.searching.findings import ProblemSubject, symptom_of
 from attncheck.searching.problems import filled
-from attncheck.searching.reduction import cut, letters_of, optional_groups, with_counts_that_fit, without_options
+from attncheck.searching.reduction import (
+    cut,
+    extent,
+    letters_of,
+    optional_groups,
+    with_counts_that_fit,
+    without_options,
+)
 
 _MOST_TRIES = 4
-"""Changes that take a part of a feature from a case, until one is judged."""
+"""Changes that remove a part of a feature from a case are tried until one is judged, at most so many."""
 _MAX_ELEMENTS = 1 << 18
-"""Of the inputs of a case that is changed."""
+"""Cases with larger inputs are not changed."""
 _NEAR = (1, 2, 3, 4)
 _MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 
@@ -48,11 +56,11 @@ def confirm_hints(
     limits: Limits,
     tags: Mapping[str, TagEntry],
 ) -> None:
-    """Write down which common features of failing cases two more problems confirm. Raises ``OutputError``."""
+    """Write the common features of failing cases that further problems confirm. Raises ``OutputError``."""
     frames = make_frames(merge_runs(read_runs([output])))
     patterns = candidates(frames)
     named, by_id = {item.name: item for item in implementations}, {case.id: case for case in cases}
-    found: dict[str, list[str]] = {}
+    confirmed: dict[str, list[str]] = {}
     for pattern in patterns:
         item = named.get(pattern.column.implementation)
         shown = [(by_id[case], dtype) for case, dtype in pattern.shown_by if case in by_id]
@@ -61,18 +69,18 @@ def confirm_hints(
         subject = ProblemSubject(item, Engine(limits, expected_failures=()))
         try:
             if any(_Confirmation(pattern, case, dtype, subject, frames).is_borne_out() for case, dtype in shown):
-                found.setdefault(item.name, []).append(pattern.where)
+                confirmed.setdefault(item.name, []).append(pattern.where)
         except CaseError:
             continue
         finally:
             subject.close()
-    if found:
-        note_confirmed(output, found)
+    if confirmed:
+        note_confirmed(output, confirmed)
 
 
 @dataclass(frozen=True)
 class _Confirmation:
-    """One feature, and the case that is changed."""
+    """The confirmation of one feature by changes of one case."""
 
     pattern: FailurePattern
     case: Case
@@ -81,28 +89,27 @@ class _Confirmation:
     frames: Frames
 
     def is_borne_out(self) -> bool:
-        """Return whether the case passes without each part of the feature, and fails with nothing but the feature."""
+        """Return whether the case passes without each part of the feature, and fails with only the feature."""
         problem = concrete_case(self.case, self.dtype)
         if count_elements(problem) > _MAX_ELEMENTS:
             return False
-        changed = [*_changed(problem, self.case)]
+        changed = [*_single_changes(problem, self.case)]
         held = self._parts(changed)
         for part in range(len(held[0]) if held else 0):
-            others = (each for each, holds in zip(changed, held, strict=True) if holds.count(False) == 1)
-            without = [each for each in others if not held[_index(changed, each)][part]]
-            if not self._passes(without):
+            without = (
+                simpler
+                for simpler, holds in zip(changed, held, strict=True)
+                if holds.count(False) == 1 and not holds[part]
+            )
+            # The first changes are run until one is judged: it has to pass.
+            answers = (self._answer(simpler) for simpler in islice(without, _MOST_TRIES))
+            answer = next((answer for answer in answers if answer is not None), None)
+            if answer is None or symptom_of(answer) is not None:
                 return False
         return bool(held) and self._fails_alone(problem)
 
-    def _passes(self, problems: Sequence[Problem]) -> bool:
-        """Return whether the first of some problems that is judged passes."""
-        for problem in problems[:_MOST_TRIES]:
-            if (answer := self._answer(problem)) is not None:
-                return symptom_of(answer) is None
-        return False
-
     def _fails_alone(self, problem: Problem) -> bool:
-        """Return whether a problem fails with no option that the feature does not need, and other numbers."""
+        """Return whether a problem fails with only the options that the feature needs, and other numbers."""
         for group in optional_groups(problem):
             try:
                 simpler = without_options(problem, group)
@@ -116,7 +123,7 @@ class _Confirmation:
         return answer is not None and symptom_of(answer) is not None
 
     def _answer(self, problem: Problem) -> Answer | None:
-        """Have a problem judged; None where it is none, or the implementation does not take it."""
+        """Run and judge a problem; None if it is no valid case, or unsupported."""
         try:
             answer = self.subject.ask(problem, "hint")
         except CaseError:
@@ -124,32 +131,30 @@ class _Confirmation:
         return None if answer.is_unsupported else answer
 
     def _parts(self, problems: Sequence[Problem]) -> list[list[bool]]:
-        """Return which parts of the feature hold of problems."""
-        records = [{**case_record(self.case, {}), **_record_of(each)} for each in problems]
+        """Return for each problem which parts of the feature it has."""
+        records = [
+            {
+                **case_record(self.case, {}),
+                "options": {key: list(of) if isinstance(of, tuple) else of for key, of in problem.options.items()},
+                "inputs": {name: list(array.shape) for name, array in problem.inputs.items()},
+                "memory_layout": dict(problem.memory_layout),
+                "merged": [],
+            }
+            for problem in problems
+        ]
         return parts_that_hold(self.pattern.where, [*self.frames.cases.values()], records, [p.dtype for p in problems])
 
 
-def _index(problems: Sequence[Problem], problem: Problem) -> int:
-    return next(number for number, each in enumerate(problems) if each is problem)
-
-
-def _record_of(problem: Problem) -> dict[str, object]:
-    """Return what the record of a case says of a problem."""
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in problem.options.items()}
-    shapes = {name: list(array.shape) for name, array in problem.inputs.items()}
-    return {"options": options, "inputs": shapes, "memory_layout": dict(problem.memory_layout), "merged": []}
-
-
-def _changed(problem: Problem, case: Case) -> Iterator[Problem]:
-    """Yield a case changed in one thing: an option less, an axis of another length, a mask more, another dtype."""
+def _single_changes(problem: Problem, case: Case) -> Iterator[Problem]:
+    """Yield a case with one change: without an option, another length of an axis, with a mask, another dtype."""
     for group in optional_groups(problem):
         yield without_options(problem, group)
     for letter in letters_of(problem):
-        for length in _lengths_beside(problem.lengths[letter], problem.lengths, letter):
-            kept = {letter: np.arange(length) % _extent(problem, letter)}
+        for length in _other_lengths(extent(problem, letter), problem.lengths):
+            kept = {letter: np.arange(length) % extent(problem, letter)}
             try:
                 changed = with_counts_that_fit(cut(problem, kept))
-                changed.lengths  # noqa: B018 # raises where axes no longer fit together
+                changed.lengths  # noqa: B018 # raises if axes no longer fit together
             except (ValueError, KeyError, IndexError):
                 continue
             yield changed
@@ -160,14 +165,8 @@ def _changed(problem: Problem, case: Case) -> Iterator[Problem]:
             yield concrete_case(case, dtype)
 
 
-def _extent(problem: Problem, letter: str) -> int:
-    lengths = problem.lengths
-    return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
-
-
-def _lengths_beside(length: int, lengths: Mapping[str, int], letter: str) -> list[int]:
-    """Return other lengths of an axis, the nearest first; of heads of queries, how many share a head of keys."""
-    own = length // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else length
-    near = {own - step for step in _NEAR} | {own + step for step in _NEAR}
-    whole = {own // multiple * multiple for multiple in _MULTIPLES} | {own // 2, 1, *lengths.values()}
-    return sorted((each for each in near | whole if 0 < each != own), key=lambda each: abs(each - own))
+def _other_lengths(length: int, lengths: Mapping[str, int]) -> list[int]:
+    """Return other lengths of an axis, the nearest first; ``lengths`` are those of all axes."""
+    near = {length - step for step in _NEAR} | {length + step for step in _NEAR}
+    whole = {length // multiple * multiple for multiple in _MULTIPLES} | {length // 2, 1, *lengths.values()}
+    return sorted((new for new in near | whole if 0 < new != length), key=lambda new: abs(new - length))

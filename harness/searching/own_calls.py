@@ -1,4 +1,4 @@
-"""Calls with a user's own arrays, of any framework, as questions."""
+"""Calls with a user's arrays, of any framework, as questions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from attncheck.spec import DTYPES, OPERATIONS, InputSpec, inputs_of
 def question_of_arrays(
     operation: str, inputs: Mapping[str, Any], options: Mapping[str, Any], dtype: str | None, folder: Path
 ) -> Question:
-    """Return the question that a call with these arrays is.
+    """Return the question for a call with these arrays.
 
     Args:
         operation: The operation.
         inputs: Arrays of any framework by the names of docs/cases.md; one that is None is left out.
         options: The options of the call.
         dtype: The dtype of the call; None for that of the arrays.
-        folder: Where large arrays are put. It may go when this returns.
+        folder: The folder for large arrays. It may be removed after the call.
 
     Raises:
         UsageError: If there is no such operation or dtype, or an input is unknown, missing or of another kind.
@@ -36,9 +36,9 @@ def question_of_arrays(
     """
     if operation not in OPERATIONS:
         raise UsageError(f"operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
-    for name, given in (("inputs", inputs), ("options", options)):
-        if not isinstance(given, Mapping):
-            raise UsageError(f"{name}: expected a mapping by name, such as a dict; got a {type(given).__name__}")
+    for name, mapping in (("inputs", inputs), ("options", options)):
+        if not isinstance(mapping, Mapping):
+            raise UsageError(f"{name}: expected a mapping by name, such as a dict; got a {type(mapping).__name__}")
     specs = inputs_of(operation, options.get("score"))
     present = {name: value for name, value in inputs.items() if value is not None}
     if unknown := next((name for name in present if name not in specs), None):
@@ -74,17 +74,17 @@ def _array(name: str, value: Any, specs: Mapping[str, InputSpec]) -> Array:
 
 
 def _dtype_of_call(arrays: Mapping[str, Array], specs: Mapping[str, InputSpec]) -> str:
-    """Return the dtype that all inputs have which are rounded to it. Raises ``UsageError`` if they have several."""
-    own = {
+    """Return the dtype of all inputs that are rounded to the dtype of a case. Raises ``UsageError`` for several."""
+    dtypes = {
         name: str(array.dtype)
         for name, array in arrays.items()
         if specs[name].is_number and not (specs[name].statistics or specs[name].is_narrow)
     }
-    if len(set(own.values())) != 1:
-        shown = ", ".join(f"{name} {dtype}" for name, dtype in own.items())
+    if len(set(dtypes.values())) != 1:
+        shown = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
         raise UsageError(f"inputs: several dtypes ({shown}); say with dtype which one is meant")
-    [dtype] = set(own.values())
+    [dtype] = set(dtypes.values())
     if dtype not in DTYPES:
         choices = ", ".join(DTYPES)
-        raise UsageError(f"inputs: {next(iter(own))} is {dtype}; say with dtype what to round it to: {choices}")
+        raise UsageError(f"inputs: {next(iter(dtypes))} is {dtype}; say with dtype what to round it to: {choices}")
     return dtype

@@ -1,8 +1,8 @@
-"""Random problems, each made from a seed, its number and what is to be drawn alone; those of a search one by one.
+"""Random problems, each determined by a seed, its number and the operations to draw.
 
-A problem is outlined first: its operation, options, inputs and their shapes, by the tables of the specification, so
-that every option meets every other, and the next one is drawn without an edit here. Its arrays are drawn when it is
-chosen: of several outlines, a search takes the one of which most is new.
+A problem is outlined first: its operation, options, inputs and their shapes, by the tables of the specification. So
+options are drawn in all combinations, and a new option is drawn without an edit here. Of several outlines, a search
+takes the one with the highest novelty, and then draws its arrays.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ from attncheck.spec.dtypes import largest_number, rounded_once
 DrawShape = Callable[[Operation, frozenset[str], Random], Dimensions]
 """Draws the shape of a problem of an operation, whose inputs have these axes."""
 Kind = tuple[str, str | None]
-"""An operation, and the kind of score where that is an option."""
+"""An operation, and the kind of score if that is an option."""
 Item = TypeVar("Item")
 
 _KINDS: tuple[Kind, ...] = tuple(
-    (name, score) for name, own in OPERATIONS.items() for score in (SCORE_SPECS if "score" in own.options else [None])
+    (name, score)
+    for name, operation in OPERATIONS.items()
+    for score in (SCORE_SPECS if "score" in operation.options else [None])
 )
 _PLAIN = 5
-"""A kind is drawn in proportion to the number of its inputs and options, and so many; one that others become twice."""
+"""The weight of a kind is this plus the number of its inputs and options, doubled if other operations lower to it."""
 _SHARE, _FORBIDDING_SHARE = 0.12, 0.18
-"""Of problems that may have an option or input, so many have it; more where few operations have it."""
+"""The share of problems with an option or input; larger if few operations have it."""
 _NOT_DRAWN = frozenset({"score", "projections", "poison", "swizzle", *HEADS})
 """Options that say how a file writes arrays, that others follow from, or that ask for shapes which no letter has."""
 _WHOLE_SHARE = 0.4
-"""Of masks and biases, so many are as large as the scores."""
+"""The share of masks and biases that are as large as the scores."""
 
 
 def pick(random: Random, items: Sequence[Item]) -> Item:
@@ -78,24 +80,24 @@ class Draw:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of problems that are drawn."""
+        """The kinds of problems that may be drawn."""
         return tuple(kind for kind in _KINDS if self.operation in (None, kind[0]))
 
 
 @cache
 def _weight(kind: Kind) -> int:
-    own = OPERATIONS[kind[0]]
-    lowered = OPERATIONS.get(own.lowers_to or "")
-    if lowered is not None and lowered.inputs.keys() <= own.inputs.keys():  # all else of it is the other one
-        return _PLAIN + len(own.inputs.keys() - lowered.inputs.keys())
-    weight = _PLAIN + len(own.options - _NOT_DRAWN) + len(inputs_of(*kind))
-    return 2 * weight if any(other.lowers_to == own.name for other in OPERATIONS.values()) else weight
+    operation = OPERATIONS[kind[0]]
+    lowered = OPERATIONS.get(operation.lowers_to or "")
+    if lowered is not None and lowered.inputs.keys() <= operation.inputs.keys():  # only the other inputs are new
+        return _PLAIN + len(operation.inputs.keys() - lowered.inputs.keys())
+    weight = _PLAIN + len(operation.options - _NOT_DRAWN) + len(inputs_of(*kind))
+    return 2 * weight if any(another.lowers_to == operation.name for another in OPERATIONS.values()) else weight
 
 
 @cache
 def _shares() -> Mapping[str, float]:
     """Return how often an operation that has an option or input is drawn with it."""
-    counts = Counter(name for own in OPERATIONS.values() for name in (*own.options, *own.inputs))
+    counts = Counter(name for operation in OPERATIONS.values() for name in (*operation.options, *operation.inputs))
     masked = ASKED_BY["masked"] | ASKED_BY["biased"]
     return {name: max(_FORBIDDING_SHARE if name in masked else _SHARE, 1 / (1 + n)) for name, n in counts.items()}
 
@@ -109,30 +111,30 @@ def draw_kind(kinds: Sequence[Kind], random: Random) -> Kind:
 def outline(
     kind: Kind, dtype: str, random: Random, avoided: Collection[str] = (), shape: DrawShape = draw_at_edges
 ) -> Problem | None:
-    """Draw a problem of a kind without its numbers, none of whose names is ``avoided``; None where none comes of it.
+    """Draw a problem of a kind without its numbers and without ``avoided`` names; None if the draw is no valid problem.
 
-    Its inputs have their shapes and, all of them one number, no memory. Without a ``dtype`` it may be of any.
+    Its inputs have their shapes, but take no memory: all elements are one number. ``dtype`` may be empty.
     """
-    own, specs = OPERATIONS[kind[0]], inputs_of(*kind)
+    operation, specs = OPERATIONS[kind[0]], inputs_of(*kind)
     names = [name for name in specs if name not in avoided]
-    names = _given_inputs(specs, names, random)
+    names = _draw_inputs(specs, names, random)
     options: dict[str, Any] = {"score": kind[1]} if kind[1] else {}
-    possible = SCORE_SPECS[kind[1]].options if kind[1] else own.options
+    possible = SCORE_SPECS[kind[1]].options if kind[1] else operation.options
     for name in OPTIONS:  # in an order that every process has
         if name in possible and name not in _NOT_DRAWN and name not in avoided and random.rand() < _shares()[name]:
-            options[name] = _value_of(name, random)
-    options, names = _that_say_something(options, names, specs)
+            options[name] = _draw_value(name, random)
+    options, names = _without_unused(options, names, specs)
     if not computed_stages(kind[0], options, names):
         return None
     letters = frozenset(
         letter for name in names for axis in axes_of(specs[name], options) for letter in axis.split("*")
     )
-    dims = shape(own, letters, random)
-    if own.has_projections:
+    dims = shape(operation, letters, random)
+    if operation.has_projections:
         dims = some_as_modules(random, dims)
         options |= dict(zip(HEADS, (dims.H, dims.Hkv), strict=True)) if dims.Hkv < dims.H else {HEADS[0]: dims.H}
     lengths = axis_lengths(dims, letters, random)
-    found = Problem(
+    problem = Problem(
         kind[0],
         options,
         {name: _stand_in(specs[name], options, lengths, random) for name in names},
@@ -140,49 +142,49 @@ def outline(
         regime=pick(random, _REGIMES),
     )
     try:
-        found.lengths  # noqa: B018 # raises where inputs do not fit together
-        check_codes(options, {name: array.shape for name, array in found.inputs.items()})
+        problem.lengths  # noqa: B018 # raises if inputs do not fit together
+        check_codes(options, {name: array.shape for name, array in problem.inputs.items()})
     except ShapeFault:  # too narrow for a pair to be rotated, for instance
         return None
-    is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # and all scores alike
-    return replace(found, supports_statistics=found.regime in GENERIC and not is_zero)
+    is_zero = any(value == 0 for value in options.values() if isinstance(value, float))  # then all scores are equal
+    return replace(problem, supports_statistics=problem.regime in GENERIC and not is_zero)
 
 
 _REGIMES = tuple(REGIMES)
 
 
-def _given_inputs(specs: Mapping[str, InputSpec], possible: Sequence[str], random: Random) -> list[str]:
-    """Draw which inputs are given; one that needs another comes with it, or where that is there."""
-    given = {name for name, spec in specs.items() if spec.required}
+def _draw_inputs(specs: Mapping[str, InputSpec], possible: Sequence[str], random: Random) -> list[str]:
+    """Draw which inputs the problem has; an input that needs another one requires it, or comes in a pair with it."""
+    drawn = {name for name, spec in specs.items() if spec.required}
     for name in possible:
         needed = specs[name].needs
         is_pair = needed is not None and specs[needed].needs == name
-        if name in given or (needed is not None and not is_pair and needed not in given):
+        if name in drawn or (needed is not None and not is_pair and needed not in drawn):
             continue
         is_first = not is_pair or list(specs).index(name) < list(specs).index(str(needed))
         if is_first and needed in (None, *possible) and random.rand() < _shares().get(name, _SHARE):
-            given |= {name, needed} if needed else {name}
-    return [name for name in specs if name in given]
+            drawn |= {name, needed} if needed else {name}
+    return [name for name in specs if name in drawn]
 
 
-def _that_say_something(
+def _without_unused(
     options: dict[str, Any], names: list[str], specs: Mapping[str, InputSpec]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Leave out what says something of another option or input, where that is not given."""
-    given = {*names, *options}
-    kept = [name for name in names if not specs[name].with_one_of or not given.isdisjoint(specs[name].with_one_of)]
-    given = {*kept, *options}
+    """Leave out options and inputs that only modify another option or input, if that is absent."""
+    present = {*names, *options}
+    kept = [name for name in names if not specs[name].with_one_of or not present.isdisjoint(specs[name].with_one_of)]
+    present = {*kept, *options}
     said = {}
     for name, value in options.items():
         spec = OPTIONS[name]
-        if spec.needs in (None, *given) and (not spec.with_one_of or not given.isdisjoint(spec.with_one_of)):
+        if spec.needs in (None, *present) and (not spec.with_one_of or not present.isdisjoint(spec.with_one_of)):
             said[name] = value
     for name in kept:
         said.pop(specs[name].instead_of or "", None)
     return said, kept
 
 
-def _value_of(name: str, random: Random) -> Any:
+def _draw_value(name: str, random: Random) -> Any:
     spec = OPTIONS[name]
     if spec.type is bool:
         return True
@@ -190,13 +192,13 @@ def _value_of(name: str, random: Random) -> Any:
         number = pick(random, spec.usual) * (random.uniform(0.5, 1.5) if random.rand() < 0.5 else 1)
         return float(np.float32(number))
     if get_origin(spec.type) is tuple:  # a window
-        left, right = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
-        return (4, None) if left is right is None else (left, right)
+        before, after = (None if random.rand() < 0.3 else int(random.randint(0, 9)) for _ in range(2))
+        return (4, None) if before is after is None else (before, after)
     return pick(random, get_args(spec.type))
 
 
 def _stand_in(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str, int], random: Random) -> Array:
-    """Return an array of an input's shape, of one number."""
+    """Return an array of an input's shape whose elements are all one number."""
     shape = []
     for axis in axes_of(spec, options):
         length = 1
@@ -212,42 +214,42 @@ def _stand_in(spec: InputSpec, options: Mapping[str, Any], lengths: Mapping[str,
 def stored(
     inputs: Mapping[str, Array], specs: Mapping[str, InputSpec], options: Mapping[str, Any], dtype: str
 ) -> dict[str, Array]:
-    """Round numbers once to a dtype, statistics to theirs, and codes and their scales to their format's."""
-    found = {}
+    """Round numbers once to a dtype, and statistics, codes and scales to the formats in which they are stored."""
+    rounded = {}
     for name, array in inputs.items():
         spec = specs[name]
         if spec.is_number:
             with np.errstate(over="ignore"):
                 array = rounded_once(array, stored_dtype(spec, inputs, options, dtype))
-        found[name] = np.ascontiguousarray(array)
-    return found
+        rounded[name] = np.ascontiguousarray(array)
+    return rounded
 
 
 _BEYOND_ALL = 1e30
 
 
 def is_wide(dtype: str) -> bool:
-    """Return whether a dtype holds whatever the regimes can draw."""
+    """Return whether all numbers of the regimes are in the range of a dtype."""
     return largest_number(dtype) > _BEYOND_ALL
 
 
 def fits(largest: float, dtype: str) -> bool:
-    """Return whether a dtype holds a number, and twice that: roundings, and other orders of multiplying."""
+    """Return whether twice a number is in the range of a dtype: for roundings, and other orders of multiplication."""
     return largest < largest_number(dtype) / 2
 
 
 def largest_step(problem: Problem) -> float:
-    """Return the largest number that is stored on the way, by NumPy in float64."""
-    found = 0.0
+    """Return the largest intermediate number, computed by NumPy in float64."""
+    largest = 0.0
     with np.errstate(all="ignore"):
         for array in _steps(problem):
             finite = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.zeros(0)
-            found = max(found, float(finite.max(initial=0.0)))
-    return found
+            largest = max(largest, float(finite.max(initial=0.0)))
+    return largest
 
 
 def _steps(problem: Problem) -> Iterator[Array]:
-    own = OPERATIONS[problem.operation]
+    operation = OPERATIONS[problem.operation]
     yield from problem.inputs.values()
     yield from _stages(problem)
     lowered = problem.without_layout()
@@ -261,9 +263,9 @@ def _steps(problem: Problem) -> Iterator[Array]:
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
             of_blocks = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
             yield (codes + blocks_spread(zeros, codes.shape)) * blocks_spread(of_blocks, codes.shape)
-    if own.has_gradients:
-        given = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
-        yield from _stages(Problem(PER_HEAD[0], lowered.options, given))
+    if operation.has_gradients:
+        per_head = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
+        yield from _stages(Problem(PER_HEAD[0], lowered.options, per_head))
         grad_output, value = lowered.inputs["grad_output"], lowered.inputs["value"]
         groups = grad_output.shape[1] // value.shape[1]
         yield grad_output @ np.repeat(value, groups, axis=1).swapaxes(-1, -2)  # the gradient of the weights
@@ -276,7 +278,7 @@ def _stages(problem: Problem) -> Iterator[Array]:
 
 
 def _projected(problem: Problem) -> Iterator[Array]:
-    """Yield what layers of weights give, and what is stored where latent vectors are attended to as they are."""
+    """Yield the outputs of layers of weights, and intermediate arrays if latent vectors are keys themselves."""
     specs, inputs = problem.specs, problem.inputs
     for weight, spec in specs.items():
         if weight in inputs and len(spec.axes) == 2 and not spec.whole:
@@ -292,25 +294,25 @@ def _projected(problem: Problem) -> Iterator[Array]:
 
 _CANDIDATES = 4
 _TRIES = 64
-"""Outlines for a problem: many are needed where an implementation refuses most."""
+"""Outlines for a problem: many are needed if an implementation refuses most."""
 _MAX_ELEMENTS = 1 << 16
-"""Of all inputs together: exact answers of larger ones take seconds."""
+"""Limit for all inputs together: exact answers of larger ones take seconds."""
 _REFUSED_SHARE = 0.05
-"""Of problems that an implementation seems to refuse, so many are asked all the same."""
+"""The share of problems for which any outline is taken, even if the implementation seems to refuse it."""
 _KNOWN_SHARE = 0.25
-"""News of a problem that most likely fails as is known already count so much."""
+"""Factor of the novelty of a problem that probably fails in a known way."""
 _SPECIAL = 0.12
 _LAYOUT = 0.15
 _NEVER_DRAWN = frozenset({"fused", "distant"})
-"""Layouts that need other inputs beside them, or much memory."""
+"""Layouts that need other inputs, or much memory."""
 
 
 @dataclass
 class ProblemSource:
-    """Draws problems by number; the same ones for the same seed, as long as the same is noted of them.
+    """Draws problems by number; the same seed and the same notes give the same problems.
 
-    ``is_known`` says of a problem that a failure that was found explains what goes wrong in it, most likely, and
-    ``lacks_of`` what an implementation lacks for it, as far as that is known without a call.
+    ``is_known`` returns whether an earlier failure probably explains a failure of the problem, and ``lacks_of`` the
+    features that an implementation lacks for it, as far as that is known without a call.
     """
 
     draw: Draw
@@ -320,17 +322,17 @@ class ProblemSource:
     lacks_of: Callable[[Problem], Collection[str]] = lambda problem: ()
 
     def problem(self, number: int) -> Problem:
-        """Return the problem of a number, and count it as asked."""
+        """Return the problem of a number, and count its features as drawn."""
         random = np.random.RandomState([self.draw.seed, number])
         while True:
-            for chosen in sorted(self._outlines(random), key=self._worth, reverse=True):
-                found = filled(chosen, random)
-                if is_wide(found.dtype) or fits(largest_step(found), found.dtype):
-                    self.seen.add(found)
-                    return found
+            for chosen in sorted(self._outlines(random), key=self._novelty, reverse=True):
+                problem = filled(chosen, random)
+                if is_wide(problem.dtype) or fits(largest_step(problem), problem.dtype):
+                    self.seen.add(problem)
+                    return problem
 
     def _outlines(self, random: Random) -> list[Problem]:
-        """Return several outlines that an implementation may take, or any where there is none."""
+        """Return several outlines that an implementation may accept, or any if there is none."""
         takes_any = random.rand() < _REFUSED_SHARE
         refused = frozenset() if takes_any else self.seen.surely_refused
         kinds = [kind for kind in self.draw.kinds if " ".join(filter(None, kind)) not in refused] or self.draw.kinds
@@ -338,11 +340,11 @@ class ProblemSource:
         wanted: list[Problem] = []
         others: list[Problem] = []
         for _ in range(_TRIES):
-            found = outline(draw_kind(kinds, random), pick(random, dtypes), random, refused)
-            if found is None or count_elements(found) > _MAX_ELEMENTS:
+            outlined = outline(draw_kind(kinds, random), pick(random, dtypes), random, refused)
+            if outlined is None or count_elements(outlined) > _MAX_ELEMENTS:
                 continue
-            found = _as_it_lies(_with_special(found, random), random)
-            (wanted if takes_any or self._is_wanted(found) else others).append(found)
+            outlined = _with_memory_layout(_with_special(outlined, random), random)
+            (wanted if takes_any or self._is_wanted(outlined) else others).append(outlined)
             if len(wanted) == _CANDIDATES:
                 break
         return wanted or others[:_CANDIDATES]
@@ -355,7 +357,7 @@ class ProblemSource:
             self.seen.note(problem, is_refused=True, lacks=lacks)
         return not lacks
 
-    def _worth(self, problem: Problem) -> float:
+    def _novelty(self, problem: Problem) -> float:
         return self.seen.novelty(problem) * (_KNOWN_SHARE if self.is_known(problem) else 1)
 
 
@@ -367,8 +369,8 @@ def filled(problem: Problem, random: Random) -> Problem:
     if problem.special:
         kind, _, name = problem.special.partition(" in ")
         inputs[name] = _SPECIALS[kind](inputs[name].copy(), problem.dtype, random)
-    for name, lies in layout.items():
-        if lies == "broadcast":  # which needs slices that are alike
+    for name, kind_of_layout in layout.items():
+        if kind_of_layout == "broadcast":  # which needs equal slices
             axis = pick(random, several(inputs[name].shape))
             inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
             is_generic = False
@@ -384,7 +386,7 @@ def _numbers_of(problem: Problem) -> list[str]:
 
 
 def _with_special(problem: Problem, random: Random) -> Problem:
-    """Ask, seldom, for odd values in one input: zeros, ties, the ends of the range, NaN and infinity."""
+    """Mark one input of few problems for special values: zeros, ties, the ends of the range, NaN and infinity."""
     if random.rand() >= _SPECIAL:
         return problem
     specs = problem.specs
@@ -396,8 +398,8 @@ def _with_special(problem: Problem, random: Random) -> Problem:
     return replace(problem, inputs={**problem.inputs, name: stand_in}, special=f"{kind} in {name}")
 
 
-def _as_it_lies(problem: Problem, random: Random) -> Problem:
-    """Lay inputs, seldom, out otherwise than row by row; where all slices are alike, along a stride of 0."""
+def _with_memory_layout(problem: Problem, random: Random) -> Problem:
+    """Give inputs of few problems another memory layout than row by row; equal slices may have a stride of 0."""
     if random.rand() >= _LAYOUT:
         return problem
     layout = {}
@@ -413,8 +415,8 @@ def _as_it_lies(problem: Problem, random: Random) -> Problem:
 Special = Callable[[Array, str, Random], Array]
 
 
-def _of_row(value: float) -> Special:
-    """Put a number into one row of the last axis but one, or somewhere in it."""
+def _put_once(value: float) -> Special:
+    """Put a number into one element of one row."""
 
     def put(array: Array, dtype: str, random: Random) -> Array:
         rows = array.reshape(-1, array.shape[-1])
@@ -425,7 +427,7 @@ def _of_row(value: float) -> Special:
 
 
 def _scaled_to(size: Callable[[str], float], of: Callable[[Array], float]) -> Special:
-    """Scale an array so that one of the sizes of its numbers, but for zeros, becomes another."""
+    """Scale an array so that ``of`` the sizes of its nonzero numbers becomes ``size``."""
 
     def put(array: Array, dtype: str, random: Random) -> Array:
         sizes = np.abs(array[np.isfinite(array) & (array != 0)])
@@ -435,9 +437,9 @@ def _scaled_to(size: Callable[[str], float], of: Callable[[Array], float]) -> Sp
 
 
 _SPECIALS: Mapping[str, Special] = {
-    "NaN": _of_row(np.nan),
-    "infinity": _of_row(np.inf),
-    "minus infinity": _of_row(-np.inf),
+    "NaN": _put_once(np.nan),
+    "infinity": _put_once(np.inf),
+    "minus infinity": _put_once(-np.inf),
     "zeros": lambda array, dtype, random: np.zeros_like(array),
     "ones": lambda array, dtype, random: np.ones_like(array),
     "minus zeros": lambda array, dtype, random: np.where(random.rand(*array.shape) < 0.5, -0.0, array),
@@ -445,8 +447,8 @@ _SPECIALS: Mapping[str, Special] = {
         np.broadcast_to(array[..., :1, :], array.shape).copy() if array.ndim > 1 else array
     ),
     "large numbers": _scaled_to(lambda dtype: largest_number(dtype) ** 0.4, np.max),
-    # The least is hardly above the least normal number: many implementations take smaller ones for 0.
+    # The least is just above the least normal number: many implementations flush smaller ones to 0.
     "small numbers": _scaled_to(lambda dtype: 4 / largest_number(dtype), np.min),
 }
 _STAND_INS = {"NaN": np.nan, "infinity": np.inf, "minus infinity": -np.inf}
-"""Numbers of an outline in place of those that are not finite."""
+"""Numbers of an outline for special values that are not finite."""

@@ -1,9 +1,9 @@
-"""The smallest case that fails as a given one does: fewer options, shorter axes, simpler numbers, until nothing helps.
+"""Reduction of a failing case: fewer options, shorter axes, simpler numbers, until no change helps.
 
-Every case that is tried is judged as any other, and counts where it fails with the same verdict at the same first stage
-(``Symptom``). What is simpler (``measure``: by what it asks, how large it is, how its numbers look) and fails in the
-same way takes the place of what failed before. It works on any case, whoever wrote it: what a case is made of is known
-from the specification alone, by whose letters every input is cut alike.
+Every simpler case is judged like any other, and counts if it fails with the same verdict at the same first stage
+(``Symptom``). A case that is simpler (``measure``: by its options and inputs, its size, its numbers) and fails in the
+same way replaces the failing case. The reduction works on any case of any file, since it uses only the specification:
+an axis is cut in every input that has its letter.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_SECONDS = 60.0
 _FIRST = ("B", "N", "Hkv", "H", "Np", "W", "Lk", "P", "Lq", "Lp")
 """Axes in the order in which they are cut; all others follow."""
 _SINGLES = 32
-"""Of longer axes no single position is left out."""
+"""Longer axes are not cut by single positions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """The simplest problem that fails, after so many tries; ``is_smallest`` says that nothing was left to try.
+    """The simplest problem that fails, after so many tries; ``is_smallest`` if no change was left to try.
 
-    ``steps`` are those before it that fail too, the first one first.
+    ``steps`` are all failing problems from the first to the simplest.
     """
 
     problem: Problem
@@ -52,47 +52,42 @@ def reduce_problem(
     tries: int = MAX_TRIES,
     seconds: float = MAX_SECONDS,
 ) -> Reduced:
-    """Return the simplest problem that still fails, of those that come of one that does."""
+    """Simplify a failing problem as long as it still fails."""
     attempts = Attempts(problem, fails, tries, time.monotonic() + seconds)
+    cuts = (_leave_out_options, _cut_sequences, _cut_equal_axes, _cut_axes)
+    before: Problem | None = None
     is_smallest = True
     try:
-        while _pass(attempts):
-            pass
+        while attempts.failing is not before:
+            before = attempts.failing
+            for simplify in (*cuts, simplify_options, simplify_masks, simplify_counts, simplify_numbers):
+                simplify(attempts)
     except ExhaustedError:
         is_smallest = False
     return Reduced(attempts.failing, attempts.made, is_smallest, (problem, *attempts.accepted))
 
 
-def _pass(attempts: Attempts) -> bool:
-    """Try everything once; whether anything helped."""
-    before = attempts.failing
-    cuts = (_drop, _cut_sequences, _cut_alike, _cut_axes)
-    for simplify in (*cuts, simplify_options, simplify_masks, simplify_counts, simplify_numbers):
-        simplify(attempts)
-    return attempts.failing is not before
-
-
-def _drop(attempts: Attempts) -> None:
-    """Leave out what may be absent: everything at once, or one after the other."""
+def _leave_out_options(attempts: Attempts) -> None:
+    """Leave out options and inputs that may be absent: all at once, or one after the other."""
     problem = attempts.failing
-    attempts.take(lambda each: replace(each, supports_statistics=False))
-    attempts.take(lambda each: replace(each, memory_layout={}))
-    attempts.take(lambda each: replace(each, stages=None))
+    attempts.take(lambda failing: replace(failing, supports_statistics=False))
+    attempts.take(lambda failing: replace(failing, memory_layout={}))
+    attempts.take(lambda failing: replace(failing, stages=None))
     groups = list(optional_groups(problem))
     for group in (set[str]().union(*groups), *groups):
         attempts.take(partial(without_options, names=group))
     for name in problem.memory_layout:
-        attempts.take(partial(_as_it_comes, name=name))
+        attempts.take(partial(_without_memory_layout, name=name))
 
 
 def optional_groups(problem: Problem) -> Iterator[set[str]]:
-    """Yield options and inputs that may be left out, each with what needs it."""
+    """Yield options and inputs that may be left out, each with the inputs that need it."""
     for name in problem.options:
         if name not in ("heads", "score"):
             yield {name}
     specs = problem.specs
     for name in optional_inputs(problem):
-        yield {name, *(other for other in optional_inputs(problem) if specs[other].needs == name)}
+        yield {name, *(dependent for dependent in optional_inputs(problem) if specs[dependent].needs == name)}
     if "rotary_cos" in problem.inputs:
         yield {"rotary_cos", "rotary_sin", "rotary_interleaved", "norm_after_rotation"}
 
@@ -100,7 +95,7 @@ def optional_groups(problem: Problem) -> Iterator[set[str]]:
 def without_options(problem: Problem, names: set[str]) -> Problem:
     """Leave options and inputs out."""
     kept = {name: array for name, array in problem.inputs.items() if name not in names}
-    if "past_key" in problem.inputs and "past_key" not in kept:  # what goes along all keys loses those of the past
+    if "past_key" in problem.inputs and "past_key" not in kept:  # inputs along all keys lose the keys of the past
         past = problem.inputs["past_key"].shape[-2]
         keys = np.arange(past, problem.lengths["T"])
         both = {name: problem.inputs[name] for name in ("past_key", "past_value")}
@@ -110,12 +105,12 @@ def without_options(problem: Problem, names: set[str]) -> Problem:
         problem,
         inputs=kept,
         options={name: value for name, value in problem.options.items() if name not in names},
-        memory_layout={name: each for name, each in problem.memory_layout.items() if name in kept},
+        memory_layout={name: kind for name, kind in problem.memory_layout.items() if name in kept},
     )
 
 
-def _as_it_comes(problem: Problem, name: str) -> Problem:
-    return replace(problem, memory_layout={each: kind for each, kind in problem.memory_layout.items() if each != name})
+def _without_memory_layout(problem: Problem, name: str) -> Problem:
+    return replace(problem, memory_layout={key: kind for key, kind in problem.memory_layout.items() if key != name})
 
 
 def _cut_sequences(attempts: Attempts) -> None:
@@ -127,25 +122,26 @@ def _cut_sequences(attempts: Attempts) -> None:
             attempts.take(partial(without_sequence, number=number))
 
 
-def _cut_alike(attempts: Attempts) -> None:
-    """Cut axes that are equally long together: what needs them alike would not fail after one alone."""
-    letters = _letters(attempts.failing)
-    for position, one in enumerate(letters):
-        for other in letters[position + 1 :]:
+def _cut_equal_axes(attempts: Attempts) -> None:
+    """Cut equally long axes together: a failure that needs equal lengths would not survive a cut of one."""
+    letters = _letters_in_order(attempts.failing)
+    for position, first in enumerate(letters):
+        for second in letters[position + 1 :]:
             lengths = attempts.failing.lengths
-            if one in lengths and lengths[one] == lengths.get(other, 0) > 1 and not {one, other} & {"H", "Hkv"}:
-                _find_shortest(attempts, (one, other))
+            if first in lengths and lengths[first] == lengths.get(second, 0) > 1 and not {first, second} & {"H", "Hkv"}:
+                _find_shortest(attempts, (first, second))
 
 
 def _cut_axes(attempts: Attempts) -> None:
-    for letter in _letters(attempts.failing):
+    for letter in _letters_in_order(attempts.failing):
         if letter in attempts.failing.lengths:
             _cut_axis(attempts, letter)
 
 
-def _letters(problem: Problem) -> list[str]:
-    found = letters_of(problem)
-    return [*(each for each in _FIRST if each in found), *(each for each in found if each not in _FIRST)]
+def _letters_in_order(problem: Problem) -> list[str]:
+    letters = letters_of(problem)
+    first = [letter for letter in _FIRST if letter in letters]
+    return [*first, *(letter for letter in letters if letter not in first)]
 
 
 def _cut_axis(attempts: Attempts, letter: str) -> None:
@@ -153,7 +149,7 @@ def _cut_axis(attempts: Attempts, letter: str) -> None:
     length = extent(attempts.failing, letter)
     if length < 2:
         return
-    if any(attempts.take(partial(_kept, {letter: np.array([position])})) for position in (0, length - 1)):
+    if any(attempts.take(partial(_cut_to_fit, {letter: np.array([position])})) for position in (0, length - 1)):
         return
     _find_shortest(attempts, (letter,))
     size = extent(attempts.failing, letter) // 2
@@ -163,57 +159,57 @@ def _cut_axis(attempts: Attempts, letter: str) -> None:
         position = 0
         while position < (length := extent(attempts.failing, letter)):
             rest = np.delete(np.arange(length), np.s_[position : position + size])
-            if not (len(rest) and attempts.take(partial(_kept, {letter: rest}))):
+            if not (len(rest) and attempts.take(partial(_cut_to_fit, {letter: rest}))):
                 position += size
         size //= 2
 
 
 def _find_shortest(attempts: Attempts, letters: tuple[str, ...]) -> None:
-    """Look by halves for the fewest first positions that fail, as if whatever is longer failed too."""
+    """Bisect for the fewest first positions that fail, assuming that more positions fail too."""
     too_short, enough = 0, extent(attempts.failing, letters[0])
     while too_short + 1 < enough:
         middle = (too_short + enough) // 2
-        if attempts.take(partial(_kept, dict.fromkeys(letters, np.arange(middle)))):
+        if attempts.take(partial(_cut_to_fit, dict.fromkeys(letters, np.arange(middle)))):
             enough = middle
         else:
             too_short = middle
 
 
-def _kept(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
+def _cut_to_fit(kept: dict[str, np.ndarray], problem: Problem) -> Problem:
     return with_counts_that_fit(cut(problem, kept))
 
 
 class ExhaustedError(Exception):
-    """There have been tries enough."""
+    """No tries or no time are left."""
 
 
 @dataclass
 class Attempts:
-    """Tries simpler problems, none twice, until there are no tries or no seconds left; ``failing`` is the simplest."""
+    """Tries simpler problems, none twice, as long as tries and seconds remain; ``failing`` is the simplest so far."""
 
     failing: Problem
     fails: Callable[[Problem], bool]
-    left: int
+    remaining: int
     until: float
     made: int = 0
     accepted: list[Problem] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
 
     def take(self, change: Callable[[Problem], Problem]) -> bool:
-        """Change what fails; whether the outcome is simpler and still fails. Raises ``ExhaustedError``."""
+        """Change the failing problem; return whether it is simpler and still fails. Raises ``ExhaustedError``."""
         try:
             simpler = change(self.failing)
             if measure(simpler) >= measure(self.failing):
                 return False
-        except (ValueError, KeyError, IndexError):  # what cannot be cut so: axes that no longer fit together
+        except (ValueError, KeyError, IndexError):  # axes that no longer fit together
             return False
         digest = _digest(simpler)
         if digest in self._seen:
             return False
         self._seen.add(digest)
-        if self.left <= 0 or time.monotonic() > self.until:
+        if self.remaining <= 0 or time.monotonic() > self.until:
             raise ExhaustedError
-        self.left, self.made = self.left - 1, self.made + 1
+        self.remaining, self.made = self.remaining - 1, self.made + 1
         if not self.fails(simpler):
             return False
         self.failing = simpler
@@ -229,29 +225,29 @@ def _digest(problem: Problem) -> str:
 
 
 Kept = Mapping[str, NDArray[np.intp]]
-"""The positions that are kept of axes, by their letters."""
+"""Axis letter -> the positions that are kept."""
 
 
 def letters_of(problem: Problem) -> list[str]:
-    """Return the axes that a problem can be cut along, by their letters: those that other axes follow from are none."""
-    found = dict.fromkeys(
+    """Return the letters of the axes along which a problem can be cut: all but those that follow from other axes."""
+    letters = dict.fromkeys(
         letter
         for name in problem.inputs
         for axis in axes_of(problem.specs[name], problem.options)
         for letter in axis.split("*")
     )
-    own = [letter for letter in found if letter != "T" or "Lk" not in found]
-    return [letter for letter in own if letter not in ("S", "S1")]
+    cuttable = [letter for letter in letters if letter != "T" or "Lk" not in letters]
+    return [letter for letter in cuttable if letter not in ("S", "S1")]
 
 
 def extent(problem: Problem, letter: str) -> int:
-    """Return how many positions an axis has to be cut; of query heads, how many share a head of keys and values."""
+    """Return the number of positions of an axis; for query heads, of those that share a head of keys and values."""
     lengths = problem.lengths
     return lengths[letter] // lengths["Hkv"] if letter == "H" and "Hkv" in lengths else lengths[letter]
 
 
 def cut(problem: Problem, kept: Kept) -> Problem:
-    """Keep these positions along these axes; keys and values of a past stand before the others.
+    """Keep these positions along these axes; keys and values of a past come before the others.
 
     Raises ``ShapeFault`` for axes that do not fit together.
     """
@@ -270,14 +266,14 @@ def cut(problem: Problem, kept: Kept) -> Problem:
 
 
 def _with_heads(problem: Problem, kept: dict[str, NDArray[np.intp]]) -> dict[str, NDArray[np.intp]]:
-    """Let query heads go with the heads of keys and values that they share, and be as many for each of these."""
+    """Add the positions of query heads: each head of keys and values keeps the same number of query heads."""
     lengths = problem.lengths
     if "Hkv" not in lengths or "H" not in lengths:
         return kept
     group = lengths["H"] // lengths["Hkv"]
     if "Hkv" in kept and "H" not in kept:
         kept["H"] = (kept["Hkv"][:, np.newaxis] * group + np.arange(group)).ravel()
-    elif "H" in kept and "Hkv" not in kept:  # positions in a group, of every group
+    elif "H" in kept and "Hkv" not in kept:  # positions within every group
         kept["H"] = (np.arange(lengths["Hkv"])[:, np.newaxis] * group + kept["H"]).ravel()
     return kept
 
@@ -295,17 +291,17 @@ def _cut_input(problem: Problem, name: str, array: Array, kept: Kept) -> Array:
 
 
 def _positions(letters: Sequence[str], kept: Kept, lengths: Mapping[str, int]) -> NDArray[np.intp]:
-    """Return the positions that are kept of an axis of heads and widths side by side."""
-    found = np.zeros(1, np.intp)
+    """Return the positions that are kept of an axis that combines letters, such as heads and widths."""
+    positions = np.zeros(1, np.intp)
     for letter in letters:
-        own = kept.get(letter)
-        own = np.arange(lengths[letter]) if own is None else own
-        found = (found[:, np.newaxis] * lengths[letter] + own).ravel()
-    return found
+        of_letter = kept.get(letter)
+        of_letter = np.arange(lengths[letter]) if of_letter is None else of_letter
+        positions = (positions[:, np.newaxis] * lengths[letter] + of_letter).ravel()
+    return positions
 
 
 def without_sequence(problem: Problem, number: int) -> Problem:
-    """Leave one of several packed sequences out."""
+    """Leave out one of several packed sequences."""
     kept = {}
     for name, letter in (("cu_seqlens_q", "Lq"), ("cu_seqlens_k", "Lk")):
         begin, end = problem.inputs[name][number : number + 2]
@@ -321,7 +317,7 @@ def without_sequence(problem: Problem, number: int) -> Problem:
 
 
 def with_counts_that_fit(problem: Problem) -> Problem:
-    """Lower counts to what there is of what they count."""
+    """Limit counts to the lengths of the axes that they count."""
     lengths, inputs = problem.lengths, dict(problem.inputs)
     for name, array in inputs.items():
         spec: InputSpec = problem.specs[name]
@@ -331,7 +327,7 @@ def with_counts_that_fit(problem: Problem) -> Problem:
 
 
 _ONE_BY_ONE = 64
-"""Numbers of an array of which each is looked at."""
+"""In larger arrays, no single numbers are replaced."""
 _SIMPLE_NUMBERS = (0.0, 1.0, 2.0, 0.5, 10.0, -1.0, -10.0)
 _SIMPLE_WINDOWS = ((0, 0), (0, None), (None, 0), (1, 0), (0, 1), (1, 1), (1, None), (None, 1))
 
@@ -355,36 +351,36 @@ def _with_option(problem: Problem, name: str, value: Any) -> Problem:
 
 
 def simplify_masks(attempts: Attempts) -> None:
-    """Let a mask or bias say the same for all of an axis, and forbid less."""
+    """Broadcast masks and biases along axes, and allow more keys."""
     for name in list(optional_inputs(attempts.failing)):
         if attempts.failing.specs[name].broadcast:
             for axis in range(attempts.failing.inputs[name].ndim):
-                attempts.take(partial(_spread, name=name, axis=axis))
+                attempts.take(partial(_keep_first_slice, name=name, axis=axis))
         if attempts.failing.specs[name].boolean:
             _replace_parts(attempts, name, lambda part: np.ones_like(part))
 
 
-def _spread(problem: Problem, name: str, axis: int) -> Problem:
-    return _with(problem, name, problem.inputs[name].take([0], axis))
+def _keep_first_slice(problem: Problem, name: str, axis: int) -> Problem:
+    return _with_input(problem, name, problem.inputs[name].take([0], axis))
 
 
 def simplify_counts(attempts: Attempts) -> None:
-    """Let lengths be 0 or 1, all of them or one by one."""
+    """Set all numbers of an optional input of counts to 0 or 1."""
     for name, array in list(attempts.failing.inputs.items()):
         spec = attempts.failing.specs[name]
         if spec.whole and not spec.required:
             for number in (0, 1):
-                attempts.take(partial(_with, name=name, array=np.full_like(array, number)))
+                attempts.take(partial(_with_input, name=name, array=np.full_like(array, number)))
 
 
 def simplify_numbers(attempts: Attempts) -> None:
-    """Round whole arrays, first to the simplest numbers; then parts of them, and single numbers."""
+    """Round whole arrays, to the simplest numbers first; then parts of arrays, and single numbers."""
     names = [name for name in attempts.failing.inputs if attempts.failing.specs[name].is_number]
     for simpler in _ROUNDINGS:
-        attempts.take(partial(_all_rounded, names=names, simpler=simpler))
+        attempts.take(partial(_round_inputs, names=names, simpler=simpler))
     for name in names:
         for simpler in _ROUNDINGS:
-            if attempts.take(partial(_rounded, name=name, simpler=simpler)):
+            if attempts.take(partial(_round_input, name=name, simpler=simpler)):
                 break
         _replace_parts(attempts, name, np.zeros_like)
         _replace_parts(attempts, name, np.ones_like)
@@ -419,23 +415,23 @@ _ROUNDINGS: Sequence[Callable[[Array], Array]] = (
 )
 
 
-def _all_rounded(problem: Problem, names: Sequence[str], simpler: Callable[[Array], Array]) -> Problem:
+def _round_inputs(problem: Problem, names: Sequence[str], simpler: Callable[[Array], Array]) -> Problem:
     for name in names:
-        problem = _rounded(problem, name, simpler)
+        problem = _round_input(problem, name, simpler)
     return problem
 
 
-def _rounded(problem: Problem, name: str, simpler: Callable[[Array], Array]) -> Problem:
-    return _with(problem, name, simpler(problem.inputs[name]))
+def _round_input(problem: Problem, name: str, simpler: Callable[[Array], Array]) -> Problem:
+    return _with_input(problem, name, simpler(problem.inputs[name]))
 
 
-def _with(problem: Problem, name: str, array: Array) -> Problem:
-    """Put another array in the place of an input, in the format in which that is stored; no more statistics of it."""
+def _with_input(problem: Problem, name: str, array: Array) -> Problem:
+    """Replace an input, rounded to the format in which it is stored; statistics no longer apply to numbers."""
     spec = problem.specs[name]
     if spec.is_number:
         numbers = {name: np.asarray(array, np.float64)}
         array = stored(numbers, problem.specs, problem.options, problem.dtype)[name].astype(np.float64)
-    layout = {each: kind for each, kind in problem.memory_layout.items() if each != name or kind != "broadcast"}
+    layout = {key: kind for key, kind in problem.memory_layout.items() if key != name or kind != "broadcast"}
     return replace(
         problem,
         inputs={**problem.inputs, name: array},
@@ -445,7 +441,7 @@ def _with(problem: Problem, name: str, array: Array) -> Problem:
 
 
 def _replace_parts(attempts: Attempts, name: str, simpler: Callable[[Array], Array]) -> None:
-    """Replace parts of an array where that makes it simpler: halves, quarters, and so on to single numbers."""
+    """Replace parts of an array if that makes it simpler: halves, quarters, and so on to single numbers."""
     size = attempts.failing.inputs[name].size
     if size < 2 or size > _ONE_BY_ONE * 8:
         return
@@ -453,9 +449,9 @@ def _replace_parts(attempts: Attempts, name: str, simpler: Callable[[Array], Arr
         for begin in range(0, size, length):
             array = attempts.failing.inputs[name]
             part = array.ravel()[begin : begin + length]
-            other = simpler(part)
-            if complexity(other) < complexity(part):
-                attempts.take(partial(_with_part, name=name, begin=begin, part=other))
+            simple_part = simpler(part)
+            if complexity(simple_part) < complexity(part):
+                attempts.take(partial(_with_part, name=name, begin=begin, part=simple_part))
 
 
 def _sizes(size: int, least: int) -> Iterator[int]:
@@ -470,31 +466,31 @@ def _sizes(size: int, least: int) -> Iterator[int]:
 def _with_part(problem: Problem, name: str, begin: int, part: Array) -> Problem:
     array = problem.inputs[name].copy()
     array.ravel()[begin : begin + part.size] = part
-    return _with(problem, name, array)
+    return _with_input(problem, name, array)
 
 
 Measure = tuple[int, int, float]
 
 
 def measure(problem: Problem) -> Measure:
-    """Return what is smaller for a simpler problem: of what it asks, of its elements, of its numbers, in this order."""
+    """Return a sort key: options and optional inputs first, then elements, then the complexity of numbers."""
     asked = len(problem.options.keys() - {*HEADS, "score"}) + len(optional_inputs(problem))
     forms = len(problem.memory_layout) + (problem.stages is not None) + problem.supports_statistics
     numbers = sum(complexity(array) for array in problem.inputs.values())
-    options = sum(_of_option(value) for value in problem.options.values())
+    options = sum(_option_complexity(value) for value in problem.options.values())
     return asked + forms, count_elements(problem), numbers + options
 
 
 def complexity(array: NDArray[Any]) -> float:
-    """Return how much there is to read in an array: of a number nothing if it is 0, little if it is a small integer."""
+    """Return how complex an array is to read: 0 for zeros, little for small integers."""
     if array.dtype.kind == "b":
         return float(np.count_nonzero(~array))
     numbers = array.astype(np.float64).ravel()
-    return float(sum(_of_number(number) for number in numbers.tolist()))
+    return float(sum(_number_complexity(number) for number in numbers.tolist()))
 
 
-def _of_number(number: float) -> float:
-    """Return 0 for 0, about 1 for small integers, 2 for what can be written in few digits, 4 for what cannot."""
+def _number_complexity(number: float) -> float:
+    """Return 0 for 0, about 1 for small integers, 2 for numbers of few digits, 4 for others."""
     if number == 0:
         return 0.1 if math.copysign(1, number) < 0 else 0.0
     if not math.isfinite(number):
@@ -509,10 +505,10 @@ def _of_number(number: float) -> float:
     return 4 + sign
 
 
-def _of_option(value: Any) -> float:
+def _option_complexity(value: Any) -> float:
     match value:
         case bool() | str():
             return 0.0
         case tuple():
-            return sum(0.5 if side is None else _of_number(side) for side in value)
-    return _of_number(float(value))
+            return sum(0.5 if side is None else _number_complexity(side) for side in value)
+    return _number_complexity(float(value))

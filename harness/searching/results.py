@@ -1,8 +1,8 @@
 """The results of probes, which ``attncheck report`` and ``diff`` read like those of a check.
 
-Each problem of the last search is a case, and so is each finding that is on disk, whichever search found it. A problem
-that fails like a finding, or as a list of expected failures says, gets no rows: no file has it, so that no command
-could show it. Their number is noted.
+Each problem of the last search is a case, and so is each finding on disk, from any search. A problem that fails like a
+finding, or as expected, gets no rows: no file contains it, so no command could show it. The results contain the number
+of such problems.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.run import Settings, environment_record, summarise
-from attncheck.searching.findings import Finding, SearchFolder, written_case
+from attncheck.searching.findings import SearchFolder, written_case
 from attncheck.spec.verdicts import Verdict
 
 
 @dataclass
 class ProbeResults:
-    """Writes the answers of implementations to a probe, case by case; ``environment`` is written first."""
+    """Writes the answers of implementations, case by case; ``environment`` is written first."""
 
     chosen: ImplementationSelection
     environment: Mapping[str, Any]
@@ -88,14 +88,14 @@ class SearchResults:
     def begin(
         cls, folder: SearchFolder, implementation: Implementation, dtypes: Sequence[str], limits: Limits
     ) -> SearchResults:
-        """Empty a folder of the results of an earlier search; its findings stay.
+        """Remove the results of an earlier search from a folder, but not its findings.
 
         Raises:
-            OutputError: If it holds results of something else, or cannot be written.
+            OutputError: If it contains results of another command, or cannot be written.
         """
         chosen = ImplementationSelection((implementation,), by_name=(implementation.name,))
         writer = ResultsWriter(folder.path, is_search=True)
-        folder.write()  # before anything else, so that whatever ends the search its folder is known by it
+        folder.write()  # first, so that the folder is known as a search's however the search ends
         return cls(folder, ProbeResults.begin(writer, chosen, dtypes, limits))
 
     def add(self, answer: Answer) -> None:
@@ -108,26 +108,23 @@ class SearchResults:
         self._files.add(path.name)
         self.written.add(case, [replace(row, case=case.id) for row in answer.rows])
 
-    def _add_as_found(self, finding: Finding) -> None:
-        """Write a row of a finding that was not asked again, or that fails only after other calls."""
-        try:
-            case = written_case(self.folder.path / finding.file)
-        except AttncheckError:  # somebody removed its file
-            return
-        row = replace(
-            blank_row(case, finding.dtype),
-            implementation=self.folder.implementation,
-            stage=finding.symptom.stage,
-            verdict=Verdict(finding.symptom.verdict),
-            message=f"{finding.element} (as it was found)",
-        )
-        self.written.add(case, [row])
-
     def write(self, asked: int, seed: int, *, is_interrupted: bool) -> None:
-        """Write the cases, and what the search came to, of so many problems of a seed."""
+        """Write the cases, findings that were not run again, and the number of problems of the seed."""
         for finding in self.folder.findings:
-            if finding.file not in self._files:
-                self._add_as_found(finding)
+            if finding.file in self._files:
+                continue
+            try:
+                case = written_case(self.folder.path / finding.file)
+            except AttncheckError:  # the user removed the file
+                continue
+            row = replace(
+                blank_row(case, finding.dtype),
+                implementation=self.folder.implementation,
+                stage=finding.symptom.stage,
+                verdict=Verdict(finding.symptom.verdict),
+                message=f"{finding.element} (as it was found)",
+            )
+            self.written.add(case, [row])
         left_out = f", of which {self.left_out:,} fail like a finding or as expected" if self.left_out else ""
         interrupted = "; the search was interrupted" if is_interrupted else ""
         drawn = f"{counted(asked, 'problem')} of seed {seed}{left_out}{interrupted}"

@@ -1,6 +1,6 @@
-"""The search: problems drawn, judged and, where they fail in a way that is new, reduced and written down.
+"""The search: problems are drawn and judged, and those that fail in a new way are reduced and written as cases.
 
-Any failing case of any file, reduced: what ``attncheck reduce`` and ``attncheck repro`` do.
+``reduce_case`` reduces any failing case of any file, for ``attncheck reduce`` and ``attncheck repro``.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ from attncheck.searching.reduction import MAX_SECONDS, MAX_TRIES, Reduced, reduc
 from attncheck.searching.results import SearchResults
 
 MAX_FINDINGS = 20
-"""Then there is enough to fix."""
+"""A search stops then: there is enough to fix."""
 _SAVED_EVERY = 200
-"""Problems between two times that the state is written."""
+"""Problems between two writes of the state."""
 
 _AHEAD = 16
-"""Problems that are computed before the first of them has to be judged, however many processes judge: the same number
-of problems is the same search anywhere."""
+"""Problems that are run before the first of them has to be judged, independent of the number of processes: so a search
+is the same on every machine."""
 _WORTH_PROCESSES = 64
-"""Problems that take as long as processes that judge take to start."""
+"""Running so many problems takes as long as starting processes that judge."""
 
 SECONDS_TO_FINISH = 4.0
-"""Beyond its time a search may finish what it is at: put a failure to a fresh process, write a script."""
+"""Time after the end of a search to finish its current step: run a failure in a fresh process, write a script."""
 
 Say = Callable[[str], None]
 
 
 class SearchOver(Exception):
-    """The time of a search is over, whatever it is at."""
+    """The time of a search is over, in any step."""
 
 
 @contextmanager
 def ended_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
-    """Raise ``SearchOver`` in the main thread after so many seconds, once ``end`` was called, which ends what hangs.
+    """Raise ``SearchOver`` in the main thread after so many seconds, after calling ``end``, which stops running calls.
 
-    Where the system has no such timer, and in other threads, nothing is raised.
+    Without such a timer in the system, and in other threads, nothing is raised.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if math.isinf(seconds) or not (hasattr(signal, "setitimer") and is_main):
@@ -102,13 +102,13 @@ class SearchRequest:
 
     @property
     def key(self) -> str:
-        """The name of a sequence of problems, which follows from it and from what was noted of them."""
+        """The name of a sequence of problems; it and the notes on earlier ones determine each problem."""
         return f"{self.seed} {self.operation or 'all'} {','.join(self.dtypes)}"
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """A problem that was computed as its number of a search says, after so many other calls, and is being judged."""
+    """A problem of a search, by its number, that was run after so many other calls and is being judged."""
 
     problem: Problem
     number: int
@@ -118,9 +118,9 @@ class _Begun:
 
 @dataclass
 class Search:
-    """One search on its way. ``fixed`` are findings of earlier searches that no longer fail.
+    """One running search. ``fixed`` are findings of earlier searches that no longer fail.
 
-    ``known`` counts the problems that fail as a list of expected failures says, by the reason that it gives.
+    ``known`` counts the problems with expected failures, by the reason in the list.
     """
 
     request: SearchRequest
@@ -137,7 +137,7 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """The seconds that the search takes so far."""
+        """The seconds that the search has taken so far."""
         return time.monotonic() - self.begun
 
     @property
@@ -146,31 +146,31 @@ class Search:
         return self.request.seconds - self.seconds
 
     def run(self) -> None:
-        """Search until there have been problems, seconds or findings enough; Ctrl-C ends it with what was found."""
+        """Search until the limit of problems, seconds or findings; Ctrl-C ends it, and keeps its findings."""
         try:
-            self._look_again()
+            self._rerun_findings()
             self._search()
         except KeyboardInterrupt:
             self.is_interrupted = True
 
     def write(self) -> None:
-        """Write how far the search came, and its results."""
+        """Write the state of the search, and its results."""
         try:
             self.folder.write()
         finally:
             self.results.write(self.asked, self.request.seed, is_interrupted=self.is_interrupted)
 
-    def _look_again(self) -> None:
-        """Judge what earlier searches found; what no longer fails is not counted any more."""
+    def _rerun_findings(self) -> None:
+        """Rerun the findings of earlier searches; findings that no longer fail are removed."""
         for finding in list(self.folder.findings):
             if self.seconds_left <= 0:
                 return
-            if finding.needs_calls:  # by itself it does not fail
+            if finding.needs_calls:  # it does not fail separately
                 continue
             path = self.folder.path / finding.file
             try:
                 answer = self.subject.ask(read_written(path), path.stem)
-            except CaseError:  # somebody removed it
+            except CaseError:  # the user removed it
                 self.folder.findings.remove(finding)
                 continue
             self.results.add_finding(path, answer)
@@ -180,7 +180,7 @@ class Search:
 
     def _search(self) -> None:
         draw = Draw(self.request.seed, self.request.operation)
-        known = lambda problem: any(each.explains(problem) for each in self.folder.findings)  # noqa: E731
+        known = lambda problem: any(finding.explains(problem) for finding in self.folder.findings)  # noqa: E731
         source = ProblemSource(draw, self.request.dtypes, self.folder.seen, known, self.subject.lacks_of)
         number = self.folder.next_numbers.get(self.request.key, 0)
         begun: deque[_Begun] = deque()
@@ -188,8 +188,8 @@ class Search:
             problem = source.problem(number)
             number += 1
             try:
-                answer = self._begun(problem, f"problem-{number - 1}")
-            except CaseError:  # what was drawn does not fit together
+                answer = self._start(problem, f"problem-{number - 1}")
+            except CaseError:  # the drawn inputs do not fit together
                 continue
             is_refused = answer.done() and answer.result().is_unsupported
             self.folder.seen.note(problem, is_refused=is_refused, lacks=answer.result().lacks if is_refused else ())
@@ -199,8 +199,8 @@ class Search:
         while begun and len(self.folder.findings) < MAX_FINDINGS:
             self._note(begun.popleft())
 
-    def _begun(self, problem: Problem, name: str) -> Future[Answer]:
-        """Have a problem computed, and judged in another process as soon as starting one pays."""
+    def _start(self, problem: Problem, name: str) -> Future[Answer]:
+        """Run a problem; judge it in another process once the search is long enough for one to pay."""
         if self.asked >= _WORTH_PROCESSES:
             return self.subject.begin(problem, name)
         answered: Future[Answer] = Future()
@@ -228,44 +228,44 @@ class Search:
             self.folder.write()
 
     def _add(self, begun: _Begun, symptom: Symptom, answer: Answer) -> None:
-        """Reduce a failure that nothing explains which was found before, and write it down."""
+        """Reduce a failure that no earlier finding explains, and write it as a case."""
         problem, number = begun.problem, begun.number
         if self._is_counted(problem, symptom):
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
         try:
-            finding = self._reduced(begun, symptom, answer)
-        except (SearchOver, KeyboardInterrupt):  # it is written as it was drawn
-            self.folder.findings.append(self._written(problem, symptom, answer, number, None))
+            finding = self._reduce(begun, symptom, answer)
+        except (SearchOver, KeyboardInterrupt):  # the problem is written unreduced
+            self.folder.findings.append(self._write_finding(problem, symptom, answer, number, None))
             raise
         if finding is not None:
             self.folder.findings.append(finding)
             self.say(f"found {finding.title}")
             self.folder.write()
 
-    def _reduced(self, begun: _Begun, symptom: Symptom, answer: Answer) -> Finding | None:
-        """Return a failure on the simplest problem that shows it; None where it turns out to be known."""
+    def _reduce(self, begun: _Begun, symptom: Symptom, answer: Answer) -> Finding | None:
+        """Return the finding for the simplest problem with the failure; None if that is a known finding."""
         problem, number = begun.problem, begun.number
         if symptom_of(self.subject.ask_in_new_process(problem)) != symptom:
-            # It is of the calls before it, or of chance.
-            finding = self._written(problem, symptom, answer, number, None)
+            # The failure depends on the calls before it, or on chance.
+            finding = self._write_finding(problem, symptom, answer, number, None)
             return replace(finding, needs_calls=max(1, begun.calls))
         seconds = min(MAX_SECONDS, self.seconds_left)
-        reduced = reduce_problem(problem, lambda each: self.subject.symptom(each) == symptom, seconds=seconds)
-        simplest, found = simplest_in_new_process(reduced, self.subject, symptom)
+        reduced = reduce_problem(problem, lambda simpler: self.subject.symptom(simpler) == symptom, seconds=seconds)
+        simplest, simplest_answer = simplest_in_new_process(reduced, self.subject, symptom)
         if self._is_counted(simplest, symptom):  # more than one way leads to it
             return None
-        return self._written(simplest, symptom, found, number, reduced)
+        return self._write_finding(simplest, symptom, simplest_answer, number, reduced)
 
     def _is_counted(self, problem: Problem, symptom: Symptom) -> bool:
-        for position, each in enumerate(self.folder.findings):
-            if each.symptom.is_like(symptom) and each.explains(problem):
-                self.folder.findings[position] = replace(each, times=each.times + 1)
+        for position, finding in enumerate(self.folder.findings):
+            if finding.symptom.is_like(symptom) and finding.explains(problem):
+                self.folder.findings[position] = replace(finding, times=finding.times + 1)
                 self.results.left_out += 1
                 return True
         return False
 
-    def _written(
+    def _write_finding(
         self,
         problem: Problem,
         symptom: Symptom,
@@ -285,41 +285,41 @@ class Search:
             problem.dtype,
             tuple(sorted(asked_of(problem))),
             dict(problem.lengths),
-            {each: array.shape for each, array in problem.inputs.items()},
+            {input_name: array.shape for input_name, array in problem.inputs.items()},
             number,
             reduced.tries if reduced else 0,
             reduced.is_smallest if reduced else False,
             element_of(answer),
             path.name,
             has_nonfinite=has_nonfinite(problem),
-            numbers={each: getattr(failure, each, None) for each in FAILURE_NUMBERS},
+            numbers={column: getattr(failure, column, None) for column in FAILURE_NUMBERS},
         )
 
 
 def simplest_in_new_process(reduced: Reduced, subject: ProblemSubject, symptom: Symptom) -> tuple[Problem, Answer]:
-    """Return the simplest step of a reduction that fails in a process of its own, too, and what is found there.
+    """Return the simplest step of a reduction that also fails in a new process, and the answer there.
 
-    The first step is known to.
+    The first step is known to fail there.
     """
     steps = list(reduced.steps)
     too_late = len(steps)
     last = len(steps) - 1
-    found = subject.ask_in_new_process(steps[last])
-    while symptom_of(found) != symptom and last:
+    answer = subject.ask_in_new_process(steps[last])
+    while symptom_of(answer) != symptom and last:
         too_late, last = last, last // 2
-        found = subject.ask_in_new_process(steps[last])
+        answer = subject.ask_in_new_process(steps[last])
     while too_late - last > 1 and too_late < len(steps):
         middle = (last + too_late) // 2
         tried = subject.ask_in_new_process(steps[middle])
         if symptom_of(tried) == symptom:
-            last, found = middle, tried
+            last, answer = middle, tried
         else:
             too_late = middle
-    return steps[last], found
+    return steps[last], answer
 
 
 def element_of(answer: Answer) -> str:
-    """Return the element where a failure is worst, with what is there and what should be."""
+    """Return the worst element of a failure, with its computed and exact value."""
     if answer.failure:
         return answer.failure
     first = answer.first_failing
@@ -331,14 +331,14 @@ def element_of(answer: Answer) -> str:
 
 
 MAX_NUMBERS = 1 << 15
-"""Of a reduced case that is explained by itself; one of more stays what it was."""
+"""A reduced case with more numbers is not explained instead of the original one."""
 
 
 @dataclass(frozen=True)
 class ReducedCase:
-    """The outcome of reducing a case: the ``answer`` to what it was reduced to, or to itself.
+    """The outcome of reducing a case: the ``answer`` for the reduced case, or for the case itself.
 
-    ``original`` is the case itself as it was reduced, of so many ``tries``.
+    ``original`` is the problem of the case, ``problem`` the reduced one, after so many ``tries``.
     """
 
     answer: Answer
@@ -349,7 +349,7 @@ class ReducedCase:
 
 
 def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: Limits) -> ReducedCase:
-    """Reduce a case that fails in a fresh process. Raises ``CaseError`` where a list cannot be used."""
+    """Reduce a case that fails in a fresh process. Raises ``CaseError`` if a list of expected failures is invalid."""
     with Engine(limits) as engine:
         plain = engine.ask_in_new_process(implementation, Question(case, dtype))
     if not plain.fails:
@@ -358,9 +358,9 @@ def reduce_case(case: Case, implementation: Implementation, dtype: str, limits: 
     try:
         problem = concrete_case(case, dtype)
         wanted = symptom_of(subject.ask_in_new_process(problem))
-        if wanted is None:  # it is not the numbers that make it fail
+        if wanted is None:  # its numbers are not the cause of the failure
             return ReducedCase(plain, problem, problem)
-        reduced = reduce_problem(problem, lambda each: subject.symptom(each) == wanted, MAX_TRIES, MAX_SECONDS)
+        reduced = reduce_problem(problem, lambda simpler: subject.symptom(simpler) == wanted, MAX_TRIES, MAX_SECONDS)
         simplest, answer = simplest_in_new_process(reduced, subject, wanted)
         if count_elements(simplest) > MAX_NUMBERS:
             return ReducedCase(plain, problem, simplest, reduced.tries, reduced.is_smallest)

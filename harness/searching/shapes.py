@@ -1,8 +1,8 @@
 """The lengths of a random problem's axes.
 
-In a search every problem has its own, at the edges of tiles: small ones mostly, and lengths just before, at and behind
-a power of two; whole tiles of queries and keys; one or two queries of long keys. The letters that ``Dimensions`` do not
-have follow from the others (``_FOLLOWING``), or are drawn small.
+A search draws other lengths for every problem, at the edges of tiles: mostly small ones, and lengths just below, at and
+above a power of two; whole tiles of queries and keys; one or two queries with long keys. Letters that ``Dimensions``
+does not have follow from the others (``_FOLLOWING``), or are drawn small.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Real: TypeAlias = NDArray[np.float64]
 Random: TypeAlias = np.random.RandomState
 
 _MAX_OF_GRADIENTS, _MAX_OF_MANY = 1 << 14, 1 << 12
-"""Gradients are judged whole; the additive score has a hidden layer for every pair of query and key, and a query has
-values of its own where parts are merged."""
+"""Gradients are judged in all rows; the additive score has a hidden layer for every pair of query and key; and merged
+parts have values for every query."""
 WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
-"""The widths for which kernels have a path of their own."""
+"""The widths for which kernels have separate code."""
 _MODULE_SHARE, _MODULE_WIDTH = 0.4, 96
 _ALIKE_SHARE = 0.5
-"""Of modules, so many have as many queries as keys."""
+"""The share of modules that have as many queries as keys."""
 KERNEL_HEADS = ((1, 1), (2, 2), (4, 1), (8, 8), (8, 2), (8, 1), (40, 5), (40, 40))
 HEADS = ((1, 1), (1, 1), (2, 2), (2, 2), (3, 3), (2, 1), (4, 2), (6, 2), (4, 1))
 """Heads of the query, and of key and value."""
@@ -56,7 +56,7 @@ class Dimensions:
 
 
 def some_as_modules(random: Random, dims: Dimensions) -> Dimensions:
-    """Give some problems the shape that modules such as torch's ask for: one width for all projections."""
+    """Give some problems the shape that modules such as torch's require: one width for all projections."""
     if random.rand() >= _MODULE_SHARE:
         return dims
     width = min(dims.D, max(1, _MODULE_WIDTH // dims.H))
@@ -65,11 +65,11 @@ def some_as_modules(random: Random, dims: Dimensions) -> Dimensions:
     return replace(dims, Hkv=dims.H, D=width, Dv=width, E=model, Ek=model, Ev=model, Eo=model, Lk=keys)
 
 
-def max_entries(own: Operation, axes: frozenset[str], most: int) -> int:
-    """Return how many scores a problem of an operation may have, where others may have ``most``."""
-    if axes & {"A", "N"} or (own.has_gradients and own.is_lowered):
+def max_entries(operation: Operation, axes: frozenset[str], most: int) -> int:
+    """Return how many scores a problem of an operation may have, if other operations may have ``most``."""
+    if axes & {"A", "N"} or (operation.has_gradients and operation.is_lowered):
         return min(most, _MAX_OF_MANY)
-    return min(most, _MAX_OF_GRADIENTS) if own.has_gradients else most
+    return min(most, _MAX_OF_GRADIENTS) if operation.has_gradients else most
 
 
 EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
@@ -82,31 +82,31 @@ _TILES = (16, 32, 64)
 _LONG_KEYS = (300, 2100, 8100)
 _LONGEST = 300
 _MANY_NUMBERS = 1 << 10
-"""Problems of more numbers than this are drawn less often in proportion, but not below ``_LEAST_SHARE``."""
+"""Larger problems are drawn less often in proportion, but at least with ``_LEAST_SHARE``."""
 _LEAST_SHARE = 0.15
 _MAX_NUMBERS = 1 << 15
 _MAX_ENTRIES_AT_EDGES = 1 << 14
 
 
-def draw_at_edges(own: Operation, axes: frozenset[str], random: Random) -> Dimensions:
+def draw_at_edges(operation: Operation, axes: frozenset[str], random: Random) -> Dimensions:
     """Draw the shape of a problem of an operation, whose inputs have these axes."""
-    most = max_entries(own, axes, _MAX_ENTRIES_AT_EDGES)
-    which = random.rand()
-    if which < _SHARE_BEYOND_TILES:
+    most = max_entries(operation, axes, _MAX_ENTRIES_AT_EDGES)
+    position = random.rand()
+    if position < _SHARE_BEYOND_TILES:
         return _beyond_tiles(random)
-    if which < _SHARE_BEYOND_TILES + _SHARE_LONG:
+    if position < _SHARE_BEYOND_TILES + _SHARE_LONG:
         return _long_keys(random, most)
-    if which < _SHARE_BEYOND_TILES + _SHARE_LONG + _SHARE_WHOLE:
+    if position < _SHARE_BEYOND_TILES + _SHARE_LONG + _SHARE_WHOLE:
         return _whole_tiles(random, most)
     while True:
-        dims = _draw(random)
+        dims = _draw_dimensions(random)
         numbers = dims.B * (dims.H * dims.Lq * dims.D + dims.Hkv * dims.Lk * (dims.D + dims.Dv)) + dims.entries
         share = max(_LEAST_SHARE, _MANY_NUMBERS / numbers)
         if numbers <= _MAX_NUMBERS and dims.entries <= most and random.rand() < share:
             return dims
 
 
-def _draw(random: Random) -> Dimensions:
+def _draw_dimensions(random: Random) -> Dimensions:
     heads = KERNEL_HEADS if random.rand() < 0.1 else HEADS
     query_heads, shared = heads[random.randint(len(heads))]
     batch = _BATCHES[np.searchsorted(_BATCH_SHARES, random.rand())]
@@ -115,31 +115,31 @@ def _draw(random: Random) -> Dimensions:
     width, value_width = _width(random), _width(random)
     keys = queries if random.rand() < 0.2 else keys
     value_width = width if random.rand() < 0.35 else value_width
-    models = (int(each) for each in random.randint(1, 13, 4))
+    models = (int(width) for width in random.randint(1, 13, 4))
     lengths = (batch, query_heads, queries, keys, width, value_width, *models, shared)
     return Dimensions(*lengths)
 
 
 def _beyond_tiles(random: Random) -> Dimensions:
-    """Draw long queries and keys of one head: what goes wrong behind the first tiles."""
+    """Draw long queries and keys of one head, for faults after the first tiles."""
     queries, keys = (int(random.choice(_BEYOND)) for _ in range(2))
     keys = queries if random.rand() < 0.3 else keys
-    width, value_width, *models = (int(each) for each in random.randint(1, _SMALL, 6))
+    width, value_width, *models = (int(width) for width in random.randint(1, _SMALL, 6))
     lengths = (1, 1, queries, keys, width, value_width, *models, 1)
     return Dimensions(*lengths)
 
 
 def _long_keys(random: Random, most: int) -> Dimensions:
-    """Draw one or two narrow queries of long keys: what another path computes, in splits of the keys."""
+    """Draw one or two narrow queries with long keys, for code that splits the keys."""
     queries = int(random.randint(1, 3))
     keys = int(random.choice([length for length in _LONG_KEYS if queries * length <= most]))
-    width, value_width = (int(each) for each in random.randint(2, 5, 2))
+    width, value_width = (int(width) for width in random.randint(2, 5, 2))
     models = dict(zip(("E", "Ek", "Ev", "Eo"), map(int, random.randint(1, _SMALL, 4)), strict=True))
     return Dimensions(B=1, H=1, Lq=queries, Lk=keys, D=width, Dv=value_width, Hkv=1, **models)
 
 
 def _whole_tiles(random: Random, most: int) -> Dimensions:
-    """Draw queries and keys that fill one tile or two: what a branch without bounds checks computes."""
+    """Draw queries and keys that fill one tile or two, for branches without bounds checks."""
     tile = int(random.choice([length for length in _TILES if length**2 <= most]))
     queries, keys = (tile * int(random.randint(1, 3)) for _ in range(2))
     keys = queries if random.rand() < _ALIKE_SHARE else keys
@@ -154,20 +154,20 @@ def _whole_tiles(random: Random, most: int) -> Dimensions:
 
 def _length(random: Random) -> int:
     """Draw a length: small, at an edge, or any up to some hundreds."""
-    which = random.rand()
-    if which < 0.6:
+    position = random.rand()
+    if position < 0.6:
         return int(random.randint(1, _SMALL + 1))
-    if which < 0.9:
+    if position < 0.9:
         return int(random.choice(EDGES))
     return round(math.exp(random.uniform(0, math.log(_LONGEST))))
 
 
 def _width(random: Random) -> int:
-    """Draw a width: small mostly, or one for which kernels have a path of their own, or beside one."""
-    which = random.rand()
-    if which < 0.7:
+    """Draw a width: mostly small, or one for which kernels have separate code, or next to one."""
+    position = random.rand()
+    if position < 0.7:
         return int(random.randint(1, _SMALL + 1))
-    if which < 0.9:
+    if position < 0.9:
         return int(random.choice(WIDTHS))
     return int(random.choice(WIDTHS)) + int(random.choice([-1, 1]))
 
@@ -193,7 +193,7 @@ _FOLLOWING: Mapping[str, Callable[[Mapping[str, int], Random], int]] = {
     "S1": lambda of, random: of["S"] + 1,
     "Lp": _page,
     "W": lambda of, random: -(-of["Lk"] // of["Lp"]),
-    "Np": lambda of, random: of["B"] * of["W"] + 2,  # two pages are nobody's
+    "Np": lambda of, random: of["B"] * of["W"] + 2,  # two pages are unused
 }
 """The lengths of axes that follow from others; any other letter is a small width."""
 
@@ -201,7 +201,7 @@ _FOLLOWING: Mapping[str, Callable[[Mapping[str, int], Random], int]] = {
 def axis_lengths(dims: Dimensions, axes: frozenset[str], random: Random) -> dict[str, int]:
     """Return the length of every axis of a problem, by its letter; a past takes half of the keys.
 
-    Packed sequences lie one after the other, those of all batch entries in one.
+    Packed sequences of all batch entries follow one another in one entry.
     """
     lengths = {**asdict(dims), "P": 0, "S": dims.B}
     if "P" in axes:
