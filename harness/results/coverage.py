@@ -1,7 +1,7 @@
 """The share of the requested cases that was judged, and the minimum that it has to reach.
 
-A case counts as judged on an implementation where, in any dtype, a stage of it was compared with the exact answer, or a
-number is wrong. One that is unsupported, raised, or has no exact answer does not: nothing is green that was not judged.
+A case counts as judged on an implementation if, in any dtype, a stage was compared with the exact answer, or a number
+is wrong. A case that is unsupported, raised an error, or has no exact answer does not count: it must not look green.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Minimum:
     is_share: bool
 
     @classmethod
-    def of(cls, given: str | int, where: str) -> Minimum:
-        """Read 20 or 80%. Raises ``UsageError``, which names ``where`` it stands."""
-        found = MINIMUM.fullmatch(str(given).strip()) if not isinstance(given, bool) else None
-        if found is None or float(found[2] or 0) > 100:
-            raise UsageError(f"{where}: expected a number of cases, such as 20, or a share, such as 80%; got {given!r}")
-        return cls(float(found[1] or found[2]), found[2] is not None)
+    def of(cls, text: str | int, where: str) -> Minimum:
+        """Read 20 or 80%. Raises ``UsageError``, whose message begins with ``where``, the option or field."""
+        match = MINIMUM.fullmatch(str(text).strip()) if not isinstance(text, bool) else None
+        if match is None or float(match[2] or 0) > 100:
+            raise UsageError(f"{where}: expected a number of cases, such as 20, or a share, such as 80%; got {text!r}")
+        return cls(float(match[1] or match[2]), match[2] is not None)
 
     def is_reached(self, judged: int, asked: int) -> bool:
-        """Return true if so many of the cases that were asked for are enough."""
+        """Return whether so many of the requested cases are enough."""
         return 100 * judged >= self.number * asked if self.is_share else judged >= self.number
 
     def __str__(self) -> str:
@@ -44,16 +44,15 @@ class Minimum:
 
 
 PICKED = ("cases", "tags", "dtypes", "match", "failed", "searched")
-"""The ways to narrow the cases of a run: paths and globs, tags, dtypes, an expression, the failures of last time, and
-what a search drew."""
+"""The ways to narrow the cases of a run: paths and globs, tags, dtypes, an expression, the failures of the last run,
+and the problems of a search."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The end of a run that was to stop after some failing cases.
+    """The early end of a run after some failing cases.
 
-    ``not_run`` counts the cases of which nothing was judged any more, ``in_part`` those that ran in some of their
-    dtypes alone.
+    ``not_run`` counts the cases that were not judged in any dtype, ``in_part`` those that ran only in some dtypes.
     """
 
     failing: int
@@ -74,10 +73,10 @@ class Stop:
 class RequestedRun:
     """The request of a run: how many cases, which implementations by name, and how many it has to judge at least.
 
-    ``picked`` says what the cases were narrowed by, of ``PICKED``. ``stopped`` is there where not all of them were run.
-    ``own`` are users' implementations, ``conventions`` what they declare, by name, and ``widens`` says how some of them
-    would be judged in more, ``alike`` which functions of their frameworks are known to fail as they do. ``confirmed``
-    are the features of failing cases that further problems bore out.
+    ``picked`` are the values of ``PICKED`` that narrowed the cases. ``stopped`` is set if the run ended early. ``own``
+    are users' implementations, ``conventions`` their declarations by name, ``widens`` declarations that would let them
+    be judged in more cases, and ``alike`` functions of their frameworks that are known to fail as they do.
+    ``confirmed`` are the features of failing cases that further problems confirmed.
     """
 
     cases: int
@@ -93,7 +92,7 @@ class RequestedRun:
 
     @classmethod
     def of(cls, environment: Mapping[str, Any], cases: int, stopped: Stop | None = None) -> RequestedRun:
-        """Read what environment.json says of a run."""
+        """Read the request of a run from environment.json."""
         asked = environment.get("asked", {})
         minimum = asked.get("min_judged")
         return cls(
@@ -110,44 +109,44 @@ class RequestedRun:
         )
 
     def is_hardly_judged(self, name: str, judged: int, not_offered: int) -> bool:
-        """Return true of a user's implementation that was judged in so few cases of what it offers that it is unknown.
+        """Return whether a user's implementation was judged in less than a tenth of the cases that it offers.
 
-        Nobody asked for a minimum; a tenth is one that everybody expects.
+        False if the user gave a minimum, which then decides.
         """
         offered = self.cases - not_offered
         return name in self.own and self.minimum is None and self.stopped is None and 0 < judged < offered / 10
 
 
 def is_judged(row: Row) -> bool:
-    """Return true if a row says that its case was judged. A number that holds says less: it may be equal by chance."""
+    """Return whether a row counts its case as judged. A right number does not: it may be equal by chance."""
     if row.comparison == "stage":
         return bool(row.stage) and row.verdict != Verdict.UNVERIFIED
     return row.comparison != "pair" and row.verdict not in (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 def lacks_function(lacks: str) -> bool:
-    """Return whether a case lacks the function of its operation, as ``UnsupportedError.of_function`` says it."""
+    """Return whether a case lacks the function of its operation, as ``UnsupportedError.of_function`` writes it."""
     return lacks.endswith("()")
 
 
 def is_not_offered(lacks: str) -> bool:
-    """Return whether a case lacks the function of its operation, or the dtype, which says nothing of other dtypes."""
+    """Return whether a case lacks the function of its operation, or only this dtype."""
     return lacks_function(lacks) or lacks in DTYPES
 
 
 def shortfalls(judged: Mapping[str, int], asked: RequestedRun, not_offered: Mapping[str, int]) -> list[str]:
-    """Describe where less was judged than was asked for; ``judged`` counts the cases of each implementation.
+    """Describe every shortfall of a run; ``judged`` counts the cases of each implementation.
 
-    An implementation that was asked for by name has to be judged in a case, and so has the run as a whole. The minimum,
-    where there is one, is that of every implementation, of the cases of what it offers: ``not_offered`` counts those of
-    other operations, and those in other dtypes alone. Of a run that was stopped, that is all there is to say.
+    The run as a whole, and an implementation that was requested by name, have to be judged in at least one case. The
+    minimum, if there is one, applies to every implementation, as a share of the cases that it offers: ``not_offered``
+    counts the cases of other operations, and those only in other dtypes. A run that was stopped has only that line.
     """
     if asked.stopped is not None:
         return [asked.stopped.of(asked.cases)]
     if not judged or not asked.cases:
         return []
     if not any(judged.values()):
-        return [f"no implementation was judged in {_any(asked)}"]
+        return [f"no implementation was judged in {_requested_cases(asked)}"]
     absent = {name: not_offered.get(name, 0) for name in judged}
     return [line for name, count in judged.items() if (line := _shortfall(name, count, asked, absent[name]))]
 
@@ -162,9 +161,9 @@ def _shortfall(name: str, judged: int, asked: RequestedRun, not_offered: int) ->
         few = f"{name} was judged in {judged:,} of {offered:,} cases of what it offers, less than a tenth"
         return f"{few} (--min-judged {judged} accepts that){f'; {asked.widens[name]}' if name in asked.widens else ''}"
     if not judged and name in asked.by_name:
-        return f"{name} was asked for by name and not judged in {_any(asked)}"
+        return f"{name} was asked for by name and not judged in {_requested_cases(asked)}"
     return ""
 
 
-def _any(asked: RequestedRun) -> str:
+def _requested_cases(asked: RequestedRun) -> str:
     return "the only case" if asked.cases == 1 else f"any of the {asked.cases:,} cases"

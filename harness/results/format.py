@@ -22,9 +22,9 @@ REPORT_FOLDER = "report"
 SCRIPTS_FOLDER = "scripts"
 PROPERTY_PART = "rows/properties.npz"
 SEARCH_STATE = "search.json"
-"""How far a search came: beside the results of one, and of nothing else."""
+"""The state of a search: only in folders of searches."""
 PROPERTIES_TABLE = "properties.csv"
-"""Written by `attncheck properties --output` for people, beside the rows."""
+"""Written by `attncheck properties --output` for people, in addition to the rows."""
 ComparisonKind = Literal["stage", "pair", "printed", "known", "exact", "property"]
 
 ARRAY_SCHEMA: Schema = {
@@ -46,12 +46,12 @@ class Column(NamedTuple):
 
 
 def about(meaning: str, frames: str = "") -> Mapping[str, Column]:
-    """Return the metadata of a field of ``Row``, which has to be given."""
+    """Return the metadata of a required field of ``Row``."""
     return {"column": Column(meaning, frames)}
 
 
 def column(meaning: str, frames: str = "", default: Any = None, *, compare: bool = True) -> Any:
-    """Return a field of ``Row`` that may be left out."""
+    """Return an optional field of ``Row``."""
     return field(default=default, compare=compare, metadata=about(meaning, frames))
 
 
@@ -66,15 +66,15 @@ class Row:
 
     A stage is compared twice: with the exact answer (``tier``, ``ratio``, ``largest_z``, ``mean_z``, ``elements``) and
     with the exact step from the implementation's own previous stage (``introduced_tier``, ``introduced_ratio``,
-    ``introduced_z``). ``index``, ``value``, ``reference``, ``difference`` and ``allowed`` belong to the one that
-    ``against`` names: ``step`` where the step itself fails, so that difference / allowed is then ``introduced_ratio``,
-    else ``exact``. Of a number, ``allowed`` is the sum of ``half_unit``, ``propagated``, ``document_bound`` and the
-    implementation's own bound.
+    ``introduced_z``). ``index``, ``value``, ``reference``, ``difference`` and ``allowed`` belong to the comparison that
+    ``against`` names: ``step`` if the step itself fails, so that difference / allowed is then ``introduced_ratio``,
+    else ``exact``. For a number, ``allowed`` is the sum of ``half_unit``, ``propagated``, ``document_bound`` and the
+    implementation's bound.
 
-    Of a property, ``value`` is what the first call gave at ``index``, ``reference`` what the further calls gave there,
+    For a property, ``value`` is the result of the first call at ``index``, ``reference`` that of the further calls,
     mapped back, and ``verdict`` a ``PropertyOutcome``.
 
-    Every column is stated here alone: its dtype on disk follows from its type.
+    Columns are defined only here: the dtype on disk follows from the type.
     """
 
     case: str = field(metadata=about("id of the case: its file, then its name", _ALL))
@@ -156,7 +156,7 @@ class Row:
 
     @property
     def fails(self) -> bool:
-        """True if it fails, expected or not; a property fails also where it is less than is claimed."""
+        """True if it fails, expected or not; a property also fails if it is less than the claim."""
         if self.comparison == "property":
             return self.verdict not in MEETS_CLAIM[self.claim]
         return self.verdict not in HARMLESS
@@ -167,18 +167,18 @@ class Row:
         return self.fails and not self.xfail
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what differs from the defaults, which the class has itself; of most rows that is a third."""
+        """Return the fields that differ from their defaults: a third of the fields in most rows."""
         return {name: value for name, value in vars(self).items() if value is not _DEFAULTS[name]}
 
 
-_DEFAULTS = {each.name: each.default for each in fields(Row)}
-COLUMNS: Mapping[str, Column] = {each.name: each.metadata["column"] for each in fields(Row)}
+_DEFAULTS = {row_field.name: row_field.default for row_field in fields(Row)}
+COLUMNS: Mapping[str, Column] = {row_field.name: row_field.metadata["column"] for row_field in fields(Row)}
 """The columns of rows, in order."""
 _TYPES: Mapping[Any, Literal["text", "bool", "int", "float"]] = {bool: "bool", int: "int", float: "float"}
 
 
 def _kind(annotation: Any) -> ColumnKind:
-    """Return the type of a column on disk; what may be None is nullable, and a word of several is a text."""
+    """Return the type of a column on disk; it is nullable if None is allowed, and literals are texts."""
     members = get_args(annotation) or (annotation,)
     return ColumnKind(next((_TYPES[member] for member in members if member in _TYPES), "text"), NoneType in members)
 
@@ -187,36 +187,36 @@ ROW_SCHEMA: Schema = {name: _kind(annotation) for name, annotation in get_type_h
 
 
 def columns_of(frame: str, *first: str) -> tuple[str, ...]:
-    """Return the columns of a frame of a report: those that come first, then its others in the order of ``Row``."""
+    """Return the columns of a frame of a report: ``first``, then the others in the order of ``Row``."""
     others = (name for name, column in COLUMNS.items() if frame in column.frames.split() and name not in first)
     return (*first, *others)
 
 
 CHANGED_BY_DIAGNOSIS = ("verdict", "message", "begins_at", "empty_rows", "diagnosis")
-"""Columns of a failing row that are written again when it is known what the implementation does instead."""
+"""Columns of a failing row that are rewritten when it has a diagnosis."""
 
 
 def disagrees(rows: Iterable[Row]) -> bool:
-    """Return true if any of the rows does not agree."""
+    """Return whether any of the rows fails, expected or not."""
     return any(row.fails for row in rows)
 
 
 def bound_name(rounding_model: str) -> str:
-    """Return under which name the bounds of a class are kept beside the implementations' arrays."""
+    """Return the name under which the bounds of a class are stored with the implementations' arrays."""
     return f"bound of class {rounding_model}"
 
 
 EXACT = "exact answer"
-"""Under this name the exact stages are kept, rounded to float64; NaN in query rows that were not judged."""
+"""The name of the exact stages, rounded to float64; NaN in query rows that were not judged."""
 INPUTS = "inputs"
-"""Under this name the case's inputs are kept, as they were delivered."""
+"""The name of the case's inputs, as they were passed."""
 FAILURE_NUMBERS = ("element_stage", "element", "computed", "exact", "error", "bound", "ratio", "against", "diagnosis")
-"""Names of the numbers recorded of the element where a failure is worst."""
+"""Names of the numbers that are recorded for the worst element of a failure."""
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One stage as an implementation returned it; under ``EXACT``, ``INPUTS``, ``bound_name``: what it is held by."""
+    """One stage as an implementation returned it; or an exact stage, an input or a bound, by the names above."""
 
     case: str
     dtype: str

@@ -1,9 +1,9 @@
-"""The failures of the last run in a folder: recorded as a run judges, run again alone or first, and looked up by case.
+"""The failures of the last run in a folder: recorded during a run, rerun alone or first, and looked up by case.
 
-An evaluation (a case, in a dtype, on an implementation) that a run judges is replaced by what became of it; one that
-the run does not come to stays as it was. So runs of a part of the cases, and runs that are stopped, narrow down to what
-still fails. ``--failed`` and ``--failed-first`` begin with that; ``explain`` asks what a check found of one case, and
-which calls came before it.
+A run replaces the record of each evaluation (a case, in a dtype, on an implementation) that it judges, and keeps the
+record of others. So runs of some cases, and runs that are stopped, narrow the record down to the remaining failures.
+``--failed`` and ``--failed-first`` use it; ``explain`` looks up the result of one case in a check, and the calls before
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Evaluation = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class FailedEvaluation:
-    """One failing evaluation: the verdict at the stage where it goes wrong, empty where the whole of it failed."""
+    """One failing evaluation: its verdict and the first wrong stage, empty if the whole evaluation failed."""
 
     case: str
     dtype: str
@@ -53,24 +53,25 @@ class FailedEvaluation:
 def failed_evaluations(rows: Iterable[Row]) -> list[FailedEvaluation]:
     """Return the failing evaluations among the rows of a case in a dtype, one for each implementation.
 
-    Two that differ are blamed where neither fails by itself. A record that no longer holds is no failure of the case.
+    Both members of a differing pair count as failing if neither fails separately. An expected failure that no longer
+    happens is no failure of the case.
     """
     failing = [row for row in rows if fails(row)]
-    found: dict[Evaluation, Row] = {}
+    failing_rows: dict[Evaluation, Row] = {}
     for row in failing:
         if row.comparison != "pair":
             key = (row.case, row.dtype, row.implementation)
-            if key not in found or (row.stage and row.stage == row.begins_at != found[key].stage):
-                found[key] = row
+            if key not in failing_rows or (row.stage and row.stage == row.begins_at != failing_rows[key].stage):
+                failing_rows[key] = row
     for row in failing:
         members = [(row.case, row.dtype, name) for name in (row.implementation, row.other) if name]
-        if row.comparison == "pair" and not any(key in found for key in members):
-            found |= dict.fromkeys(members, row)
-    return [FailedEvaluation(*key, Verdict(row.verdict).value, row.stage) for key, row in found.items()]
+        if row.comparison == "pair" and not any(key in failing_rows for key in members):
+            failing_rows |= dict.fromkeys(members, row)
+    return [FailedEvaluation(*key, Verdict(row.verdict).value, row.stage) for key, row in failing_rows.items()]
 
 
 def fails(row: Row) -> bool:
-    """Return true if a row says that its case fails: not as expected, nor only for a record that no longer holds."""
+    """Return whether a row is a failure of its case, which an expected failure that no longer happens is not."""
     return row.fails_run and row.verdict != Verdict.XPASS
 
 
@@ -82,12 +83,12 @@ class Failed:
     selected: frozenset[CaseInDtype] | None = None
 
     def units(self, implementations: Collection[str]) -> frozenset[CaseInDtype]:
-        """Return the cases, each with a dtype, that failed on any of some implementations."""
+        """Return the cases, each with a dtype, that failed on any of these implementations."""
         return frozenset((case, dtype) for case, dtype, name in self.evaluations if name in implementations)
 
 
 def read_failed(directory: Path) -> Failed | None:
-    """Read what failed last time; None where nothing is known. Raises ``ResultsError`` where it is damaged."""
+    """Read the failures of the last run; None if there is no record. Raises ``ResultsError`` if it is damaged."""
     path = directory / FAILED_FILE
     if not directory.is_dir() or (content := read_json(path)) is None:
         return None
@@ -102,7 +103,7 @@ def read_failed(directory: Path) -> Failed | None:
 
 @dataclass
 class FailedRecord:
-    """The failures before a run, brought up to date as the run judges; ``note`` takes the rows of whole evaluations."""
+    """The failures before a run, updated during the run; ``note`` takes the rows of whole evaluations."""
 
     earlier: set[Evaluation] = field(default_factory=set)
     now: set[Evaluation] = field(default_factory=set)
@@ -110,7 +111,7 @@ class FailedRecord:
 
     @classmethod
     def begun(cls, directory: Path, selected: Collection[CaseInDtype] | None) -> FailedRecord:
-        """Begin with what failed in a folder before; a file that is damaged is forgotten, and written again."""
+        """Begin with the earlier failures in a folder; a damaged file is ignored and overwritten."""
         try:
             before = read_failed(directory)
         except ResultsError:
@@ -118,34 +119,34 @@ class FailedRecord:
         return cls(set(before.evaluations) if before else set(), selected=selected)
 
     def note(self, rows: Sequence[Row]) -> list[FailedEvaluation]:
-        """Put what became of some evaluations in the place of what they were; return those that fail."""
+        """Replace the records of evaluations; return those that fail."""
         if self.earlier:
             for row in rows:
                 self.earlier.difference_update((row.case, row.dtype, name) for name in (row.implementation, row.other))
         failed = failed_evaluations(rows)
-        self.now.update(each.key for each in failed)
+        self.now.update(evaluation.key for evaluation in failed)
         return failed
 
     def as_record(self) -> Mapping[str, Any]:
-        """Return what failed.json holds."""
+        """Return the content of failed.json."""
         selected = {} if self.selected is None else {"selected": sorted(self.selected)}
         return {"failed": sorted(self.earlier | self.now), **selected}
 
 
 @dataclass
 class RunWatch:
-    """Watches a run as it judges: tells every failure, and says when there were failing cases enough."""
+    """Watches a run: reports every failure, and stops the run after enough failing cases."""
 
     record: FailedRecord
     max_failures: int | None = None
     on_failure: Callable[[FailedEvaluation], None] = lambda failed: None
     failing: set[str] = field(default_factory=set)
-    """The cases that failed, of those that are judged in this run."""
+    """The cases that failed in this run."""
     judged: set[CaseInDtype] = field(default_factory=set)
-    """The cases that this run judged, by dtype; kept where it may be stopped."""
+    """The cases and dtypes that this run judged; recorded only if the run may be stopped."""
 
     def see(self, rows: Sequence[Row]) -> bool:
-        """Look at the rows of a case in a dtype; return whether the run is to stop."""
+        """Record the rows of a case in a dtype; return whether the run has to stop."""
         for failed in self.record.note(rows):
             self.failing.add(failed.case)
             self.on_failure(failed)
@@ -155,9 +156,9 @@ class RunWatch:
         return len(self.failing) >= self.max_failures
 
     def stop(self, planned: Iterable[CaseInDtype], finished: Collection[CaseInDtype]) -> Stop | None:
-        """Return how the run was stopped before all that was ``planned`` was judged; None where it was not.
+        """Return the stop of the run if it did not judge all ``planned`` cases and dtypes; None if it did.
 
-        ``finished`` is what an earlier part of the run has judged.
+        ``finished`` are those that an earlier part of the run judged.
         """
         if self.max_failures is None or len(self.failing) < self.max_failures:
             return None
@@ -170,9 +171,9 @@ class RunWatch:
 
 @dataclass(frozen=True)
 class Narrowed:
-    """The cases to run, in order; ``only`` names those that failed, each with a dtype, where they alone run.
+    """The cases to run, in order; ``only`` are the failed ones, each with a dtype, if only they run.
 
-    ``note`` says for people what was done.
+    ``note`` describes the selection for people.
     """
 
     cases: Sequence[Case]
@@ -188,7 +189,7 @@ def failed_alone(
     *,
     resume: bool = False,
 ) -> Narrowed:
-    """Keep what failed last time on one of these implementations, of the ``cases`` and ``dtypes`` (all if empty).
+    """Keep the cases and ``dtypes`` (all if empty) that failed in the last run on one of these implementations.
 
     All cases are kept if the last run did not finish. If the run in the ``directory`` continues (``resume``), it keeps
     the cases that it was narrowed to.
@@ -196,46 +197,46 @@ def failed_alone(
     Raises:
         UsageError: The directory has no results that say what failed.
     """
-    failed, reason = _read(directory)
+    failed, reason = _read_or_reason(directory)
     if failed is None:
         raise UsageError(f"--failed: {reason}; check without --failed first")
     wanted = failed.selected if resume else failed.units(implementations)
     if wanted is None:
         return Narrowed(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
-    only = _among(wanted, cases, dtypes)
+    only = _units_among(wanted, cases, dtypes)
     kept = {case for case, _ in only}
-    # A run that did not come to its end judged nothing for sure.
+    # Only the summary of a complete run names the implementations that were judged.
     judged = (read_json(directory / "summary.json") or {}).get("implementations", ()) if not kept else ()
     if not kept and (unknown := sorted(set(implementations).difference(judged))):
         return Narrowed(cases, None, f"{directory} has no whole run of {listed(unknown)}: every selected case runs")
     if not kept:
         note = f"nothing {'selected ' if wanted else ''}failed last time in {directory}: nothing runs"
         return Narrowed(PackedCases(()), only, note)
-    note = _noted(kept, cases, directory, "alone")
+    note = _note(kept, cases, directory, "alone")
     return Narrowed(PackedCases(case for case in cases if case.id in kept), only, note)
 
 
 def failed_first(
     cases: Sequence[Case], dtypes: Collection[str], implementations: Collection[str], directory: Path
 ) -> Narrowed:
-    """Put the cases first that failed last time on one of these implementations; all run."""
-    failed, reason = _read(directory)
+    """Put the cases first that failed in the last run on one of these implementations; all run."""
+    failed, reason = _read_or_reason(directory)
     if failed is None:
         return Narrowed(cases, None, f"{reason}: the cases run in their order")
-    ahead = {case for case, _ in _among(failed.units(implementations), cases, dtypes)}
+    ahead = {case for case, _ in _units_among(failed.units(implementations), cases, dtypes)}
     if not ahead:
         return Narrowed(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
     order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
-    return Narrowed(PackedCases(cases[number] for number in order), None, _noted(ahead, cases, directory, "first"))
+    return Narrowed(PackedCases(cases[number] for number in order), None, _note(ahead, cases, directory, "first"))
 
 
-def _noted(failed: Collection[str], cases: Sequence[Case], directory: Path, how: str) -> str:
+def _note(failed: Collection[str], cases: Sequence[Case], directory: Path, how: str) -> str:
     count = f"{len(failed):,} of {len(cases):,} cases"
     return f"{count} failed last time in {directory} and {'runs' if len(failed) == 1 else 'run'} {how}"
 
 
-def _read(directory: Path) -> tuple[Failed | None, str]:
-    """Read what failed; where that cannot be done, say why."""
+def _read_or_reason(directory: Path) -> tuple[Failed | None, str]:
+    """Read the failures; return None and the reason if that is not possible."""
     try:
         failed = read_failed(directory)
     except ResultsError as error:
@@ -243,8 +244,10 @@ def _read(directory: Path) -> tuple[Failed | None, str]:
     return failed, "" if failed else f"there are no earlier results in {directory}"
 
 
-def _among(units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]) -> frozenset[CaseInDtype]:
-    """Keep what these cases declare in these dtypes."""
+def _units_among(
+    units: Collection[CaseInDtype], cases: Sequence[Case], dtypes: Collection[str]
+) -> frozenset[CaseInDtype]:
+    """Keep the units that these cases declare, in these dtypes."""
     named = {case for case, _ in units}
     declared = ((case.id, dtype) for case in cases if case.id in named for dtype in case.dtypes)
     return frozenset(unit for unit in declared if unit in units and (not dtypes or unit[1] in dtypes))
@@ -260,12 +263,12 @@ class Checked:
     written: float
 
     def address(self, identity: str) -> str | None:
-        """Return what leads to a case of the check; None where it had none of that id."""
+        """Return the address of a case of the check for a command; None if it had no case with that id."""
         record = self.cases.get(identity)
         return None if record is None else address(identity, record.get("path", ""))
 
     def asked(self, implementation: str) -> dict[CaseInDtype, str]:
-        """Return what became of the stages of every call, in the plan's order; empty text where nothing is wrong."""
+        """Return the first failure of every call, in the plan's order; empty text if nothing is wrong."""
         table, _ = read_rows(self.directory)
         kept = (table["implementation"].array == implementation) & (table["comparison"].array == "stage")
         planned = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
@@ -273,7 +276,7 @@ class Checked:
 
 
 def read_checked(directory: Path, *, needed: bool) -> Checked | None:
-    """Read what a folder holds; None where there is nothing, unless it is ``needed``. Raises ``ResultsError``."""
+    """Read the check in a folder; None if there is none, unless it is ``needed``. Raises ``ResultsError``."""
     try:
         environment = read_environment(directory)
     except ResultsError:
@@ -285,25 +288,25 @@ def read_checked(directory: Path, *, needed: bool) -> Checked | None:
 
 
 def killed_the_worker(message: str) -> bool:
-    """Return true if a call ended the process that it was in, so that the next call had another."""
+    """Return whether a call ended its process, so that the next call had a new one."""
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
 
 def what_became_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[Any, Any]]) -> dict[CaseInDtype, str]:
-    """Return what became of calls by the rows of their stages, in the plan's order; empty where nothing is wrong."""
-    found: dict[CaseInDtype, list[Mapping[Any, Any]]] = {}
+    """Return the first failure of calls, given the rows of their stages, in the plan's order; empty if none."""
+    rows_by_call: dict[CaseInDtype, list[Mapping[Any, Any]]] = {}
     for row in rows:
-        found.setdefault((row["case"], row["dtype"]), []).append(row)
-    return {where: what_became(found[where]) for where in planned if where in found}
+        rows_by_call.setdefault((row["case"], row["dtype"]), []).append(row)
+    return {where: what_became(rows_by_call[where]) for where in planned if where in rows_by_call}
 
 
 def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describe what a check found wrong in a call, given the rows of its stages, at the one where it begins."""
+    """Describe the first failure of a call, given the rows of its stages; empty if none fails."""
     failing = [row for row in rows if Verdict(row["verdict"]).exit_code]
     first = next((row for row in failing if row["stage"] == row["begins_at"]), failing[0] if failing else None)
     return "" if first is None else what_was_found(first["verdict"], first["stage"], first["message"])
 
 
 def what_was_found(verdict: str, stage: str, message: str) -> str:
-    """Describe in a few words what is wrong."""
+    """Describe a failure in a few words."""
     return f"{at_stage(verdict, stage)}{f': {message}' if message else ''}"

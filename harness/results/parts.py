@@ -1,4 +1,4 @@
-"""Parts of a results directory, read one by one: a damaged one is named and left out, and the rest is there."""
+"""Parts of a results directory, read one by one: a damaged part is reported and left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ArrayKey = tuple[str, str, str, str]
 """case, dtype, implementation, stage"""
 
 _NUMBERS = frozenset("biufc")
-"""NumPy's kinds of dtypes that an implementation may return, beside those that NumPy lacks."""
+"""NumPy's kinds of dtypes that an implementation may return, in addition to those that NumPy lacks."""
 _WORDS: Mapping[str, Sequence[str]] = {
     "verdict": list(Verdict),
     "comparison": [kind for kind in get_args(ComparisonKind) if kind != "property"],
@@ -44,21 +44,21 @@ _INDEX = re.compile(r"([0-9]{1,18}(,[0-9]{1,18})*)?")
 _SHAPE = re.compile(r"(scalar|[0-9]{1,18}(x[0-9]{1,18})*)?")
 _COUNTS = [name for name, kind in ROW_SCHEMA.items() if kind.type == "int"]
 _MAX_COUNTED = 2**53
-"""Beyond it, a count is no whole number in the frames of a report."""
+"""Larger counts are not exact as floats, which the frames of a report contain."""
 _GROUPS_IN_MEMORY = 2
-"""Blocks that stay read: a case's arrays lie together."""
+"""Blocks that are cached: the arrays of a case are in one block."""
 
 
 _MAX_ROWS = 1_000_000
-"""Of one part. A run writes some fifty thousand; a few kilobytes can hold as many as they like, all of them alike."""
+"""Limit of one part. A run writes fifty thousand; equal rows compress so well that a small file may have many more."""
 _MAX_PROPERTY_ROWS = 200_000
-"""Of a run, as objects: a run of all implementations asks some ten thousand."""
+"""Limit of a run, as objects: a run of all implementations has about ten thousand."""
 _MAX_BYTES = {"rows": 2**30, "arrays": 2**32}
-"""Of one part of rows, or of the arrays of one case, as it lies in memory."""
+"""Limit in memory of one part of rows, or of the arrays of one case."""
 _MAX_KEY_BYTES = 2**26
-"""Of the keys of one part of arrays, which is read again for each block: a run writes a few hundred rows."""
+"""Limit of the keys of one part of arrays, which are read again for each block: a run writes a few hundred rows."""
 _MAX_BYTES_TOGETHER = 2**32
-"""Of all parts of rows: some ten million of them."""
+"""Limit of all parts of rows: about ten million rows."""
 
 
 def read_rows(directory: Path) -> tuple[RowTable, tuple[str, ...]]:
@@ -72,7 +72,7 @@ def read_rows(directory: Path) -> tuple[RowTable, tuple[str, ...]]:
             size += table.size
             tables.append(table)
         except UNREADABLE as error:
-            notes.append(f"{path} cannot be read, its rows are left out: {_shortly(error)}")
+            notes.append(f"{path} cannot be read, its rows are left out: {_short_message(error)}")
     return concatenate(tables, ROW_SCHEMA), tuple(notes)
 
 
@@ -86,9 +86,9 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def read_property_rows(directory: Path) -> list[Row]:
-    """Read what a run found of properties; none where it asked for none. Raises ``ResultsError`` where it is damaged.
+    """Read the rows of properties; none if the run has none. Raises ``ResultsError`` if they are damaged.
 
-    Not as a frame, in which NaN and no number at all would be one.
+    They are no frame, since a frame does not distinguish NaN from a missing number.
     """
     path = directory / PROPERTY_PART
     if not path.exists():
@@ -99,11 +99,11 @@ def read_property_rows(directory: Path) -> list[Row]:
             raise DamagedError(f"it has {len(table)} rows; expected at most {_MAX_PROPERTY_ROWS}")
         return [Row(**record) for record in table.records()]
     except UNREADABLE as error:
-        raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
+        raise ResultsError(f"{path} cannot be read: {_short_message(error)}") from None
 
 
 def remove_damaged(directory: Path) -> None:
-    """Remove the parts that cannot be read, and what was not yet renamed into place."""
+    """Remove the parts that cannot be read, and files that were not yet renamed into place."""
     for kind, read in (("rows", read_rows_part), ("arrays", lambda path: list(_keys_of(path)))):
         for path in list((directory / kind).glob("*.npz*")):
             try:
@@ -115,13 +115,13 @@ def remove_damaged(directory: Path) -> None:
 
 
 def remove_units(directory: Path, column: str, value: str) -> None:
-    """Remove every row of a case in a dtype of which one row has this value, so that it is computed again."""
+    """Remove all rows of each case and dtype with a row of this value, so that they are computed again."""
     for path in row_parts(directory):
         table = read_rows_part(path)
         units = table.units()
-        removed = {unit for unit, found in zip(units, table[column].array, strict=True) if found == value}
+        removed = {unit for unit, cell in zip(units, table[column].array, strict=True) if cell == value}
         if removed:
-            (directory / "summary.json").unlink(missing_ok=True)  # first: the run is not complete any more
+            (directory / "summary.json").unlink(missing_ok=True)  # first: the run is no longer complete
             write_table(path, table.take(np.fromiter((unit not in removed for unit in units), bool, len(units))))
 
 
@@ -140,7 +140,7 @@ def read_rows_part(path: Path, known: Mapping[str, Sequence[str]] = _WORDS) -> R
 
 
 def _on_one_line(table: RowTable) -> RowTable:
-    """Return a table in which every text is one printable line of some length; each text is looked at once."""
+    """Return a table in which every text is one printable line of limited length; each text is checked once."""
     columns = dict(table.columns)
     for name, values in table.columns.items():
         if values.array.dtype == object:
@@ -154,7 +154,7 @@ def _on_one_line(table: RowTable) -> RowTable:
 
 
 def _check_numbers(table: RowTable) -> None:
-    """Refuse rows that say one thing and leave out what belongs to it, or count what cannot be counted."""
+    """Raise ``DamagedError`` for rows with impossible counts, or without a number that belongs to another."""
     for name in _COUNTS:
         counts = table[name].present
         if not ((counts >= 0) & (counts <= _MAX_COUNTED)).all():
@@ -168,7 +168,7 @@ def _check_numbers(table: RowTable) -> None:
 
 
 class _ArrayLocation(NamedTuple):
-    """The place of arrays of one case in one dtype: which part, which of its blocks or row groups, which rows."""
+    """The location of arrays of one case in one dtype: the part, its block, and the rows."""
 
     path: Path
     group: int
@@ -178,7 +178,7 @@ class _ArrayLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrayParts:
-    """The arrays that one run kept, read when they are asked for; only their names are read before."""
+    """The arrays of one run. Each is read on request; only the names are read before."""
 
     directory: Path
     _groups: OrderedDict[tuple[Path, int], _Records] = field(default_factory=OrderedDict, repr=False, compare=False)
@@ -189,21 +189,21 @@ class ArrayParts:
         return self._index[1]
 
     def units(self) -> list[tuple[str, str]]:
-        """Return the (case, dtype) of which something was kept, in the order of their parts."""
+        """Return the (case, dtype) that have arrays, in the order of their parts."""
         return list(self._index[0])
 
     def of(self, case: str, dtype: str) -> dict[tuple[str, str], NDArray[Any]]:
-        """Return what was kept of one case in one dtype, by implementation and stage; arrays are read-only.
+        """Return the arrays of one case in one dtype, by implementation and stage; they are read-only.
 
-        Raises ``ResultsError`` where it cannot be read after all.
+        Raises ``ResultsError`` if a part cannot be read.
         """
-        found = {}
+        arrays = {}
         for location in self._index[0].get((case, dtype), ()):
             records = self._group(location.path, location.group)
             for record in records[location.start : location.start + location.rows]:
                 key = (case, dtype, record["implementation"], record["stage"])
-                found[key[2], key[3]] = decode_array(record, key, location.path)
-        return found
+                arrays[key[2], key[3]] = decode_array(record, key, location.path)
+        return arrays
 
     @cached_property
     def _index(self) -> tuple[Mapping[tuple[str, str], list[_ArrayLocation]], tuple[str, ...]]:
@@ -213,18 +213,25 @@ class ArrayParts:
             try:
                 keys = list(_keys_of(path))
             except UNREADABLE as error:
-                notes.append(f"{path} cannot be read, its arrays are left out: {_shortly(error)}")
+                notes.append(f"{path} cannot be read, its arrays are left out: {_short_message(error)}")
                 continue
             for key, location in keys:
                 locations.setdefault(key, []).append(location)
         return locations, tuple(notes)
 
     def _group(self, path: Path, group: int) -> _Records:
+        """Read the arrays of a block as records with their bytes."""
         if (path, group) not in self._groups:
             try:
-                self._groups[path, group] = _array_records(path, group)
+                with TableFile(path, _MAX_BYTES["arrays"], _MAX_ROWS) as file:
+                    table = _on_one_line(file.table(ARRAY_SCHEMA, _MAX_KEY_BYTES))
+                    data = file.block(group)
+                self._groups[path, group] = [
+                    {**row, "data": data[row["start"] : row["start"] + row["size"]], "shape": _shape(row["shape"])}
+                    for row in table.take(table["block"].array == group).records()
+                ]
             except UNREADABLE as error:
-                raise ResultsError(f"{path} cannot be read: {_shortly(error)}") from None
+                raise ResultsError(f"{path} cannot be read: {_short_message(error)}") from None
             while len(self._groups) > _GROUPS_IN_MEMORY:
                 self._groups.popitem(last=False)
         self._groups.move_to_end((path, group))
@@ -235,33 +242,16 @@ _Records = Sequence[Mapping[str, Any]]
 
 
 def _keys_of(path: Path) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
-    """Read the cases and dtypes of a part's arrays, and nothing else."""
+    """Read only the cases and dtypes of a part's arrays."""
     with TableFile(path, _MAX_KEY_BYTES, _MAX_ROWS) as file:
         table = _on_one_line(file.table({name: ARRAY_SCHEMA[name] for name in ("case", "dtype", "block")}))
     blocks = table["block"].array.tolist()
     for block, rows in groupby(zip(blocks, table.units(), strict=True), lambda row: row[0]):
-        yield from _runs_of(path, block, [unit for _, unit in rows])
-
-
-def _runs_of(
-    path: Path, group: int, units: Sequence[tuple[str, str]]
-) -> Iterator[tuple[tuple[str, str], _ArrayLocation]]:
-    start = 0
-    for unit, rows in groupby(units):
-        yield unit, _ArrayLocation(path, group, start, count := len(list(rows)))
-        start += count
-
-
-def _array_records(path: Path, group: int) -> _Records:
-    """Return the arrays of a block as records with their bytes."""
-    with TableFile(path, _MAX_BYTES["arrays"], _MAX_ROWS) as file:
-        table = _on_one_line(file.table(ARRAY_SCHEMA, _MAX_KEY_BYTES))
-        data = file.block(group)
-    of_block = table.take(table["block"].array == group)
-    return [
-        {**record, "data": data[record["start"] : record["start"] + record["size"]], "shape": _shape(record["shape"])}
-        for record in of_block.records()
-    ]
+        start = 0
+        for unit, of_unit in groupby(unit for _, unit in rows):
+            count = len(list(of_unit))
+            yield unit, _ArrayLocation(path, block, start, count)
+            start += count
 
 
 def _shape(text: str) -> list[int]:
@@ -271,9 +261,9 @@ def _shape(text: str) -> list[int]:
 
 
 def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[Any]:
-    """Return the array that a row of ``ARRAY_SCHEMA`` holds; ``path`` says where it stands.
+    """Return the array of a row of ``ARRAY_SCHEMA``; ``path`` is its file, for errors.
 
-    Raises ``ResultsError`` for a row that is damaged.
+    Raises ``ResultsError`` for a damaged row.
     """
     try:
         dtype = numpy_dtype(row["array_dtype"])
@@ -284,5 +274,5 @@ def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[A
         raise ResultsError(f"{path}: the array {' '.join(key)} cannot be read: {error}") from None
 
 
-def _shortly(error: BaseException) -> str:
+def _short_message(error: BaseException) -> str:
     return one_line(" ".join(str(error).split()), 200).rstrip(".") or type(error).__name__

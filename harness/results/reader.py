@@ -1,6 +1,6 @@
-"""Results directories read back, also while a run goes on or after one was interrupted.
+"""Results directories read back, also during a run or after one was interrupted.
 
-What is damaged is left out and named in ``Run.notes``; only what is no results directory at all is refused.
+Damaged parts are left out and listed in ``Run.notes``; only folders that are no results directory are errors.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class Run:
-    """One run's results: rows as a frame in ``ROW_SCHEMA``'s columns, those of properties apart, and what it ran on.
+    """One run's results: its environment, its rows as a frame in ``ROW_SCHEMA``'s columns, and the rows of properties.
 
-    ``summary`` is None while the run goes on, or when it was interrupted. ``notes`` say what cannot be read. ``label``
-    is the run's own, unless several runs that are read together share it.
+    ``summary`` is None during the run, or if it was interrupted. ``notes`` list the parts that cannot be read.
+    ``label`` is the label of the run, with more words if several runs that are read together share it.
     """
 
     directory: Path
@@ -53,22 +53,22 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """True if the run came to its end and everything that it wrote could be read."""
+        """True if the run was completed and all of its files could be read."""
         return self.summary is not None and self.stopped is None and not self.notes
 
     @property
     def stopped(self) -> Stop | None:
-        """The stop of the run after some failing cases; None where it was not stopped."""
-        found = (self.summary or {}).get("stopped")
-        return None if found is None else Stop(found["failing"], found["not_run"], found.get("in_part", 0))
+        """The stop of the run after some failing cases; None if it was not stopped."""
+        stop = (self.summary or {}).get("stopped")
+        return None if stop is None else Stop(stop["failing"], stop["not_run"], stop.get("in_part", 0))
 
     @property
     def parts(self) -> ArrayParts:
-        """The arrays that the run kept, none of them read yet."""
+        """The arrays of the run, none of them read yet."""
         return ArrayParts(self.directory)
 
     def arrays(self) -> dict[ArrayKey, NDArray[Any]]:
-        """Read all arrays that the run kept."""
+        """Read all arrays of the run."""
         return read_arrays(self.directory)
 
 
@@ -89,7 +89,7 @@ def read_run(directory: Path) -> Run:
 
 
 def read_environment(directory: Path) -> dict[str, Any]:
-    """Read what a results directory says of its run. Raises ``ResultsError`` for anything else."""
+    """Read environment.json of a results directory. Raises ``ResultsError`` for anything else."""
     if not directory.is_dir():
         raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck check` wrote")
     environment = read_json(directory / "environment.json")
@@ -101,20 +101,20 @@ def read_environment(directory: Path) -> dict[str, Any]:
 
 
 def _or_note(read: Callable[[], Content], otherwise: Content) -> tuple[Content, tuple[str, ...]]:
-    """Read something, or note why it cannot be read."""
+    """Return what ``read`` returns, or ``otherwise`` with a note why it cannot be read."""
     try:
         return read(), ()
     except ResultsError as error:
         return otherwise, (str(error),)
 
 
-def check_format(found: object, path: Path) -> None:
-    """Raise ``ResultsError`` for results of another version of the format, and say what to do."""
-    if found == FORMAT and not isinstance(found, bool):
+def check_format(version: object, path: Path) -> None:
+    """Raise ``ResultsError`` for results of another version of the format."""
+    if version == FORMAT and not isinstance(version, bool):
         return
-    named = ascii(found)[:60]  # whatever stands there, on one line
+    named = ascii(version)[:60]  # any value of the file, on one line
     message = f"{path} has results format {named}; this version of attncheck reads {FORMAT}"
-    if isinstance(found, int) and found > FORMAT:
+    if isinstance(version, int) and version > FORMAT:
         raise ResultsError(f"{message}: a newer attncheck wrote it; update this one")
     raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")
 
@@ -129,20 +129,20 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the results directories among the paths and directly below them, each once.
 
-    A path that is neither is returned as it is: the reader says what it is instead.
+    A path that is neither is returned unchanged: reading it raises the error.
     """
-    found: list[Path] = []
+    directories: list[Path] = []
     for path in paths:
         below = sorted(item.parent for item in path.glob("*/environment.json")) if path.is_dir() else []
-        found += below if below and not (path / "environment.json").is_file() else [path]
+        directories += below if below and not (path / "environment.json").is_file() else [path]
     distinct: dict[Path, Path] = {}
-    for path in found:
+    for path in directories:
         distinct.setdefault(path.resolve(), path)
     return list(distinct.values())
 
 
 def read_runs(directories: Path | str | Sequence[Path | str]) -> list[Run]:
-    """Read results directories, sorted by label; those that share a label are told apart by their folders.
+    """Read results directories, sorted by label; if several share a label, their folders are added to it.
 
     Args:
         directories: The folder that ``attncheck check`` or ``attncheck run`` wrote, or several.
@@ -150,15 +150,15 @@ def read_runs(directories: Path | str | Sequence[Path | str]) -> list[Run]:
     Raises:
         ResultsError: If a folder holds no results.
     """
-    given = [directories] if isinstance(directories, Path | str) else directories
-    runs = [read_run(Path(directory)) for directory in given]
+    folders = [directories] if isinstance(directories, Path | str) else directories
+    runs = [read_run(Path(directory)) for directory in folders]
     labels = distinct_labels({run.directory: run.label for run in runs})
     renamed = [replace(run, label=labels[run.directory]) for run in runs]
     return sorted(renamed, key=lambda run: run.label)
 
 
 def matched_runs(before: Sequence[Run], after: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Give a single run on each side one label, that of both, so that they are compared whatever they are called."""
+    """Give a single run on each side the same label, so that they are compared even if their labels differ."""
     if len(before) == len(after) == 1 and before[0].label != after[0].label:
         label = f"{before[0].label} -> {after[0].label}"
         return [replace(before[0], label=label)], [replace(after[0], label=label)]
@@ -166,28 +166,29 @@ def matched_runs(before: Sequence[Run], after: Sequence[Run]) -> tuple[list[Run]
 
 
 def distinct_labels(labels: Mapping[Path, str]) -> dict[Path, str]:
-    """Put the folder's name behind every label that several runs share, with as much of its path as is needed."""
+    """Append the folder's name to every label that several runs share, with as much of its path as necessary."""
     counts = Counter(labels.values())
-    found = {path: label for path, label in labels.items() if counts[label] == 1}
+    distinct = {path: label for path, label in labels.items() if counts[label] == 1}
     for path, label in sorted(labels.items(), key=lambda item: item[0].resolve()):
-        if path in found:
+        if path in distinct:
             continue
-        name = f"{label} ({_ending(path, [other for other in labels if labels[other] == label])})"
-        copies = sum(1 for other in found.values() if other == name or other.startswith(f"{name} #"))
-        found[path] = f"{name} #{copies + 1}" if copies else name
-    return found
+        name = f"{label} ({_ending(path, [another for another in labels if labels[another] == label])})"
+        copies = sum(1 for another in distinct.values() if another == name or another.startswith(f"{name} #"))
+        distinct[path] = f"{name} #{copies + 1}" if copies else name
+    return distinct
 
 
 def _ending(path: Path, paths: Sequence[Path]) -> str:
-    """Return the shortest end of a path that none of the others has."""
+    """Return the shortest end of a path that no other path has."""
     parts = path.resolve().parts
-    others = [other.resolve().parts for other in paths if other != path]
-    length = next((n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+    others = [another.resolve().parts for another in paths if another != path]
+    distinct = (n for n in range(1, len(parts)) if parts[-n:] not in {another[-n:] for another in others})
+    length = next(distinct, len(parts))
     return "/".join(parts[-length:])
 
 
 def read_arrays(directory: Path) -> dict[ArrayKey, NDArray[Any]]:
-    """Read all arrays of one results directory. Raises ``ResultsError`` where one is not whole."""
+    """Read all arrays of one results directory. Raises ``ResultsError`` for a damaged one."""
     parts = ArrayParts(directory)
     return {
         (case, dtype, name, stage): array

@@ -1,8 +1,7 @@
-"""The JSON files of a results directory: checked as they are read, so that what reports take from them is there.
+"""The JSON files of a results directory: checked when they are read, so that reports find all fields that they use.
 
-What else they hold is kept as it is. Case records (cases.json) are packed, for there may be more of them than fit in
-memory as objects. Of two runs, they say whether an id means the same case in both: what is computed, of what, and what
-is expected of it.
+Other fields are kept unchanged. Case records (cases.json) are packed, since as objects they may not fit in memory. The
+records of two runs show if an id means the same case in both: the same computation, inputs and expectations.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from attncheck.results.coverage import MINIMUM
 from attncheck.results.format import FORMAT
 
 _MAX_BYTES = 2**29
-"""Of one JSON file: some hundred thousand cases."""
+"""Limit of one JSON file: some hundred thousand cases."""
 _MAX_DEEP = 50
 
 
@@ -34,7 +33,7 @@ Whole = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 _Length = Annotated[int, Field(ge=0, lt=2**53)]
-"""A length that is a whole number as a float, too, where reports draw it."""
+"""A length that is exact as a float, too, which reports draw."""
 
 
 class _Record(BaseModel):
@@ -62,7 +61,7 @@ class _AskedRecord(_Record):
 
 
 class EnvironmentRecord(_Record):
-    """The environment of a run, its versions and what was asked for: environment.json."""
+    """The environment of a run, its versions and its request: environment.json."""
 
     label: str
     command: str
@@ -131,8 +130,8 @@ class _Expected(_Record):
     digits: str = ""
 
 
-def _rectangular(printed: Any) -> Any:
-    """Return printed numbers as they are, if they are texts in rows of one length; raise ``ValueError`` otherwise."""
+def _require_rectangular(printed: Any) -> Any:
+    """Return printed numbers unchanged if they are texts in rows of one length; raise ``ValueError`` otherwise."""
     cells = np.array(printed, dtype=object)
     if cells.ndim > 4 or not all(isinstance(cell, str) for cell in cells.ravel()):
         raise ValueError("expected texts in rows of one length")
@@ -141,7 +140,7 @@ def _rectangular(printed: Any) -> Any:
 
 class _Given(_Record):
     called: str = ""
-    printed: Annotated[Any, AfterValidator(_rectangular)] = ""
+    printed: Annotated[Any, AfterValidator(_require_rectangular)] = ""
 
 
 class _Tag(_Record):
@@ -193,7 +192,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def on_lines(content: Any) -> Any:
-    """Return plain data in which every text, a key too, is one printable line of some length."""
+    """Return plain data in which every text and key is one printable line of limited length."""
     if isinstance(content, str):
         return one_line(content)
     if isinstance(content, dict):
@@ -202,7 +201,7 @@ def on_lines(content: Any) -> Any:
 
 
 def require_readable(path: Path) -> None:
-    """Raise ``ResultsError`` for what would never end or is too large, ``OSError`` for what is not there."""
+    """Raise ``ResultsError`` for a file that is not regular or too large, ``OSError`` for a missing one."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe, say
         raise ResultsError(f"{path} cannot be read: it is no regular file")
@@ -211,7 +210,7 @@ def require_readable(path: Path) -> None:
 
 
 def require_shallow(content: object, path: Path) -> None:
-    """Raise ``ResultsError`` where too many lists and objects lie in each other."""
+    """Raise ``ResultsError`` if lists and objects are nested too deep."""
     depth, level = 0, [content]
     while level := [holder for holder in level if isinstance(holder, dict | list)]:
         depth += 1
@@ -221,13 +220,13 @@ def require_shallow(content: object, path: Path) -> None:
 
 
 def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
-    """Raise ``ResultsError`` where a record has not what reports take from it."""
+    """Raise ``ResultsError`` if a record lacks a field that reports use."""
     if fault := fault_in(content, model):
         raise ResultsError(f"{path} is not what `attncheck check` writes: {fault}")
 
 
 def fault_in(content: object, model: type[_Record]) -> str:
-    """Describe the first thing that is wrong; empty where nothing is."""
+    """Describe the first fault of a record; empty if there is none."""
     try:
         model.model_validate(content)
     except ValidationError as error:
@@ -239,13 +238,13 @@ def fault_in(content: object, model: type[_Record]) -> str:
 
 _FIRST_LINE, _LAST_LINE = f'{{"format": {FORMAT}, "cases": [\n', "]}\n"
 _UNPACKED = 2048
-"""More cases than a corpus has: a report comes back to each of them many times."""
+"""More cases than a corpus has: a report uses each of them many times."""
 _WINDOW = -12
-"""As zlib counts: 4 KiB, without header or checksum. Few records are larger."""
+"""zlib's parameter for 4 KiB, without header or checksum. Few records are larger."""
 
 
 class _Packed(NamedTuple):
-    """A record's text, packed by what it has in common with an example."""
+    """A record's text, compressed with an example as the dictionary."""
 
     text: bytes
     example: bytes
@@ -258,9 +257,9 @@ def _unpacked(packed: _Packed) -> dict[str, Any]:
 
 
 class CaseRecords(Mapping[str, dict[str, Any]]):
-    """Records by id, packed: as objects they take twenty times as much. Those asked for last stay unpacked.
+    """Records by id, packed: as objects they take twenty times as much. The last ones stay unpacked.
 
-    Nobody changes what is handed out.
+    Callers must not change the returned records.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -270,7 +269,7 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a record, in the place of an earlier one with its id. Raises ``ValueError`` for half a surrogate pair."""
+        """Add a record, or replace the one with its id. Raises ``ValueError`` for half a surrogate pair."""
         text = json.dumps(record, ensure_ascii=False).encode()
         self._example = self._example or text
         packer = zlib.compressobj(level=1, wbits=_WINDOW, zdict=self._example)
@@ -278,9 +277,9 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
 
     @classmethod
     def together(cls, several: Iterable[CaseRecords]) -> CaseRecords:
-        """Put records together, those of each in the order of their ids; of two with one id, the later stays."""
+        """Join records, those of each in the order of their ids; the later of two with one id stays."""
         made = cls()
-        made._packed = {identity: packed for each in several for identity, packed in sorted(each._packed.items())}
+        made._packed = {identity: packed for records in several for identity, packed in sorted(records._packed.items())}
         return made
 
     def __getitem__(self, identity: str) -> dict[str, Any]:
@@ -297,7 +296,7 @@ class CaseRecords(Mapping[str, dict[str, Any]]):
 
 
 def cases_text(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Give the text of cases.json piece by piece, a case a line."""
+    """Yield the text of cases.json piece by piece, a case a line."""
     yield _FIRST_LINE.rstrip("\n")
     for number, record in enumerate(records):
         yield f"{',' if number else ''}\n{json.dumps(record, ensure_ascii=False)}"
@@ -305,14 +304,14 @@ def cases_text(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def read_cases(path: Path) -> tuple[CaseRecords, tuple[str, ...]]:
-    """Read the usable case records, with a note where the file or one of them is not usable."""
+    """Read the usable case records, with a note if the file or a record is not usable."""
     try:
         require_readable(path)
         try:
             with path.open(encoding="utf-8") as file:
-                return _usable(_line_by_line(file, path), path)
-        except (ValueError, RecursionError, ResultsError):  # somebody laid it out in another way, or it is damaged
-            return _usable(_whole(path), path)
+                return _pack_usable(_read_lines(file, path), path)
+        except (ValueError, RecursionError, ResultsError):  # it has another layout, or is damaged
+            return _pack_usable(_read_whole(path), path)
     except FileNotFoundError:
         return CaseRecords(), ()
     except OSError as error:
@@ -322,13 +321,13 @@ def read_cases(path: Path) -> tuple[CaseRecords, tuple[str, ...]]:
 
 
 def with_unnamed(cases: CaseRecords, identities: Collection[str]) -> CaseRecords:
-    """Add a bare record for every case that has rows and no record of its own."""
+    """Add a minimal record for every case that has rows and no record."""
     unnamed = sorted(set(identities) - set(cases))
-    return CaseRecords.together([cases, CaseRecords(map(_unnamed, unnamed))]) if unnamed else cases
+    return CaseRecords.together([cases, CaseRecords(map(_minimal_record, unnamed))]) if unnamed else cases
 
 
-def _line_by_line(file: IO[str], path: Path) -> Iterator[Any]:
-    """Read what ``cases_text`` gives. Raises ``ValueError`` for anything else."""
+def _read_lines(file: IO[str], path: Path) -> Iterator[Any]:
+    """Read a file that ``cases_text`` wrote. Raises ``ValueError`` for anything else."""
     if file.readline() != _FIRST_LINE:
         raise ValueError("another first line")
     for line in file:
@@ -340,14 +339,14 @@ def _line_by_line(file: IO[str], path: Path) -> Iterator[Any]:
     raise ValueError("another last line")
 
 
-def _whole(path: Path) -> list[Any]:
+def _read_whole(path: Path) -> list[Any]:
     listed = (read_json(path) or {}).get("cases")
     if not isinstance(listed, list):
         raise ResultsError(f"{path} is not what `attncheck check` writes: it has no cases")
     return listed
 
 
-def _usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[str, ...]]:
+def _pack_usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[str, ...]]:
     cases, bad, count = CaseRecords(), [], 0
     for record in listed:
         count += 1
@@ -363,7 +362,7 @@ def _usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[str, 
     return cases, (f"{path}: {len(bad)} of {count} cases are not what `attncheck check` writes: {bad[0]}",)
 
 
-def _unnamed(identity: str) -> dict[str, Any]:
+def _minimal_record(identity: str) -> dict[str, Any]:
     file, _, name = identity.rpartition("/")
     source = {"kind": "unknown", "title": "unknown", "notes": []}
     called = {"id": identity, "name": name, "file": file, "line": 0, "title": file or identity, "source": source}
@@ -372,30 +371,30 @@ def _unnamed(identity: str) -> dict[str, Any]:
 
 
 _COMPUTED = ("operation", "options", "inputs", "storage", "memory_layout", "merged")
-"""The fields that a case's numbers follow from. Its title, tags, notes and line may change, and dtypes be added."""
+"""The fields on which a case's numbers depend. Title, tags, notes and line may change, and dtypes may be added."""
 _EXPECTED = ("expected", "dtypes")
 
 Cases = Mapping[str, Mapping[str, Any]]
 
 
 def differing_cases(cases: Mapping[str, Cases]) -> dict[str, str]:
-    """Return the cases that are not computed alike in all runs, given by label, and what differs first."""
+    """Return the cases whose computation differs between runs, given by label, and the first difference."""
     first: dict[str, str] = {}
     differing: dict[str, str] = {}
     for label, of_run in cases.items():
         for identity, case in of_run.items():
             if not case["operation"]:
-                continue  # a run without a record of it does not say what it computed
-            other = first.setdefault(identity, label)
-            if other == label or identity in differing:
+                continue  # without a record of the case, its computation is unknown
+            first_label = first.setdefault(identity, label)
+            if first_label == label or identity in differing:
                 continue
-            if changes := changed(cases[other][identity], case):
-                differing[identity] = f"{changes[0]} ({other} and {label})"
+            if changes := changed(cases[first_label][identity], case):
+                differing[identity] = f"{changes[0]} ({first_label} and {label})"
     return differing
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations: bool = False) -> list[str]:
-    """Describe what of a case differs, a line each; ``expectations`` adds its dtypes and expected numbers."""
+    """Describe the differences of a case, a line each; ``expectations`` adds its dtypes and expected numbers."""
     names = (*_COMPUTED, *_EXPECTED) if expectations else _COMPUTED
     return [
         f"{name} {_show(before.get(name))} became {_show(after.get(name))}"
@@ -405,12 +404,12 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any], *, expectations
 
 
 def first_differing_input(inputs: Mapping[str, Mapping[str, NDArray[Any]]]) -> str:
-    """Name the input that is not the same in all runs, given by label; empty where every bit is."""
+    """Name an input that differs between runs, given by label; empty if all bits are equal."""
     labels = list(inputs)
     for label in labels[1:]:
-        one, other = inputs[labels[0]], inputs[label]
-        for name in sorted(one.keys() | other.keys()):
-            arrays = (of_one[name] for of_one in (one, other) if name in of_one)
+        first, second = inputs[labels[0]], inputs[label]
+        for name in sorted(first.keys() | second.keys()):
+            arrays = (of_one[name] for of_one in (first, second) if name in of_one)
             contents = [(array.shape, array.dtype, array.tobytes()) for array in arrays]
             if contents[:-1] != contents[1:] or len(contents) < 2:
                 return f"the input {name} differs ({labels[0]} and {label})"

@@ -1,6 +1,6 @@
-"""Rows on disk taken up again: by a run that goes on where one was interrupted, and by diagnosis.
+"""Rows on disk that are used again: by a run that resumes an interrupted one, and by the diagnosis.
 
-Failing rows are written again when it is known what the implementations do instead.
+The diagnosis rewrites failing rows.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from attncheck.results.writer import is_unbegun, write_table
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
-"""Of environment.json: what the numbers may depend on."""
+"""The fields of environment.json on which numbers may depend."""
 _ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class ResumeState:
-    """The rows that an earlier run judged, as they lie in the parts on disk.
+    """The rows that an earlier run judged, as they are on disk.
 
-    ``names`` are its label and command, and when it started, which stay; ``backends`` is what its workers said of
-    themselves. ``is_empty`` where there was no earlier run.
+    ``names`` are its label, its command and its start, which are kept; ``backends`` are the descriptions of its
+    workers. ``is_empty`` if there was no earlier run.
     """
 
     table: RowTable = field(default_factory=lambda: concatenate([], ROW_SCHEMA))
@@ -44,35 +44,35 @@ class ResumeState:
 
     @classmethod
     def empty(cls) -> ResumeState:
-        """Return the state of a run that begins."""
+        """Return the state of a new run."""
         return cls()
 
     @property
     def finished(self) -> frozenset[tuple[str, str]]:
-        """The (case, dtype) that are done: all rows of one are written together."""
+        """The finished (case, dtype): all rows of one are written together."""
         return frozenset(self.table.units())
 
     def rows(self) -> Iterator[list[Row]]:
-        """Give the rows, some at a time: there may be more of them than fit in memory as they are used."""
+        """Yield the rows, some at a time: as objects, they may not fit in memory."""
         for start in range(0, len(self.table), _ROWS_AT_ONCE):
             yield [Row(**record) for record in self.table.take(slice(start, start + _ROWS_AT_ONCE)).records()]
 
 
 Records = Callable[[], Iterable[Mapping[str, Any]]]
-"""Gives the records of a run's cases, as often as it is asked."""
+"""Returns the records of a run's cases; it may be called several times."""
 
 
 def read_resume_state(
     directory: Path, environment: Mapping[str, Any], cases: Records, *, untried: bool = False, left_out: bool = False
 ) -> ResumeState:
-    """Read what an earlier run of the same plan left: an empty state where there is no directory, or an empty one.
+    """Read the state of an earlier run of the same plan; it is empty if there is no directory, or an empty one.
 
-    Empty, too, where a run was killed before it had said what it is, or while it replaced another one. With ``untried``
-    what it left untried is not done, and with ``left_out`` what an implementation was not asked for: all that is known
-    of such a case in such a dtype is removed.
+    It is also empty if a run was killed before it wrote its cases, or while it replaced another one. With ``untried``,
+    cases that were left untried run again, and with ``left_out`` cases that an implementation did not run by default:
+    all rows of such a case and dtype are removed.
 
-    Parts that cannot be read are removed: what they held is computed again. Raises ``UsageError`` where the earlier
-    run was another one, and ``ResultsError`` where the directory holds something else.
+    Parts that cannot be read are removed, and computed again. Raises ``UsageError`` if the earlier run was another one,
+    and ``ResultsError`` if the directory contains anything else.
     """
     if not directory.exists() or (directory.is_dir() and is_unbegun(directory)):
         return ResumeState.empty()
@@ -93,19 +93,19 @@ def read_resume_state(
 
 
 def _require_same_cases(directory: Path, cases: Records) -> None:
-    """Compare as text, and read the file as a whole only where that differs."""
+    """Compare the cases as text, and read the file as a whole only if the texts differ."""
     path = directory / "cases.json"
-    if _is_text(path, cases_text(cases())):
+    if _file_contains(path, cases_text(cases())):
         return
     before, now = read_cases(path)[0], {case["id"]: case for case in cases()}
     for identity in sorted(before.keys() | now.keys()):
-        # What tags mean stands with the first case that has them, which may be another one now.
-        pair = ({**each, "probes": {}} if each else None for each in (before.get(identity), now.get(identity)))
+        # The meaning of a tag is in the first case that has it, which may be another one now.
+        pair = ({**case, "probes": {}} if case else None for case in (before.get(identity), now.get(identity)))
         _require_same(directory, f"the case {identity}", *pair)
 
 
-def _is_text(path: Path, pieces: Iterable[str]) -> bool:
-    """Return true if a regular file holds exactly these pieces; one that cannot be read does not."""
+def _file_contains(path: Path, pieces: Iterable[str]) -> bool:
+    """Return whether a file consists of exactly these pieces; false if it cannot be read."""
     with suppress(OSError):
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:
@@ -139,12 +139,12 @@ _CHANGEABLE = [Verdict.NUMERIC.value, Verdict.NONFINITE.value, Verdict.SEMANTIC.
 
 
 def identity_of(row: Row) -> Identity:
-    """Return what a row is found by on disk, as it was first written; rows that share it read alike."""
+    """Return the key of a row on disk, as it was first written; rows with the same key have the same text."""
     return tuple(None if (value := getattr(row, name)) is None else str(value) for name in _OF_IDENTITY)
 
 
 def change_rows(directory: Path, changed: Mapping[Identity, Row]) -> None:
-    """Write in the parts on disk what has changed of failing rows; a part is renamed into place when it is whole."""
+    """Rewrite changed rows in the parts on disk; a part is renamed into place when it is complete."""
     changed = {identity: row for identity, row in changed.items() if identity_of(row) != identity}
     for path in row_parts(directory) if changed else ():
         with OutputError.where(path):
@@ -155,13 +155,14 @@ def _change_part(path: Path, changed: Mapping[Identity, Row]) -> None:
     table = read_rows_part(path)
     numbers = np.flatnonzero(np.isin(table["verdict"].array, _CHANGEABLE))
     identities = map(itemgetter(*_OF_IDENTITY), table.take(numbers).records(_OF_IDENTITY))
-    found = {int(number): changed[each] for number, each in zip(numbers, identities, strict=True) if each in changed}
-    if not found:
+    numbered = zip(numbers.tolist(), identities, strict=True)
+    changed_rows = {number: changed[identity] for number, identity in numbered if identity in changed}
+    if not changed_rows:
         return
     columns = dict(table.columns)
     for name in CHANGED_BY_DIAGNOSIS:
         values = table[name].tolist()
-        for number, row in found.items():
+        for number, row in changed_rows.items():
             value = getattr(row, name)
             values[number] = None if value is None else str(value)
         columns[name] = values_of(values, ROW_SCHEMA[name])

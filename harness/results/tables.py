@@ -1,12 +1,12 @@
-"""Tables of a results directory: columns in memory, and the files that hold them.
+"""Tables of a results directory: columns in memory, and their files.
 
-A file is what NumPy calls npz: a zip archive of arrays, which ``numpy.load`` opens. A column of numbers is the array of
-its name, and ``NAME.null`` marks the rows that have none, if there are any. A column of texts is an array of numbers
-into the list of its different texts, which ``NAME.words`` holds as JSON. Next to columns stand blocks of bytes.
+A file is in NumPy's format npz: a zip archive of arrays, which ``numpy.load`` opens. A column of numbers is the array
+of its name, and ``NAME.null`` marks the rows without a number, if there are any. A column of texts is an array of
+indices into the list of its distinct texts, which is ``NAME.words`` as JSON. A file may also have blocks of bytes.
 docs/architecture/index.md shows the measurement that chose this format.
 
-A reader trusts nothing in a file: sizes are compared with limits before anything is unpacked, zip's checksums find
-damage, and no Python object is ever loaded.
+A reader does not trust a file: sizes are compared with limits before anything is unpacked, zip's checksums find damage,
+and no Python object is loaded.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ Schema = Mapping[str, ColumnKind]
 _ON_DISK = {"bool": np.dtype("?"), "int": np.dtype("<i8"), "float": np.dtype("<f8")}
 _CODES = tuple(map(np.dtype, ("<u1", "<u2", "<u4")))
 _LEVEL = 1
-"""Of zlib: level 6 takes three times as long, and a tenth less space."""
+"""zlib's level: level 6 takes three times as long, and a tenth less space."""
 _LONGEST_HEADING = 4096
-"""Of an array of one axis, in bytes; NumPy writes 128."""
+"""Limit for the heading of an array of one axis, in bytes; NumPy writes 128."""
 
 
 class DamagedError(Exception):
-    """A part that does not hold what a run writes."""
+    """A part that no run wrote in this form."""
 
 
 UNREADABLE = (
     *(OSError, EOFError, LookupError, ValueError, ArithmeticError, MemoryError, RuntimeError),
     *(struct.error, zipfile.BadZipFile, zlib.error, DamagedError),
 )
-"""What reading a damaged file raises: zipfile finds the damage in its own ways."""
+"""The errors of reading a damaged file: zipfile reports damage by many of them."""
 
 
 class ColumnValues(NamedTuple):
-    """The values of a column; texts are objects, None among them. ``null`` marks numbers that are none, if any."""
+    """The values of a column; texts are objects, with None. ``null`` marks missing numbers, if there are any."""
 
     array: NDArray[Any]
     null: NDArray[np.bool_] | None = None
@@ -71,15 +71,15 @@ class ColumnValues(NamedTuple):
 
     @property
     def present(self) -> NDArray[Any]:
-        """The values of all rows that have one."""
+        """The values of all rows with a value."""
         return self.array[~self.missing]
 
     def take(self, rows: Any) -> ColumnValues:
-        """Return the values of some rows: a slice, their numbers, or a mask."""
+        """Return the values of some rows: a slice, their indices, or a mask."""
         return ColumnValues(self.array[rows], None if self.null is None else self.null[rows])
 
     def tolist(self) -> list[Any]:
-        """Return the values as Python has them, None for none."""
+        """Return the values as Python objects, None for a missing one."""
         values: list[Any] = self.array.tolist()
         if self.null is None:
             return values
@@ -88,7 +88,7 @@ class ColumnValues(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowTable:
-    """Rows of one schema, column by column; ``size`` is the bytes that they take if every row has its own texts."""
+    """Rows of one schema, column by column; ``size`` is their number of bytes if rows share no texts."""
 
     columns: Mapping[str, ColumnValues]
     size: int = 0
@@ -100,11 +100,11 @@ class RowTable:
         return self.columns[name]
 
     def take(self, rows: Any) -> RowTable:
-        """Return some rows: a slice, their numbers, or a mask."""
+        """Return some rows: a slice, their indices, or a mask."""
         return RowTable({name: values.take(rows) for name, values in self.columns.items()}, self.size)
 
     def records(self, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """Give the rows as dictionaries of these columns, or all."""
+        """Yield the rows as dictionaries of these columns, or all."""
         names = names or tuple(self.columns)
         for row in zip(*(self.columns[name].tolist() for name in names), strict=True):
             yield dict(zip(names, row, strict=True))
@@ -114,14 +114,14 @@ class RowTable:
         return list(zip(self["case"].array.tolist(), self["dtype"].array.tolist(), strict=True))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the rows as a frame, in which NaN stands for no number, too."""
+        """Return the rows as a frame, in which a missing number is NaN, too."""
         import pandas as pd
 
-        series = {name: _series(values) for name, values in self.columns.items()}
+        series = {name: _pandas_series(values) for name, values in self.columns.items()}
         return pd.DataFrame(series, copy=False)
 
 
-def _series(values: ColumnValues) -> Any:
+def _pandas_series(values: ColumnValues) -> Any:
     import pandas as pd
 
     if values.array.dtype == object:
@@ -132,7 +132,7 @@ def _series(values: ColumnValues) -> Any:
 
 
 def table_of(rows: Sequence[Any], schema: Schema) -> RowTable:
-    """Return objects that have the columns as attributes, or mappings that have them as keys, as a table."""
+    """Return a table of objects with the columns as attributes, or of mappings with the columns as keys."""
     getter: Callable[[str], Callable[[Any], Any]] = attrgetter
     if rows and isinstance(rows[0], Mapping):
         getter = itemgetter
@@ -140,7 +140,7 @@ def table_of(rows: Sequence[Any], schema: Schema) -> RowTable:
 
 
 def values_of(values: list[Any], kind: ColumnKind) -> ColumnValues:
-    """Return Python's values as a column."""
+    """Return Python objects as a column."""
     if kind.type == "text":
         array = np.empty(len(values), object)
         array[:] = values
@@ -156,12 +156,12 @@ def values_of(values: list[Any], kind: ColumnKind) -> ColumnValues:
 
 
 def _is_none(objects: NDArray[Any]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.equal(objects, np.array(None, object)).astype(bool)
-    return found
+    flags: NDArray[np.bool_] = np.equal(objects, np.array(None, object)).astype(bool)
+    return flags
 
 
 def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
-    """Put tables of one schema one after the other."""
+    """Join tables of one schema."""
     joined = {}
     for name, kind in schema.items():
         columns = [table[name] for table in tables]
@@ -172,10 +172,10 @@ def concatenate(tables: Sequence[RowTable], schema: Schema) -> RowTable:
 
 
 def write_file(path: Path, table: RowTable, schema: Schema, blocks: Iterable[bytes] = ()) -> None:
-    """Write a table, and blocks of bytes beside it that are read one by one."""
+    """Write a table, and blocks of bytes that can be read one by one."""
     with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
         for name, kind in schema.items():
-            for member, array in _arrays_of(name, table[name], kind):
+            for member, array in _column_arrays(name, table[name], kind):
                 data = io.BytesIO()
                 np.lib.format.write_array(data, array, (1, 0), allow_pickle=False)
                 _add(archive, f"{member}.npy", data.getvalue())
@@ -188,7 +188,7 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     archive.writestr(member, data, zipfile.ZIP_DEFLATED, _LEVEL)
 
 
-def _arrays_of(name: str, values: ColumnValues, kind: ColumnKind) -> Iterator[tuple[str, NDArray[Any]]]:
+def _column_arrays(name: str, values: ColumnValues, kind: ColumnKind) -> Iterator[tuple[str, NDArray[Any]]]:
     if kind.type == "text":
         texts = values.array.tolist()
         words = {word: code for code, word in enumerate(dict.fromkeys(texts))}
@@ -205,7 +205,7 @@ class TableFile:
     """A file that ``write_file`` wrote, open for reading; it raises ``UNREADABLE`` if it is damaged."""
 
     def __init__(self, path: Path, most_bytes: int, most_rows: int) -> None:
-        """Open a regular file; ``most_bytes`` limits what its columns take, and what a block takes."""
+        """Open a regular file; ``most_bytes`` limits the memory of its columns, and of a block."""
         if not path.is_file():
             raise DamagedError("it is no regular file")
         self._archive = zipfile.ZipFile(path)
@@ -218,7 +218,7 @@ class TableFile:
         self._archive.close()
 
     def table(self, schema: Schema, most_bytes: int | None = None) -> RowTable:
-        """Read the columns of a schema, which may take ``most_bytes``; what else there is, is left alone."""
+        """Read only the columns of a schema, which may take ``most_bytes``."""
         wanted = {f"{name}{ending}.npy" for name in schema for ending in ("", ".words", ".null")}
         unpacked = sum(member.file_size for member in self._archive.infolist() if member.filename in wanted)
         self._require_bytes(unpacked, most_bytes)
@@ -270,16 +270,16 @@ class TableFile:
         if np.lib.format.read_magic(file) != (1, 0):
             raise DamagedError(f"its {name} is no array that a run writes")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        found = np.frombuffer(data, dtype, offset=file.tell()) if dtype in dtypes else None
-        if found is None or shape != found.shape:
+        array = np.frombuffer(data, dtype, offset=file.tell()) if dtype in dtypes else None
+        if array is None or shape != array.shape:
             raise DamagedError(f"its {name} is no column of {len(shape)} axes and {dtype}")
-        if not name.endswith(".words") and len(found) > self._most_rows:
-            raise DamagedError(f"it has {len(found)} rows; expected at most {self._most_rows}")
-        return found
+        if not name.endswith(".words") and len(array) > self._most_rows:
+            raise DamagedError(f"it has {len(array)} rows; expected at most {self._most_rows}")
+        return array
 
 
 def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[ColumnValues, int]:
-    """Return texts by their numbers among the different ones, and the bytes that they take together."""
+    """Return texts by their indices among the distinct ones, and the bytes of all texts together."""
     if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
         raise DamagedError(f"its {name} are no texts")
     if len(codes) and int(codes.max()) >= len(words):

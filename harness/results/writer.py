@@ -1,4 +1,4 @@
-"""Results written to disk as they come: readable while the run goes on (``format.py`` says what there is)."""
+"""Results written to disk as they arrive, readable during the run (``format.py`` describes the files)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.results.format import (
@@ -35,21 +34,21 @@ from attncheck.results.tables import RowTable, Schema, table_of, write_file
 
 _FOLDERS = ("rows", "arrays", "logs")
 _CLAIM = ".writer.partial"
-"""Which process writes to a directory, while it does: a file that is left behind is that of no living process."""
+"""The file that names the process that writes to a directory; one that remains names no running process."""
 
 
 class ResultsWriter:
-    """Writes one run's directory; every file is renamed into place when it is whole."""
+    """Writes one run's directory; every file is renamed into place when it is complete."""
 
     ROWS_PER_PART = 50_000
     SECONDS_PER_PART = 10.0
-    """Rows that were judged longer ago are on disk, whatever ends the run."""
+    """Older rows are on disk, however the run ends."""
     ARRAY_BYTES_PER_PART = 64 * 2**20
 
     def __init__(self, directory: Path, *, resume: bool = False, is_search: bool = False) -> None:
-        """Empty a directory that holds an earlier run, or with ``resume`` add to it.
+        """Remove an earlier run from a directory, or with ``resume`` continue it.
 
-        A search writes to the directory of a search, and nothing else does. Raises ``OutputError``.
+        Only a search may write to the directory of a search, and only to such a one. Raises ``OutputError``.
         """
         self.directory = directory
         self._rows: list[Row] = []
@@ -57,19 +56,21 @@ class ResultsWriter:
         self._array_bytes = 0
         self._flushed = monotonic()
         self.before_rows: Callable[[], None] = lambda: None
-        _claim(directory)
+        _require_unclaimed(directory)
         _prepare_directory(directory, ("rows", "arrays", "cases.json") if resume else (), is_search=is_search)
-        _write(directory / _CLAIM, lambda temporary: temporary.write_text(_me(), encoding="utf-8"))
-        self._parts = {kind: _next_part(directory / kind) for kind in ("rows", "arrays")}
+        # This machine, the number of this process and its start: no other process has the same three.
+        process = f"{platform.node()} {os.getpid()} {psutil.Process().create_time()}"
+        _write(directory / _CLAIM, lambda temporary: temporary.write_text(process, encoding="utf-8"))
+        self._parts = {kind: _next_part_number(directory / kind) for kind in ("rows", "arrays")}
 
     def add_rows(self, rows: Iterable[Row]) -> None:
-        """Keep rows; they are written as soon as a part is full."""
+        """Add rows; they are written as soon as a part is full."""
         self._rows.extend(rows)
         if len(self._rows) >= self.ROWS_PER_PART or monotonic() - self._flushed > self.SECONDS_PER_PART:
             self.flush()
 
     def add_arrays(self, arrays: Iterable[StoredArray]) -> None:
-        """Keep arrays; they are written as soon as a part is full."""
+        """Add arrays; they are written as soon as a part is full."""
         for stored in arrays:
             self._arrays.append(stored)
             self._array_bytes += stored.array.nbytes
@@ -77,9 +78,9 @@ class ResultsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that is kept, arrays first, so that no row speaks of an array that is not there.
+        """Write everything that was added, arrays first, so that no row refers to a missing array.
 
-        Before rows, ``before_rows`` writes what is known of who gave them: nobody asks them again once they are there.
+        Before rows, ``before_rows`` writes the state of the implementations: a finished case does not run again.
         """
         if self._arrays:
             self._write_part("arrays", *_pack_arrays(self._arrays))
@@ -112,10 +113,7 @@ class ResultsWriter:
 
 
 def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
-    """Write what was asked of properties beside a run's other rows, in the place of what was asked before.
-
-    Raises ``OutputError``.
-    """
+    """Write the rows of properties to the directory of a run, in place of earlier ones. Raises ``OutputError``."""
     path = directory / PROPERTY_PART
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +121,7 @@ def write_property_rows(directory: Path, rows: Sequence[Row]) -> None:
 
 
 def note_exit_code(directory: Path, code: ExitCode) -> None:
-    """Let the summary of a run say what the run came to with its properties. Raises ``OutputError``."""
+    """Set the exit code of a run with its properties in its summary. Raises ``OutputError``."""
     path = directory / "summary.json"
     _write_json(path, {**(read_json(path) or {}), "exit_code": int(code)})
 
@@ -137,28 +135,23 @@ def note_confirmed(directory: Path, confirmed: Mapping[str, Sequence[str]]) -> N
 
 
 def write_table(path: Path, table: RowTable, schema: Schema = ROW_SCHEMA, blocks: Sequence[bytes] = ()) -> None:
-    """Write a part, in the place of an earlier one, which stays until it is whole. Raises ``OutputError``."""
+    """Write a part; it replaces an earlier one when it is complete. Raises ``OutputError``."""
     _write(path, lambda temporary: write_file(temporary, table, schema, blocks))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    # A command line may hold bytes that are no text; they are shown as question marks.
+    # A command line may have bytes that are not UTF-8; they become question marks.
     _write(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
-def _next_part(folder: Path) -> int:
+def _next_part_number(folder: Path) -> int:
     numbers = [int(path.stem.removeprefix("part-")) for path in folder.glob("part-*.npz")]
     return max(numbers, default=-1) + 1
 
 
-def _me() -> str:
-    """Return what no other process is called: this machine, the number of this process, and when it started."""
-    return f"{platform.node()} {os.getpid()} {psutil.Process().create_time()}"
-
-
-def _claim(directory: Path) -> None:
-    """Raise ``OutputError`` where a run that is still going on writes to a directory, or where its name is no text."""
+def _require_unclaimed(directory: Path) -> None:
+    """Raise ``OutputError`` if another running process writes to a directory, or if its name is not UTF-8."""
     try:
         str(directory).encode()
     except UnicodeEncodeError:
@@ -175,7 +168,7 @@ def _claim(directory: Path) -> None:
 
 
 def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool) -> None:
-    """Create the directory, or empty one that holds an earlier run except for what is kept; all else is left alone."""
+    """Create the directory, or remove an earlier run from it, except for ``keep``; other files stay."""
     with OutputError.where(directory):
         if directory.exists() and not directory.is_dir():
             raise OutputError(f"{directory} is a file; expected a folder to write results to")
@@ -186,7 +179,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool)
         if directory.is_dir() and not (holds_search or is_unbegun(directory) or _holds_results(directory)):
             problem = "is not empty and holds no earlier results; name another folder with --output"
             raise OutputError(f"{directory} {problem}")
-        # The summary goes first: whatever ends us before the rest is gone, no earlier run is shown as complete.
+        # The summary is removed first: if this process ends before the rest is removed, no run looks complete.
         for name in ("summary.json", "cases.json", PROPERTY_PART, PROPERTIES_TABLE):
             if name not in keep:
                 (directory / name).unlink(missing_ok=True)
@@ -204,7 +197,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool)
 
 
 def is_unbegun(directory: Path) -> bool:
-    """Return true if nothing in a folder can be lost: it is empty, or a run was killed there at once."""
+    """Return whether a folder has no files to lose: it is empty, or its run was killed at once."""
     entries = [path for path in directory.iterdir() if not path.name.endswith(".partial")]
     if any(path.name not in _FOLDERS or not path.is_dir() for path in entries):
         return False
@@ -212,7 +205,7 @@ def is_unbegun(directory: Path) -> bool:
 
 
 def _holds_results(directory: Path) -> bool:
-    """Return true if an earlier run wrote this directory; other tools, too, call a file environment.json."""
+    """Return whether an earlier run wrote this directory; other tools write a file environment.json, too."""
     try:
         environment = read_json(directory / "environment.json")
     except ResultsError:
@@ -226,7 +219,7 @@ def _write(path: Path, write: Any) -> None:
         temporary.unlink(missing_ok=True)  # a link would lead elsewhere
         write(temporary)
         with temporary.open("rb+") as file:
-            os.fsync(file.fileno())  # renamed before that, it could be there and empty when the power fails
+            os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
         temporary.replace(path)
     except OSError as error:
         raise OutputError.of(path, error) from None
@@ -245,11 +238,8 @@ def _pack_arrays(arrays: Sequence[StoredArray]) -> tuple[RowTable, list[bytes]]:
             if data not in starts:
                 starts[data] = len(block)
                 block += data
-            names = (*unit, stored.implementation, stored.stage, str(stored.array.dtype), _shape_text(stored.array))
+            shape = "x".join(map(str, stored.array.shape)) or "scalar"
+            names = (*unit, stored.implementation, stored.stage, str(stored.array.dtype), shape)
             records.append((*names, len(blocks), starts[data], len(data)))
         blocks.append(bytes(block))
     return table_of([dict(zip(ARRAY_SCHEMA, record, strict=True)) for record in records], ARRAY_SCHEMA), blocks
-
-
-def _shape_text(array: NDArray[Any]) -> str:
-    return "x".join(map(str, array.shape)) or "scalar"
