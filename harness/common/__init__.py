@@ -1,1 +1,1 @@
-"""What every other folder uses: errors, words, the store, processors and progress."""
+"""Code that all other folders use: errors, words, the store, processors and progress."""

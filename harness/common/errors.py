@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing wrong with one case file: where it is, what was expected."""
+    """One mistake in a case file: its place, and the expected value."""
 
     file: str
     message: str
@@ -38,7 +38,7 @@ class Diagnostic:
 
 
 class AttncheckError(Exception):
-    """Any failure that is explained to the user in one line instead of a traceback."""
+    """Any failure that the user sees as one line instead of a traceback."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -52,7 +52,7 @@ class CaseError(AttncheckError):
 
 
 class NothingFailed(AttncheckError):
-    """Nothing is left of what is to be run because it failed last time."""
+    """There is nothing to run, because no unit failed last time."""
 
     exit_code = ExitCode.AGREE
 

@@ -1,8 +1,8 @@
-"""The processors that this process may use: their number, their flags, and how to compute as a lesser one does.
+"""The processors that this process may use: their number, their flags, and the emulation of one with fewer features.
 
-An emulation is a set of variables by which each library leaves out the instructions of newer processors. All have to
-say the same: TensorFlow goes by the processor, oneDNN by its variable, and where one of them counts on more than the
-other has, a product crashes.
+An emulation is a set of variables by which each library leaves out the instructions of newer processors. All variables
+have to agree: TensorFlow reads the processor's flags, oneDNN its variable, and if one of them relies on a feature that
+the other does not use, a product crashes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attncheck.common.errors import UsageError
 _CPUINFO = Path("/proc/cpuinfo")
 
 ISA = "ATTNCHECK_ISA"
-"""The variable that names the emulated instruction set, in a command and in all that it starts."""
+"""The variable with the name of the emulated instruction set, in a command and in all processes that it starts."""
 
 
 @dataclass(frozen=True)
@@ -73,99 +73,97 @@ INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
         _variables("SapphireRapids", "", "avx512", "AVX512_CORE_AMX", "AVX512", "AMX"),
     ),
 }
-"""By name, each with all that the ones before it have."""
+"""By name; each also has all flags of the sets before it."""
 
 _VECTORS = ("avx", "amx", "fma", "f16c", "sse4_2")
 """Beginnings of the flags that an emulation takes away, unless its set has them."""
 
 
 def available_processors() -> int:
-    """Return how many processors this process may use: of a machine's, those that its affinity names."""
+    """Return the number of processors that this process may use, by its affinity."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def processor_flags() -> frozenset[str] | None:
-    """Return what the first processor can, in Linux's words (``amx_bf16``); None where the system does not say.
+    """Return the flags of the first processor, by Linux's names (``amx_bf16``); None if the system does not list them.
 
-    Where a lesser one is emulated, what that one can.
+    If a processor with fewer features is emulated, return the flags of that one.
     """
     flags, isa = _own_flags(), emulated_isa()
-    return flags if flags is None or isa is None else _kept(flags, isa)
+    return flags if flags is None or isa is None else _remaining_flags(flags, isa)
 
 
 def emulated_isa() -> str | None:
-    """Return the name of the instruction set that this process is limited to; None where it is not."""
+    """Return the name of the instruction set to which this process is limited; None without a limit."""
     name = os.environ.get(ISA)
     return name if name in INSTRUCTION_SETS else None
 
 
 def isas_of_this_processor() -> tuple[str, ...]:
     """Return the names of the instruction sets that this processor has, the smallest first."""
-    return tuple(name for name in INSTRUCTION_SETS if not _missing(name))
+    return tuple(name for name in INSTRUCTION_SETS if not _missing_flags(name))
 
 
 def is_this_processor(isa: str) -> bool:
-    """Return whether an instruction set is all that this processor has, so that emulating it takes nothing away."""
+    """Return whether this processor has nothing beyond an instruction set, so that emulating it changes nothing."""
     flags = _own_flags()
-    return flags is not None and not _missing(isa) and _kept(flags, isa) == flags
+    return flags is not None and not _missing_flags(isa) and _remaining_flags(flags, isa) == flags
 
 
 def limit_to_isa(isa: str, environment: MutableMapping[str, str]) -> None:
-    """Set the variables by which libraries use no more than an instruction set, beside the user's own flags for XLA.
+    """Set the variables that limit libraries to an instruction set, and keep the user's other flags for XLA.
 
-    They hold for processes that are started with them: libraries read them once.
+    They limit processes that are started with them: libraries read them once.
 
     Raises:
         UsageError: If there is no such set, or this processor does not have it.
     """
     if isa not in INSTRUCTION_SETS:
         raise UsageError(f"--isa {isa}: one of {', '.join(INSTRUCTION_SETS)}")
-    if missing := _missing(isa):
+    if missing := _missing_flags(isa):
         has = ", ".join(isas_of_this_processor()) or "none of them"
         raise UsageError(f"--isa {isa}: this processor has no {', '.join(missing)}; it can be {has}")
-    own = environment.get("XLA_FLAGS", "").split()
-    kept = [flag for flag in own if not flag.startswith("--xla_cpu_max_isa=")]
+    user_flags = environment.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in user_flags if not flag.startswith("--xla_cpu_max_isa=")]
     variables = dict(INSTRUCTION_SETS[isa].variables)
     variables["XLA_FLAGS"] = " ".join([*kept, variables["XLA_FLAGS"]])
-    for name in {name for each in INSTRUCTION_SETS.values() for name in each.variables} - variables.keys():
+    for name in {
+        name for instruction_set in INSTRUCTION_SETS.values() for name in instruction_set.variables
+    } - variables.keys():
         environment.pop(name, None)
     environment.update(variables, **{ISA: isa})
 
 
 def emulation_variables() -> dict[str, str]:
-    """Return the variables by which this process is limited to an instruction set; none where it is not."""
+    """Return the variables that limit this process to an instruction set; none without a limit."""
     isa = emulated_isa()
     names = [] if isa is None else [ISA, *INSTRUCTION_SETS[isa].variables]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _missing(isa: str) -> list[str]:
-    """Return what a set needs that this processor does not have."""
+def _missing_flags(isa: str) -> list[str]:
+    """Return the flags of a set that this processor does not have."""
     flags = _own_flags()
     if flags is None:
         return ["flags that Linux would list in /proc/cpuinfo"]
-    return sorted(_of(isa) - flags)
+    return sorted(_flags_of_set(isa) - flags)
 
 
-def _of(isa: str) -> frozenset[str]:
+def _flags_of_set(isa: str) -> frozenset[str]:
     names = list(INSTRUCTION_SETS)
     return frozenset().union(*(INSTRUCTION_SETS[name].adds for name in names[: names.index(isa) + 1]))
 
 
-def _kept(flags: frozenset[str], isa: str) -> frozenset[str]:
-    return frozenset(flag for flag in flags if flag in _of(isa) or not flag.startswith(_VECTORS))
+def _remaining_flags(flags: frozenset[str], isa: str) -> frozenset[str]:
+    return frozenset(flag for flag in flags if flag in _flags_of_set(isa) or not flag.startswith(_VECTORS))
 
 
 @lru_cache
 def _own_flags() -> frozenset[str] | None:
-    return _flags_of(_CPUINFO)
-
-
-def _flags_of(path: Path) -> frozenset[str] | None:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     fields = (line.partition(":") for line in lines)

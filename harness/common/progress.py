@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SECONDS_PER_LINE = 5.0
-"""Between two lines where there is no terminal; a shorter run prints none."""
+"""Between two lines if there is no terminal; a shorter run prints none."""
 MAX_FAILURES_SHOWN = 20
 """Failures that are shown one by one, as many as the summary lists; the others are counted."""
 
 
 class Watcher:
-    """Is told how far a run is; this one shows nothing."""
+    """Receives the progress of a run; this class shows nothing."""
 
     def update(self, done: int, total: int) -> None:
-        """Take note of how many evaluations are done, of how many."""
+        """Take note of the number of evaluations that are done, and of all."""
 
     def fail(self, line: str, *, is_shown: bool = True) -> None:
-        """Take note of a failing evaluation, and show it where that is done."""
+        """Take note of a failing evaluation; subclasses may show it."""
 
 
 _FEWEST = 0.05
@@ -39,7 +39,7 @@ _FEWEST = 0.05
 
 @dataclass
 class ProgressLines(Watcher):
-    """Writes a line of progress where there is no terminal; ``write`` gets it.
+    """Passes lines of progress to ``write``, if there is no terminal.
 
     The pace is measured from the first evaluation that is done, so that starting workers does not count.
     """
@@ -52,7 +52,7 @@ class ProgressLines(Watcher):
     _begun: tuple[int, float] | None = None
 
     def update(self, done: int, total: int) -> None:
-        """Take note of how far the run is."""
+        """Take note of the progress of the run."""
         self.done, self.total = done, total
         if done and self._begun is None:
             self._begun = (done, self.clock())
@@ -62,7 +62,7 @@ class ProgressLines(Watcher):
         self.failures += 1
 
     def tick(self) -> None:
-        """Write how far the run is, once something is done and as long as something is left."""
+        """Write the progress of the run, once something is done and until all is done."""
         if self._begun is None or self.done == self.total:
             return
         parts = [f"{self.done:,} of {self.total:,} evaluations", f"{self.failures:,} failing"]
@@ -111,7 +111,7 @@ class ProgressBar(Watcher):
 
 @contextmanager
 def show_progress(*, visible: bool) -> Iterator[Watcher]:
-    """Give what a run tells its progress; nothing is shown unless it is ``visible``."""
+    """Yield the watcher of a run's progress; it shows nothing unless it is ``visible``."""
     if not visible:
         yield Watcher()
         return
@@ -150,7 +150,7 @@ def _to_standard_error(line: str) -> None:
 
 @contextmanager
 def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
-    """Call something again and again in a thread: an evaluation that hangs is seen, too."""
+    """Call ``tick`` periodically in a thread, also while an evaluation hangs."""
     is_over = Event()
 
     def repeat() -> None:
@@ -168,7 +168,7 @@ def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds by what was done, in the order in which it was first done."""
+    """Seconds by activity, in the order in which each began first."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _adding: Lock = field(default_factory=Lock, repr=False, compare=False)
@@ -188,5 +188,5 @@ class Times:
             self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
     def __str__(self) -> str:
-        """Return in words what took a tenth of a second or more."""
+        """Return the activities that took a tenth of a second or more, in words."""
         return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items() if seconds >= 0.05)

@@ -1,17 +1,16 @@
-"""The store of results that never change: entries in the user's cache folder, found by what they follow from.
+"""The store of results that never change: entries in the user's cache folder, by a digest of everything they depend on.
 
-A store remembers what is true of a problem, never what an implementation answers. Every entry carries a checksum and
-the key that it was written under, so that a damaged or foreign one is no entry. Entries are written beside their place
-and renamed into it, so that several processes can share a store. Where nothing can be written, nothing is kept.
+A store keeps facts about problems, never results of implementations. Every entry has a checksum and the key under which
+it was written, so that a damaged or foreign file is not an entry. Entries are written to a temporary file and renamed,
+so that several processes can share a store. If the folder is not writable, the store keeps nothing.
 
-A key is a digest of everything that an entry follows from: equal values have equal digests in every process. Numbers
+A key is a digest of everything on which an entry depends: equal values have equal digests in every process. Numbers
 count with every bit, arrays with dtype and shape, mappings and sets without regard to order, dataclasses and models
-with the name of their class. A tuple is as good as a list. What a digest does not know it refuses, so that nothing is
-left out.
+with the name of their class. A tuple has the digest of a list. Any other type is an error, so that nothing is left out.
 
-Where a store has no room for all, what was not used for the longest time goes first. An entry that is large and quickly
-made again counts as used up to a day earlier than one that is small and takes long. Its time of modification says when
-that was, so that nothing has to be read to find out.
+If a store is full, the entries that were not used for the longest time are removed first. An entry that is large and
+quickly made again counts as used up to a day earlier than an entry that is small and takes long. The file's time of
+modification is the time of use, so that no entry has to be read for it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-_SIZE = 16
+_DIGEST_BYTES = 16  # bytes of a digest: 128 bits are enough that different values do not collide
 
 
 def digest_of(*parts: Any) -> str:
@@ -47,11 +46,11 @@ def digest_of(*parts: Any) -> str:
 
 
 def _hashed(data: bytes) -> str:
-    return blake2b(data, digest_size=_SIZE).hexdigest()
+    return blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _parts(value: Any) -> Any:
-    """Return what an object that JSON does not know is made of."""
+    """Return an object that JSON does not know as plain data."""
     match value:
         case np.ndarray() | np.generic():
             array = np.asarray(value)
@@ -62,23 +61,23 @@ def _parts(value: Any) -> Any:
         case Mapping():
             return dict(value)
         case Set():
-            found: Any = sorted(value)
+            content: Any = sorted(value)
         case bytes():
-            found = _hashed(value)
+            content = _hashed(value)
         case Enum():
-            found = value.name
+            content = value.name
         case BaseModel():
-            found = value.model_dump_json()
+            content = value.model_dump_json()
         case _ if is_dataclass(value) and not isinstance(value, type):
-            found = {each.name: getattr(value, each.name) for each in fields(value)}
+            content = {item.name: getattr(value, item.name) for item in fields(value)}
         case _:
             raise TypeError(f"no digest is known for {type(value).__name__}")
-    return {type(value).__name__: found}
+    return {type(value).__name__: content}
 
 
 @lru_cache
 def digest_of_code(modules: tuple[str, ...], distributions: tuple[str, ...]) -> str:
-    """Return a digest of the sources of modules, and of the versions of what they compute with.
+    """Return a digest of the sources of modules, and of the versions of distributions that they use.
 
     Args:
         modules: Modules and packages, by the names by which they are imported; of a package everything below counts.
@@ -94,8 +93,8 @@ def _sources(name: str) -> Iterable[tuple[Path, Path]]:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"no module named {name!r}")
     folder = Path(spec.origin).parent
-    found = sorted(folder.rglob("*.py")) if spec.submodule_search_locations else [Path(spec.origin)]
-    return ((folder, path.relative_to(folder)) for path in found)
+    paths = sorted(folder.rglob("*.py")) if spec.submodule_search_locations else [Path(spec.origin)]
+    return ((folder, path.relative_to(folder)) for path in paths)
 
 
 def _version(distribution: str) -> str | None:
@@ -112,23 +111,24 @@ DEFAULT_SIZE = int(0.13 * 2**30)
 """Bytes that a store may take, on disk."""
 
 _MAGIC = b"attncheck store 2\n"
-_CHECKSUM = 16
+_CHECKSUM_BYTES = 16
 _LEAD = struct.Struct("<d")
-"""How many seconds earlier than it was used an entry counts as used."""
+"""The seconds by which an entry counts as used earlier than it was."""
 _LONGEST_LEAD = 24 * 3600.0
-_HEADING = len(_MAGIC) + _CHECKSUM + _LEAD.size
+"""The lead of an entry that takes no time to make: one that was not used for a day is about to go anyway."""
+_HEADING = len(_MAGIC) + _CHECKSUM_BYTES + _LEAD.size
 _LARGEST_SHARE = 8
 """No entry may be larger than this part of the store."""
 _TOUCH_SECONDS = 3600
-"""An entry that is read says so at most once in so long."""
+"""The time of use of an entry is written at most once in this time."""
 
 _COUNTED = ("found", "missing", "damaged", "kept", "not kept")
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def cache_folder() -> Path:
-    """Return the folder below which everything is kept that can be made again; it may be deleted at any time."""
+    """Return the folder of everything that can be made again; it may be deleted at any time."""
     import platformdirs
 
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("attncheck"))
@@ -143,7 +143,7 @@ class Key:
 
 
 class UnreadableEntry(Exception):
-    """The content of an entry is not what its kind has."""
+    """The content of an entry does not have the form of its kind."""
 
 
 @dataclass(eq=False)
@@ -171,11 +171,11 @@ class Store:
     def remembered(
         self,
         key: Callable[[], Key],
-        compute: Callable[[], Found],
-        encode: Callable[[Found], bytes],
-        decode: Callable[[bytes], Found],
-    ) -> Found:
-        """Return what is kept under a key, which is made only where anything is kept, or compute it and keep it.
+        compute: Callable[[], Result],
+        encode: Callable[[Result], bytes],
+        decode: Callable[[bytes], Result],
+    ) -> Result:
+        """Return the result kept under a key, or compute and keep it. The key is made only if the store keeps anything.
 
         ``decode`` raises ``UnreadableEntry`` for what it cannot read.
         """
@@ -189,12 +189,12 @@ class Store:
             except UnreadableEntry:
                 self.note_damaged()
         began = thread_time()
-        found = compute()
-        self.put(made, encode(found), thread_time() - began)
-        return found
+        result = compute()
+        self.put(made, encode(result), thread_time() - began)
+        return result
 
     def get(self, key: Key) -> bytes | None:
-        """Return what was kept under a key; None where there is nothing, or nothing whole."""
+        """Return the data kept under a key; None without an entry, or if it is damaged."""
         if self.folder is None:
             return None
         path = self._path(key)
@@ -204,7 +204,7 @@ class Store:
         except OSError:
             self.counts["missing"] += 1
             return None
-        lead, data = entry[len(_MAGIC) + _CHECKSUM : _HEADING], entry[_HEADING:]
+        lead, data = entry[len(_MAGIC) + _CHECKSUM_BYTES : _HEADING], entry[_HEADING:]
         if entry[:_HEADING] != _heading(key, lead, data):
             self.counts["damaged"] += 1
             return None
@@ -223,11 +223,11 @@ class Store:
     def put(self, key: Key, data: bytes, seconds: float = math.inf) -> None:
         """Keep something under a key, unless it is too large, or cannot be written.
 
-        ``seconds`` is how long it takes to make it again: what takes long for its size is kept longer.
+        ``seconds`` is the time that it takes to make it again: an entry that takes long for its size is kept longer.
         """
         if self.folder is None or len(data) > self.size // _LARGEST_SHARE:
             return
-        path, early = self._path(key), _lead(len(data), seconds)
+        path, early = self._path(key), _LONGEST_LEAD / (1 + seconds * 2**20 / max(len(data), 1))
         lead = _LEAD.pack(early)
         try:
             _write(path, _heading(key, lead, data) + data, time() - early)
@@ -258,30 +258,21 @@ NO_STORE = Store(None)
 
 
 def user_store(size: int = DEFAULT_SIZE) -> Store:
-    """Return the store in the user's cache folder; one that keeps nothing where others may write there."""
+    """Return the store in the user's cache folder; a store that keeps nothing if other users may write there."""
     folder = cache_folder() / FOLDER
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return NO_STORE
-    return Store(folder, size) if _is_own(folder) else NO_STORE
-
-
-def _is_own(folder: Path) -> bool:
-    """Return if nobody else can put entries there."""
-    if not hasattr(os, "getuid"):
-        return True
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def _lead(size: int, seconds: float) -> float:
-    """Return how many seconds earlier than it was used an entry counts as used, by what a MiB of it takes to make."""
-    return _LONGEST_LEAD / (1 + seconds * 2**20 / max(size, 1))
+    if hasattr(os, "getuid"):
+        status = folder.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            return NO_STORE
+    return Store(folder, size)
 
 
 def _heading(key: Key, lead: bytes, data: bytes) -> bytes:
-    checksum = blake2b(f"{key.kind}/{key.digest}\n".encode(), digest_size=_CHECKSUM)
+    checksum = blake2b(f"{key.kind}/{key.digest}\n".encode(), digest_size=_CHECKSUM_BYTES)
     checksum.update(lead)
     checksum.update(data)
     return _MAGIC + checksum.digest() + lead
@@ -303,11 +294,11 @@ def _write(path: Path, entry: bytes, used: float) -> None:
 
 
 def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield when each entry was last used, its bytes on disk and its path, among them what was never finished."""
+    """Yield the time of last use, the bytes on disk and the path of each entry, unfinished ones included."""
     waiting = [os.fspath(folder)]
     while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as found:
-            for entry in found:
+        with suppress(OSError), os.scandir(waiting.pop()) as listing:
+            for entry in listing:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
                     continue

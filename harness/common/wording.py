@@ -20,11 +20,11 @@ AND = " and "
 BESIDE: Final = "; and "
 """Between their descriptions."""
 READ_AS: Final = "read as: "
-"""Before how an implementation reads a case that declares conventions of its own."""
+"""Before the reading by an implementation of a case that declares conventions."""
 BUT: Final = ", but "
-"""Between the words of a reading and where it holds, or that it does not hold everywhere."""
+"""Between the words of a reading and the cases that it fits, if it does not fit all."""
 BY_ITSELF: Final = "; taken by itself: "
-"""Before what one failing case names in which all of them together name nothing."""
+"""Before the diagnosis of one failing case, if all failing cases together have none."""
 _LISTED: Final = 12
 WEB_ADDRESS: Final = r"^https?://[A-Za-z0-9._~:/?#@!$&'*+,;=%-]+$"
 """The form of an address of the web: without what would end a link in HTML or Markdown."""
@@ -44,7 +44,7 @@ def listed(names: Iterable[str], word: str = "and") -> str:
 
 
 def at_most(most: int, texts: Sequence[str], more: str = "and {:,} more") -> list[str]:
-    """Return the first of some texts, and behind them how many more there are."""
+    """Return the first ``most`` texts, followed by the number of the others."""
     return [*texts[:most], *([more.format(len(texts) - most)] if len(texts) > most else [])]
 
 
@@ -59,20 +59,20 @@ def listed_or(names: Iterable[str]) -> str:
 
 
 def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:
-    """Suggest names for a ``name`` that is not ``known``: those with similar names, and all that there are.
+    """Suggest names for a ``name`` that is not ``known``: similar ones, and all known names.
 
-    Where there are many names or one is near, the command that ``lists_all`` takes the place of the list.
+    If there are many names or one is similar, the command that ``lists_all`` replaces the list.
     """
     import difflib
 
     names = list(known)
-    lower = {each.lower(): each for each in reversed(names)}
+    lower = {candidate.lower(): candidate for candidate in reversed(names)}
     asked = name[:_LONGEST].lower()
     likeness = {
-        each: difflib.SequenceMatcher(None, each, asked).ratio()
-        for each in difflib.get_close_matches(asked, lower, _MOST_MEANT, NEAR)
+        candidate: difflib.SequenceMatcher(None, candidate, asked).ratio()
+        for candidate in difflib.get_close_matches(asked, lower, _MOST_MEANT, NEAR)
     }
-    close = [lower[each] for each, alike in likeness.items() if alike >= max(likeness.values()) - _AS_NEAR]
+    close = [lower[candidate] for candidate, alike in likeness.items() if alike >= max(likeness.values()) - _AS_NEAR]
     everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
     if lists_all and (close or len(names) > _LISTED):
         everything = f"{lists_all} lists all"
@@ -86,7 +86,7 @@ ESCAPED: Final = re.compile(
 """Characters that move or hide others: control characters, line breaks, direction marks, tags, half surrogate pairs."""
 _HIDING = r"\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 ONE_LINE: Final = rf"^[^\x00-\x1f{_HIDING}]+$"
-"""What a person writes on one line, as a pattern that JSON Schema has too, and so without characters beyond U+FFFF."""
+"""A text of one line, as a pattern that is valid in JSON Schema, too, and so without characters beyond U+FFFF."""
 LINES: Final = rf"^[^\x00-\x08\x0b-\x1f{_HIDING}]+$"
 """The same on several lines."""
 LONGEST_TEXT: Final = 4000
@@ -98,11 +98,11 @@ def one_line(text: str, most: int = LONGEST_TEXT) -> str:
     Characters that move or hide others are written as escapes, and no more than ``most`` characters are kept.
     """
     shown = text if len(text) <= most else f"{text[: most - 1]}…"
-    return ESCAPED.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), shown)
+    return ESCAPED.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), shown)
 
 
 def slug(name: str) -> str:
-    """Return a case's name, or what is added to it, as it stands in an id."""
+    """Return a case's name, or a suffix of it, in the form of an id."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
@@ -111,7 +111,7 @@ _MIN_DIGITS = 4
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """Lay a shape out as a document does that of an array in a call."""
+    """The form in which a document prints an array of a call."""
 
     shape: tuple[int, ...]
     is_transposed: bool = False
@@ -121,16 +121,16 @@ class DocumentLayout:
         if len(index) != len(self.shape):  # of an array that has another form
             return tuple(index)
         leading = next((axis for axis, length in enumerate(self.shape[:-1]) if length != 1), len(self.shape) - 1)
-        own = tuple(index[max(leading, 0) :])
-        return (*own[:-2], own[-1], own[-2]) if self.is_transposed and len(own) > 1 else own
+        trimmed = tuple(index[max(leading, 0) :])
+        return (*trimmed[:-2], trimmed[-1], trimmed[-2]) if self.is_transposed and len(trimmed) > 1 else trimmed
 
 
 def layout_of(
     stage: str, shape: Sequence[int], transposed: Iterable[tuple[str, bool]], *, is_document: bool
 ) -> DocumentLayout | None:
-    """Return how a stage is laid out in a document's case; None where a case is of no document.
+    """Return the layout of a stage in a document's case; None if a case is not from a document.
 
-    ``transposed`` are the names of what the document expects, each with whether it writes them in columns.
+    ``transposed`` are the stages that the document prints, each with whether it writes vectors in columns.
     """
     return DocumentLayout(tuple(shape), dict(transposed).get(stage, False)) if is_document else None
 
@@ -146,20 +146,20 @@ def stored_index(index: Iterable[int]) -> str:
 
 
 def written_element(index: Sequence[int] | str, name: str = "", layout: DocumentLayout | None = None) -> str:
-    """Write an element behind the name of its array, if it has one; a single number has no index to write."""
-    found = index_from(index) if isinstance(index, str) else tuple(index)
-    found = found if layout is None else layout.index_of(found)
-    return f"{name}[{', '.join(map(str, found))}]" if found or not name else name
+    """Write an element after the name of its array, if it has one; a single number has no index."""
+    place = index_from(index) if isinstance(index, str) else tuple(index)
+    place = place if layout is None else layout.index_of(place)
+    return f"{name}[{', '.join(map(str, place))}]" if place or not name else name
 
 
 def written_ratio(ratio: float) -> str:
-    """Write an error over its bound with three digits, or as many as show that it is more than 1."""
+    """Write an error over its bound with three digits, or as many as it takes to show that it is more than 1."""
     texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
     return next((text for text in texts if not float(text) <= 1 < ratio), f"{ratio:.17g}")
 
 
 def told_apart(computed: float, exact: float) -> tuple[str, str]:
-    """Write two numbers with as many digits as tell them apart, and no fewer than four."""
+    """Write two numbers with as many digits as distinguish them, and no fewer than four."""
     for digits in range(_MIN_DIGITS, 18):
         texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"
         apart = abs(float(texts[0]) - float(texts[1]))
@@ -169,5 +169,5 @@ def told_apart(computed: float, exact: float) -> tuple[str, str]:
 
 
 def rows_judged(judged: int, queries: int) -> str:
-    """Write how many query rows were judged: they stand for all."""
+    """Write the number of judged query rows, which represent all."""
     return f"{judged:,} of {queries:,} query rows judged"
