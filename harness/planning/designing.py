@@ -1,8 +1,8 @@
-"""A design for what a kernel has: the bundled one, without what it does not take, at its widths and behind its tile.
+"""A design for a kernel: the bundled one, without the options that the kernel lacks, at its widths and its tile.
 
-``cases/designs/kernels.yaml`` states which options, masks, heads and lengths meet. A level that gives a kernel an input
-or an option that it has no parameter for is left out, then a factor of which nothing is left, and what only they refer
-to. So what is added to the bundled design is in everybody's.
+``cases/designs/kernels.yaml`` lists the options, masks, heads and lengths that meet. A level with an input or an option
+for which a kernel has no parameter is left out, then a factor without levels, and names that only they refer to. So an
+addition to the bundled design is part of every user's design.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PER_HEAD, QUERY_KEY_VALU
 
 _OPERANDS = frozenset({*QUERY_KEY_VALUE, "grad_output"})
 DESIGNED = tuple(
-    name for name in PER_HEAD if {each for each, spec in OPERATIONS[name].inputs.items() if spec.required} <= _OPERANDS
+    operation
+    for operation in PER_HEAD
+    if {name for name, spec in OPERATIONS[operation].inputs.items() if spec.required} <= _OPERANDS
 )
-"""The operations that the bundled design can be taken for."""
+"""The operations of the bundled design."""
 _STATED_FOR = 64
-"""The tile that the numbers of the bundled design are stated for."""
+"""The tile for which the bundled design has its numbers."""
 _LENGTH, _WIDTH, _SHARING = "length", "width", "sharing"
-"""Its factors whose numbers follow from the tile, and from what a function says of its shapes."""
+"""Its factors whose numbers follow from the tile, and from the requirements of a function."""
 _WIDTHS = (64, 128)
 
 _EACH = re.compile(r"(?<=[\[ ])each: (\w+)(?=[,\]])")
@@ -46,7 +48,7 @@ Level = dict[str, Any]
 
 @dataclass(frozen=True)
 class DesignRequest:
-    """A function that a design is made for, how many things meet, its widths and its tile."""
+    """The function of a design, the number of options that meet, its widths and its tile."""
 
     implementation: Implementation
     strength: int = 3
@@ -63,12 +65,12 @@ class DesignRequest:
 
     @property
     def operation(self) -> str:
-        """The operation of the function. Raises ``UsageError`` where there is no design for it."""
-        found = next((name for name in DESIGNED if name in self.entry.parameters), None)
-        if found is None:
+        """The operation of the function. Raises ``UsageError`` if there is no design for it."""
+        operation = next((name for name in DESIGNED if name in self.entry.parameters), None)
+        if operation is None:
             has = listed(self.entry.parameters) or "a program, which says nothing of what it takes"
             raise UsageError(f"designs are made for {listed(DESIGNED)}; {self.entry.name} has {has}")
-        return found
+        return operation
 
     @property
     def parameters(self) -> Parameters:
@@ -82,16 +84,16 @@ class DesignRequest:
 
     @property
     def command(self) -> str:
-        """The words that make the design again."""
+        """The command that makes the design again."""
         widths = f" --widths {','.join(map(str, self.widths))}" if self.widths else ""
         return f"attncheck design {' '.join(self.entry.given)} --strength {self.strength}{widths} --tile {self.tile}"
 
 
 def design_text(request: DesignRequest) -> str:
-    """Return the case file of a design. Raises ``UsageError`` where there is none for the function."""
+    """Return the case file of a design. Raises ``UsageError`` if there is none for the function."""
     [case] = read_yaml(Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))).data["cases"]
     operation, design = request.operation, case[DESIGN]
-    fields = {group: _taken(case[group], request) for group in ("options", "inputs")}
+    fields = {group: _accepted_fields(case[group], request) for group in ("options", "inputs")}
     inputs, has_gradients = fields["inputs"], OPERATIONS[operation].has_gradients
     if has_gradients:
         inputs["grad_output"] = {
@@ -99,18 +101,18 @@ def design_text(request: DesignRequest) -> str:
             "shape": inputs["query"]["shape"][:-1] + inputs["value"]["shape"][-1:],
         }
     factors = {name: _levels(levels) for name, levels in design[FACTORS].items()}
-    factors[_WIDTH], factors[_LENGTH] = _widths(request), _at_tile(factors[_LENGTH], request.tile)
+    factors[_WIDTH], factors[_LENGTH] = _widths(request), _lengths_at_tile(factors[_LENGTH], request.tile)
     if request.entry.capabilities.get("grouped_heads") is False:
         factors[_SHARING] = {name: level for name, level in factors[_SHARING].items() if len({*level.values()}) == 1}
     dropped = {name for group in fields for name in _names(case[group])} - set(_names(fields))
-    factors = _without(factors, dropped, set(_names(fields)))
+    factors = _without_dropped(factors, dropped, set(_names(fields)))
     bound = {name or factor for factor, levels in factors.items() for level in levels.values() for name in level}
     fields = {
-        group: {name: value for name, value in own.items() if bound.issuperset(_names(value))}
-        for group, own in fields.items()
+        group: {name: value for name, value in group_fields.items() if bound.issuperset(_names(value))}
+        for group, group_fields in fields.items()
     }
-    made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _written(factors)}
-    if excluded := [each for each in design.get(EXCLUDE, []) if each.keys() <= factors.keys()]:
+    made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _factors_as_data(factors)}
+    if excluded := [combination for combination in design.get(EXCLUDE, []) if combination.keys() <= factors.keys()]:
         made[EXCLUDE] = excluded
     entry = {"name": "Options meet", DESIGN: made, **{name: group for name, group in fields.items() if group}}
     dtypes = [dtype for dtype in DTYPES if dtype in request.implementation.declared.classes]
@@ -126,9 +128,9 @@ def design_text(request: DesignRequest) -> str:
 
 
 def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path, int, int]:
-    """Write a design; return where, how many cases it makes, and of how many factors.
+    """Write a design; return its path, and the numbers of its cases and factors.
 
-    Raises ``UsageError``, and ``OutputError`` where it cannot be written.
+    Raises ``UsageError``, and ``OutputError`` if it cannot be written.
     """
     text = design_text(request)
     path = path or Path(f"design_{slug(request.implementation.name).replace('-', '_')}.yaml")
@@ -139,10 +141,10 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
     return path, len(load_case_file(path, path.name, path.stem, ())), len(case[DESIGN][FACTORS])
 
 
-def _taken(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
-    """Keep the options and inputs that a function has a parameter for, or that are no matter of its parameters."""
-    own, positional = OPERATIONS[request.operation], inputs_of(request.operation)
-    asked = {name: value for name, value in fields.items() if name in own.inputs or name in own.options}
+def _accepted_fields(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
+    """Keep options and inputs for which a function has a parameter, or that need none."""
+    operation, positional = OPERATIONS[request.operation], inputs_of(request.operation)
+    asked = {name: value for name, value in fields.items() if name in operation.inputs or name in operation.options}
     accepted = request.parameters.accepted(asked)
     kept = {
         name
@@ -154,13 +156,13 @@ def _taken(fields: Mapping[str, Any], request: DesignRequest) -> dict[str, Any]:
 
 
 def _levels(levels: Any) -> dict[str, Level]:
-    """Return the levels of a factor by name; one of values alone has a name of its own for each."""
+    """Return the levels of a factor by name; a factor with one value per level has a mapping of labels to values."""
     if isinstance(levels, list):
         return {row[ROW_NAME]: {name: value for name, value in row.items() if name != ROW_NAME} for row in levels}
     return {label: {"": value} for label, value in levels.items()}
 
 
-def _written(factors: Mapping[str, dict[str, Level]]) -> dict[str, Any]:
+def _factors_as_data(factors: Mapping[str, dict[str, Level]]) -> dict[str, Any]:
     return {
         name: {label: level[""] for label, level in levels.items()}
         if any("" in level for level in levels.values())
@@ -173,8 +175,10 @@ def _names(data: Any) -> Iterator[str]:
     return (name for _, name in references(data))
 
 
-def _without(factors: Mapping[str, dict[str, Level]], dropped: set[str], used: set[str]) -> dict[str, dict[str, Level]]:
-    """Leave levels out that give what is dropped, then names that nothing refers to, then factors without any."""
+def _without_dropped(
+    factors: Mapping[str, dict[str, Level]], dropped: set[str], used: set[str]
+) -> dict[str, dict[str, Level]]:
+    """Leave out levels with a dropped name, then names without a reference, then factors without a value."""
     kept = {
         factor: {
             label: level
@@ -203,25 +207,25 @@ def _without(factors: Mapping[str, dict[str, Level]], dropped: set[str], used: s
 
 
 def _widths(request: DesignRequest) -> dict[str, Level]:
-    """Return the widths that a function takes, and values of another one where it says nothing against them."""
+    """Return the widths that a function takes, and values of another width unless it excludes them."""
     requirements = request.requirements
     wanted: Sequence[int] = request.widths or requirements.widths or _WIDTHS
-    widths = sorted({width for each in wanted if (width := requirements.width(each)) is not None})
+    widths = sorted({width for size in wanted if (width := requirements.width(size)) is not None})
     if not widths or (request.widths and set(widths) != set(wanted)):
         raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {requirements.limits}")
     levels: dict[str, Level] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
     if requirements.value_width is None and request.entry.capabilities.get("value_width") is not False:
-        other = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)
-        levels["values of another width"] = {"width": widths[-1], "value_width": other}
+        value_width = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)
+        levels["values of another width"] = {"width": widths[-1], "value_width": value_width}
     return {label: level for label, level in levels.items() if label[0] == "w" or len({*level.values()}) == 2}
 
 
-def _at_tile(data: Any, tile: int) -> Any:
-    """Return lengths for another tile: so many tiles, and so much more or less."""
+def _lengths_at_tile(data: Any, tile: int) -> Any:
+    """Return lengths for another tile: the same number of tiles, plus or minus the same number of rows."""
     if isinstance(data, dict):
-        return {name: value if name == "each" else _at_tile(value, tile) for name, value in data.items()}
+        return {name: value if name == "each" else _lengths_at_tile(value, tile) for name, value in data.items()}
     if isinstance(data, list):
-        return [_at_tile(each, tile) for each in data]
+        return [_lengths_at_tile(item, tile) for item in data]
     if isinstance(data, int) and not isinstance(data, bool):
         return data + (tile - _STATED_FOR) * round(data / _STATED_FOR)
     return data

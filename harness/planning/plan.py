@@ -1,13 +1,13 @@
-"""The plan of a run: every case in every dtype that it declares and that is asked for, one unit each, in order.
+"""The plan of a run: every case in every dtype that it declares and that the user chose, one unit each, in order.
 
-Implementations that compile each case separately run the standard set by default (docs/implementations.md): around all
-documents, and around the units that were measured to catch faults, every two of options, sizes and layouts that meet in
-any case meet in one of it.
+Implementations that compile each case separately run the standard set by default (docs/implementations.md). The set has
+all documents, the units that were measured to catch faults, and further units until every pair of options, sizes and
+layouts of any case is in some unit of the set.
 
-An option is whatever a call may have or lack: an option proper, an optional input, heads that share keys and values,
-values of another width. Most have one level, that they are given; a word from a list has one for each word, a
-mask or bias one for each axis that it goes along or is spread over, counts of keys one more where 0 is among them. All
-follows from the specification.
+An option is anything that a call may have or lack: a named option, an optional input, heads that share keys and values,
+values of another width. Most options have one level, their presence. An option with a list of words has a level for
+each word, a mask or bias one for each axis along which it varies or is broadcast, counts of keys one more for 0. All
+levels follow from the specification.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SC
 from attncheck.spec.options import SIXTEEN_BITS
 
 _INPUTS_KEPT = 64
-"""Cases whose inputs are kept: the workers come through the plan side by side, and a case's dtypes share them."""
+"""Cases whose inputs are kept: workers go through the plan in parallel, and the dtypes of a case share them."""
 
 _CONVERTED_KEPT = 32
-"""Of these, what was delivered lately: it is judged soon after, and kept while as much again is delivered."""
+"""Units whose converted inputs are kept: a unit is judged soon after it is delivered, while others are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One case in one dtype: what is judged at once. ``position`` is its own in the plan, ``case`` that of its case.
+    """One case in one dtype, which is judged at once: its ``position`` in the plan, and the index of its ``case``.
 
-    ``in_standard`` tells whether modes are asked for it that compile each case separately (``plan.py``).
+    ``in_standard`` is true if modes that compile each case separately run it, too.
     """
 
     position: int
@@ -50,21 +50,25 @@ class Unit:
 
 
 class Plan:
-    """The units of a run, and what each of them works on, made when it is asked for."""
+    """The units of a run, and their inputs, which are made on request."""
 
     def __init__(self, cases: Sequence[Case], units: Sequence[Unit]) -> None:
         self.cases = cases
         self.units = units
         exact: Callable[[int], dict[str, Exact]]
         exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
-        self._converted: Callable[[int, str], Inputs]
-        self._converted = lru_cache(maxsize=_CONVERTED_KEPT)(
-            lambda case, dtype: _judged_by(cases[case], convert_inputs(cases[case], exact(case), dtype))
-        )
+
+        @lru_cache(maxsize=_CONVERTED_KEPT)
+        def converted(case: int, dtype: str) -> Inputs:
+            inputs = convert_inputs(cases[case], exact(case), dtype)
+            # Only expected numbers are compared with the radii, which outweigh the inputs in a message.
+            return inputs if cases[case].expected else replace(inputs, radius={})
+
+        self._converted: Callable[[int, str], Inputs] = converted
 
     @classmethod
     def of(cls, cases: Sequence[Case], dtypes: Sequence[str], *, documents_first: bool = False) -> Plan:
-        """Plan cases in the dtypes asked for, all if none is. Raises ``UsageError`` where no case declares one."""
+        """Plan cases in some dtypes, by default all. Raises ``UsageError`` if no case declares any of them."""
         asked = [(number, case, dtype) for number, case in enumerate(cases) for dtype in case.dtypes]
         chosen = [unit for unit in asked if not dtypes or unit[2] in dtypes]
         if documents_first:
@@ -83,11 +87,11 @@ class Plan:
         return self._converted(unit.case, unit.dtype)
 
     def problem(self, unit: Unit) -> Problem:
-        """Return what a worker has to evaluate for a unit."""
+        """Return the problem of a unit, which a worker evaluates."""
         return problem_of(self.case(unit), self.inputs(unit)).as_call()
 
     def with_standard(self, positions: Collection[int]) -> Plan:
-        """Ask modes that compile each case separately for the units at these places of the plan alone."""
+        """Limit modes that compile each case separately to the units at these positions of the plan."""
         units = [replace(unit, in_standard=index in positions) for index, unit in enumerate(self.units)]
         return Plan(self.cases, units)
 
@@ -101,7 +105,7 @@ class Plan:
 
     @property
     def standard_cases(self) -> int:
-        """The number of cases for modes that compile each case separately; 0 where these are asked for all."""
+        """The number of cases for modes that compile each case separately; 0 if these run all units."""
         standard = {unit.case for unit in self.units if unit.in_standard}
         return len(standard) if any(not unit.in_standard for unit in self.units) else 0
 
@@ -114,14 +118,9 @@ class Plan:
         return iter(self.units)
 
 
-def _judged_by(case: Case, inputs: Inputs) -> Inputs:
-    """Leave the radii out where no number is held against them: sent to whoever judges they outweigh the inputs."""
-    return inputs if case.expected else replace(inputs, radius={})
-
-
 EMPTY_ROWS, SHARED_HEADS, WIDTH = "empty_rows", "shared heads", "width of values"
 DEFAULTS = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
-"""What is meant where an option is absent, for options of which every word is a level."""
+"""The meaning of an absent option, for options of which every word is a level."""
 
 NOT_ASKED = {
     "heads": "says how wide arrays are cut into heads; what two calls differ by is how many heads share keys",
@@ -133,7 +132,7 @@ NOT_ASKED = {
 
 @dataclass(frozen=True)
 class Level:
-    """One way of giving an option, and what tells whether a case ``has`` it."""
+    """One way of giving an option, and a function that returns whether a case ``has`` it."""
 
     option: str
     text: str
@@ -141,27 +140,27 @@ class Level:
 
 
 def levels_of(operation: Operation) -> dict[str, list[Level]]:
-    """Return the options of an operation as the specification has them, and the levels of each."""
-    found = {option: list(_levels_of_option(option)) for option in sorted(operation.options - NOT_ASKED.keys())}
+    """Return the options of an operation in the specification, and the levels of each."""
+    levels = {option: list(_levels_of_option(option)) for option in sorted(operation.options - NOT_ASKED.keys())}
     inputs = operation.inputs
     if operation.has_score_kinds:
-        inputs = {name: spec for own in SCORE_INPUTS.values() for name, spec in own.items()}
+        inputs = {name: spec for score_inputs in SCORE_INPUTS.values() for name, spec in score_inputs.items()}
     for name, spec in inputs.items():
         # Of two inputs that need each other, one stands for both.
         is_second = spec.needs is not None and inputs[spec.needs].needs == name and spec.needs < name
         if not spec.required and not is_second:
-            found[name] = list(_levels_of_input(name, spec))
+            levels[name] = list(_levels_of_input(name, spec))
     letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
     if "Hkv" in letters:
-        found[SHARED_HEADS] = [
+        levels[SHARED_HEADS] = [
             Level(SHARED_HEADS, "some heads share", lambda case: 1 < _length(case, "Hkv") < _length(case, "H")),
             Level(SHARED_HEADS, "all heads share", lambda case: 1 == _length(case, "Hkv") < _length(case, "H")),
         ]
     if {"D", "Dv"} <= letters:
-        found[WIDTH] = [
+        levels[WIDTH] = [
             Level(WIDTH, "values of another width", lambda case: _length(case, "Dk", "D") != _length(case, "Dv"))
         ]
-    return found
+    return levels
 
 
 @lru_cache
@@ -181,11 +180,11 @@ def _length(case: Case, *letters: str) -> int:
 
 
 def _levels_of_option(option: str) -> Iterator[Level]:
-    """Yield a level for each word of a Literal, or one alone."""
+    """Yield a level for each word of a Literal, or a single one."""
 
     def has(case: Case, word: str) -> bool:
-        given = case.options.get(option, DEFAULTS.get(option))
-        is_given = given == word if word else given is not None and given is not False
+        value = case.options.get(option, DEFAULTS.get(option))
+        is_given = value == word if word else value is not None and value is not False
         return is_given and (option != EMPTY_ROWS or _has_empty_rows(case))
 
     words = [word for word in get_args(getattr(OPTIONS[option], "type", None)) if isinstance(word, str)]
@@ -204,10 +203,10 @@ def _has_empty_rows(case: Case) -> bool:
 
 def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
     def goes_along(case: Case, axis: str, is_along: bool) -> bool:
-        own = case.input_specs.get(name)
-        if name not in case.inputs or own is None or not own.broadcast:  # of another kind of score it has no such axes
-            return name in case.inputs
-        return (case.input_shapes[name][own.axes.index(axis)] > 1) == is_along
+        input_spec = case.input_specs.get(name)
+        if name not in case.inputs or input_spec is None or not input_spec.broadcast:
+            return name in case.inputs  # of another kind of score it has no such axes
+        return (case.input_shapes[name][input_spec.axes.index(axis)] > 1) == is_along
 
     if spec.broadcast:
         for axis in spec.axes:
@@ -222,20 +221,20 @@ def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
 
 
 _SIZES = (1, 63, 1023)
-"""The largest of each class of sizes but the last: one, less than a tile, than what is split."""
+"""The largest of each class of sizes, except the last: one, less than a tile, less than the lengths that are split."""
 _SIZED = ("B", "Lq", "Lk", "T", "P", "D", "Dk", "Dv", "C", "S", "Np")
-"""Axes whose sizes meet options."""
+"""Axes whose sizes are paired with options."""
 
 
 MAX_COMPILED = 100
-"""So many units are compiled by everybody."""
+"""The largest number of units in a plan that all modes run, also those that compile each unit."""
 
 UNITS = "standard.json"
 """Bundled cases that were measured to catch faults, each with dtypes; ``tests/net/catches.py`` writes them."""
 
 
 def with_standard(plan: Plan) -> Plan:
-    """Choose the units of a plan for modes that compile each unit anew, where there is a choice."""
+    """Choose the units of a plan for modes that compile each unit separately, unless the plan is small."""
     if len(plan.units) <= MAX_COMPILED:
         return plan
     return plan.with_standard(frozenset(standard_units(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
@@ -244,8 +243,8 @@ def with_standard(plan: Plan) -> Plan:
 def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> list[int]:
     """Choose units, each a case and a dtype; return positions among the units, in their order.
 
-    All documents are chosen, and the units that were measured to catch faults, and to these what else has to be there
-    so that whatever occurs in any unit occurs in one that is chosen.
+    All documents are chosen, and the units that were measured to catch faults. Further units are added until every
+    feature that occurs in any unit occurs in a chosen one.
     """
     recorded = recorded_units()
     of_case = {number: cases[number] for number in dict.fromkeys(case for case, _ in units)}
@@ -258,7 +257,7 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
 
 
 def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
-    """Return all that occurs in each unit: options, pairs of them, tags, sizes, layouts."""
+    """Return the features of each unit: options, pairs of them, tags, sizes, layouts."""
     of_case = {number: list(_features_of_case(case)) for number, case in cases.items()}
     return [
         frozenset([(cases[case].operation, dtype)]).union(
@@ -278,7 +277,7 @@ def recorded_units() -> Mapping[str, Sequence[str]]:
 
 
 def _features_of_case(case: Case) -> Iterator[tuple[Hashable, bool]]:
-    """Yield what a case has, and whether that has to be tried both in 16 bits and in more."""
+    """Yield the features of a case, each with whether it has to be tried both in 16 bits and in more."""
     operation, levels = case.operation, given_levels(case)
     yield from ((tag, False) for tag in case.tags)
     yield from (((operation, level), True) for level in levels)
