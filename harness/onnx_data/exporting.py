@@ -1,11 +1,11 @@
-"""Cases written as ONNX's tests: inputs as stored in a dtype, and as outputs the exact answer, rounded to it once.
+"""Write cases as ONNX's tests: inputs as stored in a dtype, and as outputs the exact answer, rounded to it once.
 
-Outputs that a case takes from a file, as one that was imported does, are written as they are, so that the way there and
-back loses nothing; the exact answer stands in their place where it is requested.
+Outputs that a case takes from a file, such as an imported case, are written unchanged, so that import and export lose
+nothing; on request, the exact answer replaces them.
 
-A case of attention becomes a node of ONNX's Attention, of the least opset that has what it needs. Causality and windows
-behind a past, or from the end of lengths, stay as they are. All other rules about who attends to whom become its
-attn_mask.
+A case of attention becomes a node of ONNX's Attention, of the lowest opset that has its inputs and options. Causality
+and windows after a past, or from the end of lengths, stay as they are. All other rules about which keys a query attends
+to become its attn_mask.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _PREFIX = "test_"
 
 @dataclass
 class Exported:
-    """The tests that were written, the cases that were not by the reason, and how stored numbers compare.
+    """The tests that were written, the cases that were left out by reason, and a comparison of stored numbers.
 
-    ``alike`` counts the arrays that cases take from files as expected ones and that are the exact answer bit for bit,
-    and ``others`` the largest difference of each other one, in units in the last place.
+    ``alike`` counts the expected arrays from files that are the exact answer bit for bit. ``others`` has the largest
+    difference of each other array, in units in the last place.
     """
 
     is_exact: bool = False
@@ -58,13 +58,13 @@ class Exported:
     alike: int = 0
     others: list[float] = field(default_factory=list)
 
-    def compare(self, given: dict[str, Array], exact: dict[str, Array]) -> None:
+    def compare(self, from_files: dict[str, Array], exact: dict[str, Array]) -> None:
         """Count the arrays that are the exact answer, and measure the others."""
-        for stage, array in given.items():
+        for stage, array in from_files.items():
             if array.tobytes() == exact[stage].tobytes():
                 self.alike += 1
             else:
-                self.others.append(_units_apart(exact[stage], array.astype(np.float64)))
+                self.others.append(_difference_in_ulps(exact[stage], array.astype(np.float64)))
 
 
 def export_tests(
@@ -72,12 +72,17 @@ def export_tests(
 ) -> Exported:
     """Write cases as tests into a folder, one for each dtype. Raises ``OutputError`` and ``UsageError``.
 
-    With ``exact`` all outputs are the exact answer, those too that a case takes from a file.
+    With ``exact`` all outputs are the exact answer, also those that a case takes from a file.
     """
     exported = Exported(exact)
     plan = Plan.of(cases, dtypes)
     for unit in plan:
-        case = _as_stored(plan.case(unit))
+        case = plan.case(unit)
+        # Attributes are float32: the exact answer is that of the rounded options.
+        options: dict[str, Any] = {
+            option: float(np.float32(value)) for option, value in case.options.items() if isinstance(value, float)
+        }
+        case = replace(case, options=replace(case.options, **options))
         name = name_of(case, unit.dtype)
         try:
             if name in exported.tests:
@@ -92,23 +97,11 @@ def export_tests(
 
 
 def name_of(case: Case, dtype: str) -> str:
-    """Return what a test is called: as the case, with its dtype where the case has several."""
-    file, _, own = case.id.rpartition("/")
-    name = own if own.startswith("test-") else f"{_PREFIX}{file}_{own}"
+    """Return the name of a test: that of the case, with the dtype if the case has several."""
+    file, _, case_name = case.id.rpartition("/")
+    name = case_name if case_name.startswith("test-") else f"{_PREFIX}{file}_{case_name}"
     name += f"_{dtype}" if len(case.dtypes) > 1 else ""
-    return "".join(each if each.isalnum() else "_" for each in name)
-
-
-def _as_stored(case: Case) -> Case:
-    """Round what becomes an attribute to the float32 that holds it, so that the exact answer is that of the model."""
-    rounded: dict[str, Any] = {
-        name: _as_float32(value) for name, value in case.options.items() if isinstance(value, float)
-    }
-    return replace(case, options=replace(case.options, **rounded))
-
-
-def _as_float32(number: float | None) -> float | None:
-    return None if number is None else float(np.float32(number))
+    return "".join(character if character.isalnum() else "_" for character in name)
 
 
 def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, exported: Exported) -> BackendTest:
@@ -123,20 +116,20 @@ def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, ex
     if reason := lacks(truth, stages):
         raise NotACase(reason)
     outputs = {stage: rounded(truth.exact[stage], dtype) for stage in stages}
-    given = _given(case, dtype, outputs)
-    exported.compare(given, outputs)
+    from_files = _outputs_from_files(case, dtype, outputs)
+    exported.compare(from_files, outputs)
     if not exported.is_exact:
-        outputs |= given
+        outputs |= from_files
     if is_softmax:
         return softmax_test(name, case, inputs.arrays, outputs["weights"])
     return attention_test(name, case, inputs.arrays, outputs)
 
 
 def rounded(exact: Enclosure, dtype: str) -> Array:
-    """Round the exact numbers to a dtype once, to the nearest, in the middle between two to the even one.
+    """Round the exact numbers to a dtype once, to the nearest, ties to even.
 
-    What float64 cannot hold decides where its number would be in the middle: it is cut off, and the last bit set to 1
-    instead (rounding to odd, as in ``reading/dtypes.py``).
+    The part that float64 cannot hold decides apparent ties: it is cut off, and the last bit is set to 1 instead
+    (rounding to odd, as in ``spec/dtypes.py``).
     """
     if dtype == "float64":
         return exact.high
@@ -148,8 +141,8 @@ def rounded(exact: Enclosure, dtype: str) -> Array:
     return rounded_once(odd.view(np.float64), dtype)
 
 
-def _given(case: Case, dtype: str, outputs: dict[str, Array]) -> dict[str, Array]:
-    """Return the outputs that a case takes from a file, by their stages; none in another dtype than they are of."""
+def _outputs_from_files(case: Case, dtype: str, outputs: dict[str, Array]) -> dict[str, Array]:
+    """Return the outputs that a case takes from a file, by stage; none in a dtype other than theirs."""
     return {
         expected.of: expected.numbers.value.astype(numpy_dtype(dtype))
         for expected in case.expected
@@ -157,10 +150,10 @@ def _given(case: Case, dtype: str, outputs: dict[str, Array]) -> dict[str, Array
     }
 
 
-def _units_apart(own: Array, stored: NDArray[np.float64]) -> float:
+def _difference_in_ulps(exact_numbers: Array, stored: NDArray[np.float64]) -> float:
     """Return the largest difference in units in the last place of the exact number."""
-    exact = own.astype(np.float64)
-    info = ml_dtypes.finfo(numpy_dtype(own.dtype.name))
+    exact = exact_numbers.astype(np.float64)
+    info = ml_dtypes.finfo(numpy_dtype(exact_numbers.dtype.name))
     with np.errstate(all="ignore"):
         exponent = np.floor(np.log2(np.maximum(np.abs(exact), float(info.smallest_normal))))
         units = np.abs(stored - exact) / (float(info.eps) * 2.0**exponent)
@@ -168,7 +161,7 @@ def _units_apart(own: Array, stored: NDArray[np.float64]) -> float:
 
 
 def lines_of(exported: Exported) -> Iterator[str]:
-    """Yield lines on what was written and what was not."""
+    """Yield lines about the tests that were written and the cases that were left out."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
     if exported.alike or exported.others:
         yield f"outputs that cases take from files: {exported.alike:,} are the exact answer, rounded once, bit for bit"
@@ -180,8 +173,8 @@ def lines_of(exported: Exported) -> Iterator[str]:
         yield f"left out: {counted_names(names)}: {reason}"
 
 
-_SAID = frozenset({"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"})
-_TAKEN = frozenset(
+_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "alignment", "heads", "kv_heads", "empty_rows"})
+_INPUTS = frozenset(
     name
     for name, spec in inputs_of("attention", None).items()
     if spec.required or spec.folds_into in ("mask", "key", "value") or name in ("mask", "bias")
@@ -192,7 +185,7 @@ _OPSET, _WITH_LENGTHS = 23, 24
 
 @dataclass(frozen=True)
 class _Rules:
-    """The rules of who attends to whom: ``mask`` and lengths as the operator takes them, and its attributes."""
+    """The rules of which keys a query attends to: ``mask`` and lengths as the operator takes them, and attributes."""
 
     attributes: Mapping[str, int]
     mask: Array | None
@@ -201,9 +194,9 @@ class _Rules:
 
 
 def check_said(case: Case) -> None:
-    """Raises ``NotACase`` for an option or an input that the operator does not have."""
-    options = sorted(case.options.keys() - _SAID)
-    inputs = sorted(case.inputs.keys() - _TAKEN)
+    """Raise ``NotACase`` for an option or an input that the operator does not have."""
+    options = sorted(case.options.keys() - _OPTIONS)
+    inputs = sorted(case.inputs.keys() - _INPUTS)
     if options or inputs:
         raise NotACase(f"{(options or inputs)[0]}, which the operator does not have")
     if case.options.get("empty_rows", "zero") != "zero":
@@ -213,58 +206,57 @@ def check_said(case: Case) -> None:
 
 
 def extra_stage(case: Case) -> str | None:
-    """Return the stage that qk_matmul_output is to hold: the first that the case expects, and the operator has."""
+    """Return the stage of qk_matmul_output: the first expected stage that the operator can return."""
     return next((expected.of for expected in case.expected if _kind_of(expected.of) in STAGE_OF_MODE), None)
 
 
 def _kind_of(stage: str) -> str:
-    """Return the stage under which the operator hands one out: biased scores are masked ones without a mask."""
+    """Return the operator's name of a stage: biased scores are masked scores without a mask."""
     return "masked" if stage == "biased" else stage
 
 
 def attention_test(name: str, case: Case, arrays: Mapping[str, Array], stages: Mapping[str, Array]) -> BackendTest:
     """Return the test of a case with its exact stages. Raises ``NotACase``."""
     rules = _rules(case, arrays)
-    inputs = {onnx_name: arrays[own] for own, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V"))}
+    inputs = {
+        onnx_name: arrays[name_in_case] for name_in_case, onnx_name in (("query", "Q"), ("key", "K"), ("value", "V"))
+    }
     outputs = {"Y": stages["output"]}
-    for word, own in (("key", "K"), ("value", "V")):
+    for word, onnx_name in (("key", "K"), ("value", "V")):
         if f"past_{word}" in arrays:
             past = arrays[f"past_{word}"]
-            outputs[f"present_{word}"] = np.concatenate([past, inputs[own]], axis=2)
+            outputs[f"present_{word}"] = np.concatenate([past, inputs[onnx_name]], axis=2)
     attributes: dict[str, Any] = dict(rules.attributes)
-    attributes |= {each: float(case.options[each]) for each in ("scale", "softcap") if each in case.options}
+    attributes |= {option: float(case.options[option]) for option in ("scale", "softcap") if option in case.options}
     if case.merged:
         attributes |= {"q_num_heads": inputs["Q"].shape[1], "kv_num_heads": inputs["K"].shape[1]}
-        inputs = {each: side_by_side(array) for each, array in inputs.items()}
+        inputs = {onnx_name: side_by_side(array) for onnx_name, array in inputs.items()}
         outputs["Y"] = side_by_side(outputs["Y"])
-    inputs |= _named("attn_mask", _attn_mask(case, arrays, rules))
-    inputs |= {each: arrays[each] for each in ("past_key", "past_value") if each in arrays}
-    inputs |= _named("nonpad_kv_seqlen", rules.lengths)
+    inputs |= _optional_input("attn_mask", _attn_mask(case, arrays, rules))
+    inputs |= {past_name: arrays[past_name] for past_name in ("past_key", "past_value") if past_name in arrays}
+    inputs |= _optional_input("nonpad_kv_seqlen", rules.lengths)
     if extra := extra_stage(case):
         attributes["qk_matmul_output_mode"] = STAGE_OF_MODE.index(_kind_of(extra))
         outputs["qk_matmul_output"] = stages[extra]
-    return BackendTest(name, "Attention", _opset(rules), attributes, inputs, outputs)
+    opset = _OPSET if rules.lengths is None else _WITH_LENGTHS
+    if rules.attributes.keys() & {"left_window_size", "right_window_size"}:
+        opset = WITH_WINDOWS
+    return BackendTest(name, "Attention", opset, attributes, inputs, outputs)
 
 
-def _named(name: str, array: Array | None) -> dict[str, Array]:
+def _optional_input(name: str, array: Array | None) -> dict[str, Array]:
     return {} if array is None else {name: array}
 
 
-def _opset(rules: _Rules) -> int:
-    if rules.attributes.keys() & {"left_window_size", "right_window_size"}:
-        return WITH_WINDOWS
-    return _OPSET if rules.lengths is None else _WITH_LENGTHS
-
-
 def _rules(case: Case, arrays: Mapping[str, Array]) -> _Rules:
-    """Return who attends to whom, as the operator says it where it can, and otherwise as one mask."""
+    """Return the rules of attention as attributes and lengths of the operator if possible, and else as one mask."""
     attributes, mask, lengths = _positions(case), arrays.get("mask"), arrays.get("key_lengths")
     if "query_mask" not in arrays:
         if lengths is not None and not attributes and _is_causality_of(mask, arrays):
             return _Rules({"is_causal": 1}, None, lengths)
-        if _are_known(case, arrays, bool(attributes)):
+        if _has_positions(case, arrays, bool(attributes)):
             return _Rules(attributes, mask, lengths)
-        if lengths is None and attributes and "past_key" not in arrays and _begin(case, arrays, _keys(arrays)):
+        if lengths is None and attributes and "past_key" not in arrays and _begins_at(case, arrays, _keys(arrays)):
             return _Rules(attributes, mask, np.full(len(arrays["query"]), _keys(arrays)))
     rows = np.arange(arrays["query"].shape[2])  # with rows, causality is part of the mask as well
     folded = Problem(case.operation, case.options, arrays).canonical(rows).inputs.get("mask")
@@ -285,22 +277,22 @@ def _keys(arrays: Mapping[str, Array]) -> int:
     return int(arrays["key"].shape[2]) + (0 if past is None else int(past.shape[2]))
 
 
-def _are_known(case: Case, arrays: Mapping[str, Array], counts_positions: bool) -> bool:
-    """Return whether the operator itself has these lengths, and queries where they stand."""
+def _has_positions(case: Case, arrays: Mapping[str, Array], counts_positions: bool) -> bool:
+    """Return whether the operator has inputs for these lengths, and the positions of these queries."""
     lengths, past = arrays.get("key_lengths"), arrays.get("past_key")
     if lengths is None:
-        return not counts_positions or _begin(case, arrays, 0 if past is None else past.shape[2], from_end=False)
-    return past is None and (not counts_positions or _begin(case, arrays, lengths))
+        return not counts_positions or _begins_at(case, arrays, 0 if past is None else past.shape[2], from_end=False)
+    return past is None and (not counts_positions or _begins_at(case, arrays, lengths))
 
 
-def _begin(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
-    """Return whether the first query of each batch entry stands at a position, or as many queries before it."""
-    own = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
-    return bool((own == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())
+def _begins_at(case: Case, arrays: Mapping[str, Array], at: Array | int, *, from_end: bool = True) -> bool:
+    """Return whether the first query of each batch entry is at a position, or ``from_end``, the last one before it."""
+    offsets = arrays.get("query_offsets", np.array(query_offset(case.options, arrays)))
+    return bool((offsets == np.asarray(at) - (arrays["query"].shape[2] if from_end else 0)).all())
 
 
 def _is_causality_of(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
-    """Return whether a mask says what is_causal says with lengths: the last query is at the last used key."""
+    """Return whether a mask equals is_causal with lengths: the last query has the position of the last used key."""
     if mask is None:
         return False
     queries, keys, lengths = arrays["query"].shape[2], arrays["key"].shape[2], arrays["key_lengths"]
@@ -310,10 +302,10 @@ def _is_causality_of(mask: Array | None, arrays: Mapping[str, Array]) -> bool:
 
 
 def _attn_mask(case: Case, arrays: Mapping[str, Array], rules: _Rules) -> Array | None:
-    """Return the one attn_mask, in the shape in which it lies in the case's file if it is one input of the case.
+    """Return attn_mask, in the shape in which it is stored in the case's file if it is one input of the case.
 
-    Any other has all queries and keys: the operator adds keys to one that is short, and its implementations take no
-    other axis of length 1 than batch and heads, or take it wrongly.
+    Any other attn_mask has all queries and keys: the operator appends keys to a short one, and its implementations
+    refuse axes of length 1 other than batch and heads, or handle them wrongly.
     """
     mask, bias = rules.mask, arrays.get("bias")
     is_input = mask is None or bias is None

@@ -1,9 +1,8 @@
-"""The files of one of ONNX's backend tests: read as data with limits, never executed; data outside of them is refused.
+"""The files of one of ONNX's backend tests: read as data with limits, never executed; external data is refused.
 
 A test is a folder with ``model.onnx``, and in ``test_data_set_0`` a TensorProto for each input and output of its graph.
-It becomes an entry of a case file that is about to be written, with the arrays that lie beside it. Of the inputs the
-entry says how they stand in the file, where that decides what ONNX's operator is given for them. ONNX's Softmax is the
-operation softmax, whose scores lie along the last axis, and back.
+It becomes an entry of a new case file, with the arrays in a file next to it. An entry stores the layout of an input in
+the file if ONNX's operator depends on it. ONNX's Softmax is the operation softmax over the last axis, and vice versa.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ OPERATORS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Attention": (INPUTS, OUTPUTS),
     "Softmax": (("input",), ("output",)),
 }
-"""The operators that cases know, and what the standard calls their inputs and outputs."""
+"""The operators with an operation of cases, and the standard's names of their inputs and outputs."""
 _MAX_MODEL = 2**24
-"""Bytes of a model of one node, which has no numbers in it."""
-_MAX_NAMED = 3
+"""The largest size in bytes of a model of one node without numbers."""
+_NAMES_SHOWN = 3
 _DOMAINS = ("", "ai.onnx")
 _DTYPES = {number: name for name, number in TYPES.items()}
 
 
 class NotACase(Exception):
-    """A test that no case can say, and why."""
+    """A test that no case can express, or the reverse, with the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class BackendTest:
-    """A node with its inputs and outputs, by the names that the standard gives them."""
+    """A node with its inputs and outputs, by the standard's names."""
 
     name: str
     operator: str
@@ -58,37 +57,47 @@ class BackendTest:
 
 
 def folders_of(folder: Path) -> list[Path]:
-    """Return the tests in a folder, or the one that it is. Raises ``OnnxDataError`` where there is none."""
+    """Return the folders of tests in a folder, or the folder itself. Raises ``OnnxDataError`` if there is none."""
     try:
-        found = [folder] if (folder / MODEL).is_file() else sorted(path.parent for path in folder.glob(f"*/{MODEL}"))
+        folders = [folder] if (folder / MODEL).is_file() else sorted(path.parent for path in folder.glob(f"*/{MODEL}"))
     except OSError as error:
         raise OnnxDataError(f"{folder} cannot be read: {os.strerror(error.errno or 0)}") from None
-    if not found:
+    if not folders:
         raise OnnxDataError(f"{folder} holds no test of ONNX; expected folders with {MODEL} and {DATA_SET}0 in it")
-    return found
+    return folders
 
 
 def read_tests(folder: Path) -> Iterator[BackendTest]:
-    """Give the data sets of a test, one after the other.
+    """Yield the data sets of a test.
 
-    Raises ``NotACase`` for a model of anything else than one of the ``OPERATORS``, and ``OnnxDataError`` for a damaged
-    file.
+    Raises ``NotACase`` unless the model is one of the ``OPERATORS``, and ``OnnxDataError`` for a damaged file.
     """
     model = _parsed(folder / MODEL, onnx.ModelProto, _MAX_MODEL)
     node = _only_node(model, folder / MODEL)
+    input_names, output_names = OPERATORS[node.op_type]
+    opset = next((imported.version for imported in model.opset_import if imported.domain in _DOMAINS), 0)
     sets = sorted(folder.glob(f"{DATA_SET}*"), key=lambda path: (len(path.name), path.name))
     if not sets:
         raise OnnxDataError(f"{folder} has no {DATA_SET}0, where its inputs and outputs are expected")
     for place in sets:
         number = place.name.removeprefix(DATA_SET)
         name = folder.resolve().name + ("" if number == "0" else f"_{number}")
-        yield _read_set(name, model, node, place)
+        inputs = _arrays([value.name for value in model.graph.input], place, "input")
+        outputs = _arrays([value.name for value in model.graph.output], place, "output")
+        yield BackendTest(
+            name,
+            node.op_type,
+            opset,
+            {attribute.name: _attribute_value(attribute, place) for attribute in node.attribute},
+            _by_formal_names(node.input, input_names, inputs, place),
+            _by_formal_names(node.output, output_names, outputs, place),
+        )
 
 
 def _only_node(model: Any, path: Path) -> Any:
-    """Return a model's one node.
+    """Return a model's only node.
 
-    Raises ``NotACase`` where it has others, or is none of the ``OPERATORS``, and ``OnnxDataError`` where it has none.
+    Raises ``NotACase`` if it has more nodes, or another operator, and ``OnnxDataError`` if it has none.
     """
     nodes = list(model.graph.node)
     if not nodes:
@@ -103,21 +112,7 @@ def _only_node(model: Any, path: Path) -> Any:
     return node
 
 
-def _read_set(name: str, model: Any, node: Any, place: Path) -> BackendTest:
-    inputs = _arrays([value.name for value in model.graph.input], place, "input")
-    outputs = _arrays([value.name for value in model.graph.output], place, "output")
-    names = OPERATORS[node.op_type]
-    return BackendTest(
-        name,
-        node.op_type,
-        next((each.version for each in model.opset_import if each.domain in _DOMAINS), 0),
-        {each.name: _attribute(each, place) for each in node.attribute},
-        _by_formal_names(node.input, names[0], inputs, place),
-        _by_formal_names(node.output, names[1], outputs, place),
-    )
-
-
-def _attribute(attribute: Any, place: Path) -> Any:
+def _attribute_value(attribute: Any, place: Path) -> Any:
     try:
         return helper.get_attribute_value(attribute)
     except Exception as error:  # whatever a damaged attribute makes of it
@@ -127,18 +122,18 @@ def _attribute(attribute: Any, place: Path) -> Any:
 def _by_formal_names(
     names: Sequence[str], formal: Sequence[str], arrays: Mapping[str, Array], place: Path
 ) -> dict[str, Array]:
-    """Give the standard's names to what a node takes or returns; an empty name is left out."""
+    """Return the inputs or outputs of a node by the standard's names; an empty name is left out."""
     if len(names) > len(formal):
         raise OnnxDataError(f"{place.parent / MODEL}: a node of {len(names)} inputs or outputs; expected {len(formal)}")
-    found = {}
-    for own, name in zip(names, formal, strict=False):
-        if own:
-            if own not in arrays:
+    by_name = {}
+    for graph_name, name in zip(names, formal, strict=False):
+        if graph_name:
+            if graph_name not in arrays:
                 raise OnnxDataError(
-                    f"{place.parent / MODEL}: the graph has no input or output {own[:40]!r} of its node"
+                    f"{place.parent / MODEL}: the graph has no input or output {graph_name[:40]!r} of its node"
                 )
-            found[name] = arrays[own]
-    return found
+            by_name[name] = arrays[graph_name]
+    return by_name
 
 
 def _arrays(names: Sequence[str], place: Path, kind: str) -> dict[str, Array]:
@@ -180,7 +175,7 @@ def _parsed(path: Path, kind: Any, largest: int) -> Any:
 
 
 def write_test(folder: Path, test: BackendTest) -> None:
-    """Write a test as ONNX's own are written. Raises ``OutputError``, also where the folder is there already."""
+    """Write a test in the form of ONNX's tests. Raises ``OutputError``, also if the folder exists already."""
     data = folder / f"{DATA_SET}0"
     if data.exists():
         raise OutputError(f"{data} is already there; remove it, or name another folder")
@@ -200,7 +195,7 @@ def _model_of(test: BackendTest) -> Any:
     ]
     node = helper.make_node(test.operator, *names, **test.attributes)
     infos = [
-        [helper.make_tensor_value_info(name, TYPES[each.dtype.name], each.shape) for name, each in arrays.items()]
+        [helper.make_tensor_value_info(name, TYPES[array.dtype.name], array.shape) for name, array in arrays.items()]
         for arrays in (test.inputs, test.outputs)
     ]
     graph = helper.make_graph([node], test.name, *infos)
@@ -209,14 +204,14 @@ def _model_of(test: BackendTest) -> Any:
 
 
 Source = dict[str, Any]
-"""An array as a case file describes it."""
+"""The description of an array in a case file."""
 
 
 @dataclass
 class Entry:
-    """A case as far as it is known; ``notes`` say what of the test the case does not say.
+    """A case as far as it is known; ``notes`` are the parts of the test that the case does not express.
 
-    ``inputs`` and ``expected`` stages are described with arrays by their names; ``beside`` are these arrays.
+    ``inputs`` and ``expected`` stages refer to arrays by name; ``beside`` are these arrays.
     """
 
     operation: str
@@ -229,12 +224,12 @@ class Entry:
     beside: dict[str, Array] = field(default_factory=dict)
 
     def stored(self, name: str, array: Array) -> Source:
-        """Keep an array beside the case, and return how the case refers to it."""
+        """Add an array to the file of arrays, and return the case's reference to it."""
         self.beside[name] = array
         return {"name": name}
 
     def expect(self, stage: str, called: str, array: Array, *, transpose: bool = False) -> None:
-        """Expect what the test says of a stage."""
+        """Expect the test's numbers of a stage."""
         if array.dtype.name != self.dtype:
             self.notes.append(f"{called} is of {array.dtype.name} and is left out: the case computes in {self.dtype}")
             return
@@ -242,42 +237,39 @@ class Entry:
         self.expected.append({"stage": stage, "called": called, "printed": self.stored(called, array), **turned})
 
     def data(self, name: str, identity: str, place: dict[str, str]) -> dict[str, Any]:
-        """Return the entry of a case file; ``place`` says where the arrays lie."""
+        """Return the entry of a case file; ``place`` is the file of the arrays and its checksum."""
+        stored = {source["name"] for name, source in self.inputs.items() if "name" in source and name != "bias"}
+        numbers = (self.beside[array_name] for array_name in stored)
+        is_nonfinite = any(array.dtype.kind in "fV" and not np.isfinite(array).all() for array in numbers)
         fields: dict[str, Any] = {
             "name": name,
             "id": identity,
-            "inputs": {each: _placed(source, place) for each, source in self.inputs.items()},
+            "inputs": {name: _with_file(source, place) for name, source in self.inputs.items()},
             "options": self.options,
             "dtypes": [self.dtype],
             "layout": "merged" if self.is_merged else None,
-            "allow_nonfinite": True if self._is_nonfinite() else None,
+            "allow_nonfinite": True if is_nonfinite else None,
             "computed_in": self.dtype if self.expected else None,
-            "expect": [{**each, "printed": _placed(each["printed"], place)} for each in self.expected],
+            "expect": [{**expected, "printed": _with_file(expected["printed"], place)} for expected in self.expected],
             "notes": self.notes,
         }
         return {key: value for key, value in fields.items() if value not in (None, {}, [])}
 
-    def _is_nonfinite(self) -> bool:
-        """Return whether NaN or infinity stands where a case has to say that it is meant."""
-        names = {source["name"] for name, source in self.inputs.items() if "name" in source and name != "bias"}
-        numbers = (self.beside[name] for name in names)
-        return any(array.dtype.kind in "fV" and not np.isfinite(array).all() for array in numbers)
 
-
-def _placed(source: Any, place: dict[str, str]) -> Any:
-    """Enter the file of every array beside the case."""
+def _with_file(source: Any, place: dict[str, str]) -> Any:
+    """Add the file and its checksum to every reference to an array."""
     if isinstance(source, list):
-        return [_placed(each, place) for each in source]
+        return [_with_file(item, place) for item in source]
     if not isinstance(source, dict):
         return source
-    own = {key: _placed(value, place) for key, value in source.items()}
-    return {"file": place["file"], **own, "sha256": place["sha256"]} if "name" in source else own
+    fields = {key: _with_file(value, place) for key, value in source.items()}
+    return {"file": place["file"], **fields, "sha256": place["sha256"]} if "name" in source else fields
 
 
 def begin(test: BackendTest, operation: str, numbers: tuple[str, ...], known: frozenset[str]) -> Entry:
-    """Begin a case in the dtype of a test's ``numbers``. Raises ``NotACase`` where they differ, or are none of cases'.
+    """Begin a case in the dtype of a test's ``numbers``. Raises ``NotACase`` if they differ, or no case has the dtype.
 
-    ``known`` are the attributes that a case can say.
+    ``known`` are the attributes that a case can express.
     """
     missing = [name for name in numbers[:1] if name not in test.inputs]
     if missing or not test.outputs:
@@ -295,24 +287,24 @@ def begin(test: BackendTest, operation: str, numbers: tuple[str, ...], known: fr
 
 
 def counted_names(names: Sequence[str]) -> str:
-    """Return how many there are, and the first of them."""
-    listed = ", ".join(names[:_MAX_NAMED])
-    return f"{len(names):,} ({listed}{', ...' if len(names) > _MAX_NAMED else ''})"
+    """Return the number of names, and the first of them."""
+    listed = ", ".join(names[:_NAMES_SHOWN])
+    return f"{len(names):,} ({listed}{', ...' if len(names) > _NAMES_SHOWN else ''})"
 
 
 def shape_in_file(case: Case, name: str) -> Shape | None:
-    """Return the shape of an input that lies in a file, as it lies there; None of any other input."""
+    """Return the shape in its file of an input that is stored in one; None for any other input."""
     return _shape(padded(case, name) or _source(case, name))
 
 
 def is_turned(case: Case, name: str) -> bool:
-    """Return whether an input lies in a file with its last two axes swapped."""
+    """Return whether an input is stored in a file with its last two axes swapped."""
     source = _source(case, name)
     return isinstance(source, StoredArray) and source.transpose
 
 
 def padded(case: Case, name: str) -> kinds.Array | None:
-    """Return what a mask or a bias is before keys are added to it that nobody may attend to; None where none are."""
+    """Return a mask or a bias without the forbidden keys that are appended to it; None if there are none."""
     source = _source(case, name)
     match source:
         case kinds.Concat(concat=[StoredArray() as first, kinds.Constant() as rest], axis=-1) if not (
@@ -334,7 +326,7 @@ def _shape(source: kinds.Array) -> Shape | None:
 
 
 _OPSET = 13
-"""Since then the axis is one axis. Before, it was where the array was folded to a matrix."""
+"""The first opset whose Softmax has one axis. Before, the axis was the place at which the array became a matrix."""
 
 
 def softmax_entry(test: BackendTest) -> Entry:
@@ -362,13 +354,13 @@ def softmax_test(name: str, case: Case, arrays: Mapping[str, Array], weights: Ar
     _check_rows(scores, -1)
     shape = shape_in_file(case, "scores") or scores.shape
     if turned:
-        scores, weights = (np.swapaxes(each, -1, -2) for each in (scores, weights))
-    scores, weights = (each.reshape(shape) for each in (scores, weights))
+        scores, weights = (np.swapaxes(array, -1, -2) for array in (scores, weights))
+    scores, weights = (array.reshape(shape) for array in (scores, weights))
     attributes = {"axis": scores.ndim - 2} if turned else {}
     return BackendTest(name, "Softmax", _OPSET, attributes, {"input": scores}, {"output": weights})
 
 
 def _check_rows(scores: Array, axis: int) -> None:
-    """Refuse a row without a finite score: what it gives is a convention of cases, and NaN by ONNX's formula."""
+    """Refuse a row without a finite score: its result is a convention in cases, and NaN by ONNX's formula."""
     if (scores == -np.inf).all(axis=axis).any():
         raise NotACase("a row of minus infinity alone, of which ONNX's Softmax makes NaN")

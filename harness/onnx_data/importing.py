@@ -1,6 +1,6 @@
-"""Folders of ONNX's tests read into a folder of cases: a file for each operator, and the arrays of each case beside.
+"""Read folders of ONNX's tests into a folder of cases: a file for each operator, next to the arrays of each case.
 
-ONNX's Attention becomes the operation attention: inputs, options, and what it says of the stages.
+ONNX's Attention becomes the operation attention: inputs, options and expected stages.
 https://onnx.ai/onnx/operators/onnx__Attention.html
 """
 
@@ -50,7 +50,7 @@ _PRECISIONS = {
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Heads, the lengths of the queries, of all keys and of the past, and whether heads come side by side."""
+    """Heads, the lengths of the queries, of all keys and of the past, and whether heads are side by side."""
 
     heads: int
     kv_heads: int
@@ -61,7 +61,7 @@ class _Sizes:
 
 
 def attention_entry(test: BackendTest) -> Entry:
-    """Return the case of a test. Raises ``NotACase`` for what no case says."""
+    """Return the case of a test. Raises ``NotACase`` if no case can express it."""
     entry = begin(test, "attention", _NUMBERS, _ATTRIBUTES)
     sizes = _sizes(test)
     entry.is_merged = sizes.is_merged
@@ -103,44 +103,40 @@ def _sizes(test: BackendTest) -> _Sizes:
 
 
 def _by_head(array: Array, heads: int) -> Array:
-    """Give every head its own rows: (B, L, H D) -> (B, H, L, D)."""
+    """Split the heads: (B, L, H D) -> (B, H, L, D)."""
     if array.shape[-1] % heads:
         raise NotACase("a width that its heads do not share evenly")
     return np.ascontiguousarray(by_head(array, heads))
 
 
 def _take_options(entry: Entry, test: BackendTest) -> None:
-    given = test.attributes
-    if given.get("is_causal"):
+    attributes = test.attributes
+    if attributes.get("is_causal"):
         entry.options["is_causal"] = True
-    if "scale" in given:
-        if not given["scale"] > 0:
+    if "scale" in attributes:
+        if not attributes["scale"] > 0:
             raise NotACase("a scale that is not positive")
-        entry.options["scale"] = float(given["scale"])
-    if given.get("softcap"):
-        if not given["softcap"] > 0:
+        entry.options["scale"] = float(attributes["scale"])
+    if attributes.get("softcap"):
+        if not attributes["softcap"] > 0:
             raise NotACase("a softcap that is not positive")
-        entry.options["softcap"] = float(given["softcap"])
-    window = [int(given.get(name, -1)) for name in ("left_window_size", "right_window_size")]
+        entry.options["softcap"] = float(attributes["softcap"])
+    window = [int(attributes.get(name, -1)) for name in ("left_window_size", "right_window_size")]
     if min(window) < -1:
         raise NotACase("a side of a window below -1")
     if max(window) >= 0:
         entry.options["window"] = [None if side < 0 else side for side in window]
-    if "softmax_precision" in given:
-        _note_precision(entry, int(given["softmax_precision"]))
-
-
-def _note_precision(entry: Entry, number: int) -> None:
-    """Allow a softmax in the dtype, or in a wider one: a case says no precision, and bounds are those of its dtype."""
-    precision = _PRECISIONS.get(number)
-    own = numpy_dtype(entry.dtype).itemsize
-    if precision is None or (precision != entry.dtype and numpy_dtype(precision).itemsize <= own):
+    if "softmax_precision" not in attributes:
+        return
+    # A case has no precision of its softmax: its bounds are those of its dtype.
+    precision, size = _PRECISIONS.get(int(attributes["softmax_precision"])), numpy_dtype(entry.dtype).itemsize
+    if precision is None or (precision != entry.dtype and numpy_dtype(precision).itemsize <= size):
         raise NotACase("a softmax_precision that is narrower than its inputs")
     entry.notes.append(f"softmax_precision ({precision}) is left out: it does not change the exact answer")
 
 
 def _take_mask(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
-    """Take attn_mask as a mask or a bias, and write out the keys that the operator adds to a short one."""
+    """Enter attn_mask as a mask or a bias, and write out the keys that the operator adds to a short one."""
     mask = test.inputs.get("attn_mask")
     if mask is None:
         return
@@ -162,7 +158,7 @@ def _take_mask(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
 
 
 def _take_lengths(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
-    """Take nonpad_kv_seqlen: with it, the last query stands at the last key that is used."""
+    """Enter nonpad_kv_seqlen: with it, the last query has the position of the last key that is used."""
     lengths = test.inputs.get("nonpad_kv_seqlen")
     if lengths is None:
         return
@@ -191,8 +187,8 @@ def _take_outputs(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
     for name in ("K", "V"):
         present, past = (f"{word}_{'key' if name == 'K' else 'value'}" for word in ("present", "past"))
         if present in test.outputs:
-            own = _by_head(test.inputs[name], sizes.kv_heads) if sizes.is_merged else test.inputs[name]
-            whole = np.concatenate([test.inputs[past], own], axis=2) if past in test.inputs else own
+            new = _by_head(test.inputs[name], sizes.kv_heads) if sizes.is_merged else test.inputs[name]
+            whole = np.concatenate([test.inputs[past], new], axis=2) if past in test.inputs else new
             if whole.tobytes() != np.ascontiguousarray(test.outputs[present]).tobytes():
                 raise NotACase(f"a {present} that is not the past with what is new behind it")
     if "Y" in test.outputs:
@@ -203,7 +199,7 @@ def _take_outputs(entry: Entry, test: BackendTest, sizes: _Sizes) -> None:
 
 
 def _stage_of(entry: Entry, test: BackendTest) -> str:
-    """Name the stage that qk_matmul_output_mode hands out."""
+    """Return the stage that qk_matmul_output_mode selects."""
     mode = int(test.attributes.get("qk_matmul_output_mode", 0))
     if not 0 <= mode < len(STAGE_OF_MODE):
         raise NotACase(f"a qk_matmul_output_mode of {mode}")
@@ -219,9 +215,9 @@ _ENTRIES: Mapping[str, Callable[[BackendTest], Entry]] = {"Attention": attention
 
 @dataclass
 class Imported:
-    """The cases that were written by their files, and the tests that were left out by the reason.
+    """The number of written cases by file, and the tests that were left out by reason.
 
-    ``notes`` say of cases what of their tests they do not say.
+    ``notes`` are the parts of tests that their cases do not express.
     """
 
     files: dict[Path, int] = field(default_factory=dict)
@@ -230,7 +226,7 @@ class Imported:
 
 
 def import_tests(folder: Path, output: Path) -> Imported:
-    """Write the tests of a folder as cases. Raises ``OnnxDataError``, and ``OutputError`` where files are there."""
+    """Write the tests of a folder as cases. Raises ``OnnxDataError``, and ``OutputError`` if a file exists already."""
     importing = _Importing(output)
     try:
         for place in folders_of(folder):
@@ -247,17 +243,17 @@ class _Importing:
     """The result of an import: the entries of each file, and the paths that were ``written``."""
 
     output: Path
-    found: Imported = field(default_factory=Imported)
+    imported: Imported = field(default_factory=Imported)
     cases: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     written: list[Path] = field(default_factory=list)
 
     def take(self, place: Path) -> None:
-        """Make cases of the data sets of a test, or say why not."""
+        """Make cases of the data sets of a test, or store the reason why not."""
         try:
             for test in read_tests(place):
                 self._take(test)
         except NotACase as reason:
-            self.found.left_out.setdefault(str(reason), []).append(place.resolve().name)
+            self.imported.left_out.setdefault(str(reason), []).append(place.resolve().name)
 
     def _take(self, test: BackendTest) -> None:
         try:
@@ -268,7 +264,8 @@ class _Importing:
         if identity in entries:
             raise NotACase("another test of the same name")
         arrays = Path("arrays") / f"{test.name}.npz"
-        checksum = self._write_arrays(self.output / arrays, entry)
+        content, checksum = stored_arrays(entry.beside)
+        self._write(self.output / arrays, content)
         data = entry.data(test.name, identity, {"file": arrays.as_posix(), "sha256": checksum})
         try:
             case_of_data(_file(entry.operation, [data]), self.output, f"{entry.operation}/{identity}")
@@ -279,13 +276,7 @@ class _Importing:
             raise NotACase(said) from None
         entries[identity] = data
         for note in entry.notes:
-            self.found.notes.setdefault(note, []).append(test.name)
-
-    def _write_arrays(self, path: Path, entry: Entry) -> str:
-        """Write the arrays of a case, and return the checksum of their file."""
-        content, checksum = stored_arrays(entry.beside)
-        self._write(path, content)
-        return checksum
+            self.imported.notes.setdefault(note, []).append(test.name)
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
@@ -305,8 +296,8 @@ class _Importing:
                 path = self.output / f"{operation}.yaml"
                 file = _file(operation, list(entries.values()))
                 self._write(path, case_text(file).encode())
-                self.found.files[path] = len(entries)
-        return self.found
+                self.imported.files[path] = len(entries)
+        return self.imported
 
 
 def _file(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -327,7 +318,7 @@ def _file(operation: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def lines_of(imported: Imported) -> Iterator[str]:
-    """Yield lines on what was read and what was not."""
+    """Yield lines about the tests that were read and the tests that were left out."""
     for path, count in imported.files.items():
         yield f"{count:,} cases: {path}"
     for note, names in imported.notes.items():
