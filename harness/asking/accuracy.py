@@ -1,11 +1,11 @@
-"""The declarations of an implementation, found by trying: the class of its accuracy, and the shapes that it requires.
+"""Measurement of declarations of an implementation: the class of its accuracy, and the shapes that it requires.
 
-Every case is computed once, and held to each class that its dtype has, the presets among them. What holds is measured;
-nothing is chosen by it. A class that is declared says what may be given up, and a looser one finds less.
+Every case runs once, and is judged by each class of its dtype, with the presets. The measurement does not change the
+declaration: a declared class says how much accuracy may be lost, and a looser one finds fewer faults.
 
-A function that refuses most shapes agrees with little, and nobody knows why until the refusals are read. What it does
-take is found by calling it: the cases that it refuses are padded to the strictest shapes, and then each requirement
-is halved, and dropped, as far as no case is lost.
+A function that refuses most shapes agrees in few cases. The requirements of such a function are found by calls: the
+cases that it refuses are padded to the strictest shapes, and then each requirement is halved, and dropped, as long as
+all cases still run.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from attncheck.spec.classes import PRESETS
 from attncheck.spec.verdicts import Verdict
 
 _MAX_ELEMENTS = 1 << 14
-"""Of the inputs of a case that is small."""
+"""Largest inputs of a small case."""
 
 
 @dataclass(frozen=True)
 class ClassUse:
-    """A rounding model, held against what an implementation computed.
+    """A rounding model compared with the results of an implementation.
 
     Attributes:
         name: The class.
         wrong: The ids of the cases that are wrong by it.
-        used: The largest error over what the class permits there: 1 is all of it.
+        used: The largest error over its bound by the class: at 1, the class is used up.
     """
 
     name: str
@@ -58,9 +58,9 @@ class ClassUse:
 
 @dataclass(frozen=True)
 class MeasuredAccuracy:
-    """An implementation in a dtype, with every class of it: those that hold first, the tightest of them in front.
+    """The measured classes of an implementation in a dtype: first those that hold, the tightest first.
 
-    ``wrong_anyhow`` are the cases that no class permits, which no accuracy explains; they count for none.
+    ``wrong_anyhow`` are the cases that are wrong by every class, and count for none: accuracy is not their cause.
     """
 
     implementation: str
@@ -73,37 +73,37 @@ class MeasuredAccuracy:
 
     @property
     def is_measured(self) -> bool:
-        """True if any case was computed that some class permits."""
+        """True if some case is right by some class."""
         return self.computed > len(self.wrong_anyhow)
 
     @property
     def holds_declared(self) -> bool:
-        """True if the class that is declared holds in every case that was computed."""
-        return not self.wrong_anyhow and not any(each.wrong for each in self.classes if each.name == self.declared)
+        """True if all computed cases are right by the declared class."""
+        return not self.wrong_anyhow and not any(use.wrong for use in self.classes if use.name == self.declared)
 
     @property
     def answer(self) -> str:
-        """It in a line."""
+        """The result in a line."""
         if not self.is_measured:
             return f"{self.dtype}: none measured"
         wrong = counted(len(self.wrong_anyhow), "case")
-        beside = f", but in {wrong} that no class permits" if self.wrong_anyhow else ""
-        return f"{self.dtype}: {self.tightest or 'no class'} holds{beside}"
+        exception = f", but in {wrong} that no class permits" if self.wrong_anyhow else ""
+        return f"{self.dtype}: {self.tightest or 'no class'} holds{exception}"
 
     @property
     def tightest(self) -> str:
-        """The tightest class that holds; empty where none does."""
-        return next((each.name for each in self.classes if not each.wrong), "")
+        """The tightest class that holds; empty if none does."""
+        return next((use.name for use in self.classes if not use.wrong), "")
 
 
 def classes_of(dtype: str) -> list[str]:
-    """Return the rounding models of a dtype by name, those with names of their own first."""
-    own = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
-    return own + [name for name, preset in PRESETS.items() if preset.parts.split()[0] in own]
+    """Return the names of the rounding models of a dtype, and then those of presets."""
+    with_parts = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
+    return with_parts + [name for name, preset in PRESETS.items() if preset.parts.split()[0] in with_parts]
 
 
 def small_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return the cases that are quickly computed and judged, and that ask for no convention of their own."""
+    """Return the cases that run and are judged quickly, and that set no convention."""
     sizes = {case.id: sum(map(math.prod, case.input_shapes.values())) for case in cases}
     return [case for case in cases if sizes[case.id] <= _MAX_ELEMENTS and not CONVENTIONS & case.options.keys()]
 
@@ -111,9 +111,9 @@ def small_cases(cases: Sequence[Case]) -> list[Case]:
 def measure_accuracy(
     implementation: Implementation, cases: Sequence[Case], dtype: str, limits: Limits, store: Store = NO_STORE
 ) -> MeasuredAccuracy:
-    """Compute the cases that have the dtype, and hold the results to each of its classes.
+    """Run the cases that have the dtype, and judge the results by each of its classes.
 
-    Exact answers are taken from the ``store``. Calls are made as in a check, with the state probe, so
+    Exact answers come from the ``store``. Calls are made as in a check, with the state probe, so
     that a result that fails a check in any class fails here.
 
     Raises ``ValueError`` for a dtype that the implementation does not declare.
@@ -125,23 +125,23 @@ def measure_accuracy(
     names = list(dict.fromkeys([declared, *classes_of(dtype)]))
     wrong: Mapping[str, list[str]] = {name: [] for name in names}
     used, computed, wrong_anyhow = dict.fromkeys(names, 0.0), 0, []
-    for case, found in _judged(implementation, chosen, dtype, limits, names, store):
+    for case, by_class in _judge_by_class(implementation, chosen, dtype, limits, names, store):
         computed += 1
-        failing = [name for name, judgements in found.items() if any(each.verdict.exit_code for each in judgements)]
+        failing = [name for name, judged in by_class.items() if any(stage.verdict.exit_code for stage in judged)]
         if len(failing) == len(names):
             wrong_anyhow.append(case.id)
             continue
         for name in failing:
             wrong[name].append(case.id)
-        for name, judgements in found.items():
-            errors = [error for each in judgements for error in (each.accumulated, each.introduced)]
+        for name, judged in by_class.items():
+            errors = [error for stage in judged for error in (stage.accumulated, stage.introduced)]
             used[name] = max([used[name], *(error.ratio for error in errors if error is not None)])
     uses = [ClassUse(name, wrong[name], used[name]) for name in names]
     uses.sort(key=lambda use: (len(use.wrong), -use.used if not use.wrong else use.used))
     return MeasuredAccuracy(implementation.name, dtype, declared, computed, len(chosen), wrong_anyhow, uses)
 
 
-def _judged(
+def _judge_by_class(
     implementation: Implementation,
     cases: Sequence[Case],
     dtype: str,
@@ -149,9 +149,9 @@ def _judged(
     names: Sequence[str],
     store: Store,
 ) -> Iterator[tuple[Case, Mapping[str, Sequence[StageJudgement]]]]:
-    """Yield the cases that it computes, with its stages by class, but for those that are right by its own convention.
+    """Yield the computed cases, with their judged stages by class.
 
-    The errors of these are measured against the case's.
+    Stages that are right only by another convention are left out: their errors are relative to that of the case.
     """
     with Engine(limits, store) as engine:
         expected = engine.expected_failures_of(implementation)
@@ -161,17 +161,17 @@ def _judged(
             if not isinstance(outcome, Computed):
                 continue
             truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
-            own = known_conventions(implementation, outcome, expected, question)
+            known = known_conventions(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
-                judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, own)
+                judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, known)
                 judged = with_faults(judged, outcome.faults)
                 by_class[name] = [stage for stage in judged.judgements if stage.verdict is not Verdict.SEMANTIC]
             yield case, by_class
 
 
 def lines_of(accuracy: MeasuredAccuracy) -> Iterator[str]:
-    """Yield what was measured, for people: a line for each class, and the line that would declare the tightest."""
+    """Yield the result for people: a line for each class, and the line that would declare the tightest."""
     of = f"{accuracy.computed:,} of {counted(accuracy.asked, 'case')}"
     yield f"{accuracy.implementation} in {accuracy.dtype}, {of} computed. Used: largest error / what the class permits."
     if accuracy.wrong_anyhow:
@@ -179,11 +179,11 @@ def lines_of(accuracy: MeasuredAccuracy) -> Iterator[str]:
         yield f"  {number} wrong by every class, and left out: the first {accuracy.wrong_anyhow[0]}"
     if not accuracy.is_measured:
         return
-    width = max(len(each.name) for each in accuracy.classes)
-    for each in accuracy.classes:
-        verdict = f"wrong in {len(each.wrong):,}, the first {each.wrong[0]}" if each.wrong else "holds"
-        declared = " (declared)" if each.name == accuracy.declared else ""
-        yield f"  {each.name:{width}}  used {each.used:8.3g}  {verdict}{declared}"
+    width = max(len(use.name) for use in accuracy.classes)
+    for use in accuracy.classes:
+        verdict = f"wrong in {len(use.wrong):,}, the first {use.wrong[0]}" if use.wrong else "holds"
+        declared = " (declared)" if use.name == accuracy.declared else ""
+        yield f"  {use.name:{width}}  used {use.used:8.3g}  {verdict}{declared}"
     if accuracy.tightest not in ("", accuracy.declared):
         parts = f" ({PRESETS[accuracy.tightest].parts})" if accuracy.tightest in PRESETS else ""
         yield f"The tightest class that holds is {accuracy.tightest}{parts}. If the kernel means to be right to that:"
@@ -204,18 +204,18 @@ _STARTS: tuple[Requirements, ...] = (
     {"lengths": "equal"},
     {"value_width": "equal"},
 )
-"""What is tried first: a wider width takes a scale, and longer sequences a mask, which not every function has."""
+"""The first requirements to try: not every function has the scale that a larger width needs, or a mask."""
 _LEAST_MULTIPLE = 8
 _MOST_TRIED, _MOST_COUNTED = 60, 600
-"""Cases that requirements are tried on, and those that are then tried with the ones that stay."""
+"""Cases on which requirements are tried, and cases on which the remaining ones are then counted."""
 _MOST_ELEMENTS = 1 << 16
 _MOST_SECONDS = 60.0
-"""A function that takes longer for all that would be asked of it is not tried further, and nothing is advised."""
+"""If the trials of a function take longer, they end without a result."""
 
 
 @dataclass(frozen=True)
 class Widening:
-    """The requirements that a function may declare, and the number of cases that it then computes, of those tried."""
+    """Requirements that a function may declare, and the number of tried cases that it then computes."""
 
     requires: Requirements
     computed: int
@@ -231,10 +231,10 @@ class Widening:
 
 
 def find_widening(implementation: Implementation, refused: Sequence[Case], limits: Limits) -> Widening | None:
-    """Return the loosest requirements by which a user's function computes cases that it refuses as they are.
+    """Return the loosest requirements by which a user's function computes cases that it refuses without padding.
 
-    None where no padding helps, where the function says itself what it requires, and where trying it takes too long.
-    The cases that are tried are limited by their number, so that the advice is the same on every machine.
+    None if no padding helps, if the function declares requirements, or if the trials take too long. The number of tried
+    cases is limited, not their time, so that the result is the same on every machine.
     """
     entry = implementation.entry
     if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
@@ -244,21 +244,21 @@ def find_widening(implementation: Implementation, refused: Sequence[Case], limit
     small = [case for case in small if dtype in case.dtypes]
     with closing(Workers(limits, probes_state=False)) as workers, suppress(_TooSlowError):
         trial = _Trial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
-        if (requires := _loosened(trial, _spread(small, _MOST_TRIED))) is not None:
-            tried = [trial.computes(case, requires) for case in _spread(small, _MOST_COUNTED)]
+        if (requires := _loosest_requirements(trial, _evenly_spaced(small, _MOST_TRIED))) is not None:
+            tried = [trial.computes(case, requires) for case in _evenly_spaced(small, _MOST_COUNTED)]
             return Widening(requires, sum(tried), len(tried))
     return None
 
 
-def _spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
-    """Return at most so many cases, that lie evenly apart."""
+def _evenly_spaced(cases: Sequence[Case], most: int) -> Sequence[Case]:
+    """Return at most so many cases, evenly spaced."""
     return cases[:: max(1, math.ceil(len(cases) / most))]
 
 
-def _loosened(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
-    """Begin where most is computed, halve what can be without a case less, and then drop what is not needed at all."""
+def _loosest_requirements(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
+    """Start with the requirements by which most cases run; halve and drop them as long as all of these run."""
     by_start = [[case for case in sample if trial.computes(case, start)] for start in _STARTS]
-    computed, requires = max(zip(by_start, _STARTS, strict=True), key=lambda each: len(each[0]))
+    computed, requires = max(zip(by_start, _STARTS, strict=True), key=lambda pair: len(pair[0]))
     if not computed:
         return None
 
@@ -273,17 +273,17 @@ def _loosened(trial: _Trial, sample: Sequence[Case]) -> Requirements | None:
                 break
             requires = {**requires, name: value}
     for name in start:
-        without = {each: value for each, value in requires.items() if each != name}
+        without = {key: value for key, value in requires.items() if key != name}
         requires = without if is_enough(without) else requires
     return requires
 
 
 class _TooSlowError(Exception):
-    """Trying takes longer than anybody waits."""
+    """The trials take too long."""
 
 
 class _Trial:
-    """A worker in which a function is called as if it had declared this or that."""
+    """A worker in which a function is called as if it had declared other requirements."""
 
     def __init__(
         self, implementation: Implementation, entry: UserImplementation, dtype: str, runner: GroupRunner[Any]
@@ -294,9 +294,9 @@ class _Trial:
         self._until = monotonic() + _MOST_SECONDS
 
     def computes(self, case: Case, requires: Requirements) -> bool:
-        """Return whether the function computes a case that is padded as these requirements say.
+        """Return whether the function computes a case that is padded to these requirements.
 
-        Raises ``_TooSlowError`` once that has taken too long.
+        Raises ``_TooSlowError`` if the trials take too long.
         """
         if monotonic() > self._until:
             raise _TooSlowError
@@ -304,12 +304,13 @@ class _Trial:
             self._problems[case.id] = Question(case, self._dtype).problem
         problem, description = self._problems[case.id], ""
         if requires:
-            own = replace(self._entry, requirements={each: dict(requires) for each in self._entry.parameters})
-            padding = padded_call(replace(self._implementation, entry=own), problem)
+            requirements = {parameter: dict(requires) for parameter in self._entry.parameters}
+            entry = replace(self._entry, requirements=requirements)
+            padding = padded_call(replace(self._implementation, entry=entry), problem)
             if isinstance(padding, Failure):
                 return False
             problem, description = (padding.problem, padding.description) if padding else (problem, description)
-        key = case.id, description  # which says by how much every length grows
+        key = case.id, description  # the description contains the growth of every length
         if key not in self._computed:
             self._computed[key] = isinstance(self._runner.evaluate(problem), Computed)
         return self._computed[key]

@@ -75,9 +75,8 @@ def ask_again(
     if not preceding or not attempts.fails_after(preceding):
         return replace(earlier.answer or fresh, repeated=repeated)
     say("it fails after them; looking for those that it takes")
-    are_fewest = find_minimal_sequence(preceding, attempts.fails_after)
-    needed, answer = attempts.failing[-1]
-    return replace(answer, repeated=replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
+    needed, are_fewest = find_minimal_sequence(preceding, attempts.fails_after)
+    return replace(attempts.failing[-1], repeated=replace(repeated, needed=tuple(needed), are_fewest=are_fewest))
 
 
 def failure_in(checked: Checked, implementation: Implementation, question: Question) -> ReportedFailure | None:
@@ -90,7 +89,9 @@ def failure_in(checked: Checked, implementation: Implementation, question: Quest
     def read(identities: Iterable[str]) -> Mapping[str, Case]:
         return read_called({identity: checked.address(identity) or identity for identity in identities})
 
-    remark = _changed_since(implementation, checked)
+    path = Path(implementation.declared.module)
+    is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
+    remark = f"{path.name} has changed since" if is_younger else ""
     return failure_among(checked.asked(implementation.name), question.key, implementation, read, remark)
 
 
@@ -130,13 +131,6 @@ def failure_of_answer(answer: Answer, preceding: Sequence[Question]) -> Reported
     return ReportedFailure(description, lambda: preceding, answer)
 
 
-def _changed_since(implementation: Implementation, checked: Checked) -> str:
-    """Return a remark if a user's file is younger than the results; otherwise an empty text."""
-    path = Path(implementation.declared.module)
-    is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
-    return f"{path.name} has changed since" if is_younger else ""
-
-
 def calls_before(asked: Mapping[CaseInDtype, str], evaluation: CaseInDtype, dtypes: Sequence[str]) -> list[CaseInDtype]:
     """Return the calls that a worker for these dtypes made before an evaluation, since it was last started."""
     evaluations = [call for call in asked if call[1] in dtypes]
@@ -147,57 +141,58 @@ def calls_before(asked: Mapping[CaseInDtype, str], evaluation: CaseInDtype, dtyp
 
 @dataclass
 class _Attempts:
-    """Asks a question after other calls, each time in a new process, and keeps the sequences after which it failed."""
+    """Asks a question after other calls, each time in a new process, and keeps the answers that fail."""
 
     engine: Engine
     implementation: Implementation
     question: Question
-    failing: list[tuple[Sequence[Question], Answer]] = field(default_factory=list)
-    left: int = MAX_TRIES
+    failing: list[Answer] = field(default_factory=list)
+    remaining: int = MAX_TRIES
     until: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def fails_after(self, calls: Sequence[Question]) -> bool | None:
         """Return whether the question fails after these calls; None if the limit of attempts is reached."""
-        if self.failing and (self.left <= 0 or time.monotonic() > self.until):
+        if self.failing and (self.remaining <= 0 or time.monotonic() > self.until):
             return None
-        self.left -= 1
+        self.remaining -= 1
         answer = self.engine.ask_in_new_process(self.implementation, self.question, calls)
         if answer.fails:
-            self.failing.append((calls, answer))
+            self.failing.append(answer)
         return answer.fails
 
 
-def find_minimal_sequence(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> bool:
-    """Find a minimal sequence of calls that triggers a failure: the last one for which ``fails_after`` is true.
+def find_minimal_sequence(
+    calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]
+) -> tuple[Sequence[Item], bool]:
+    """Find a minimal sequence of calls that triggers a failure, as all ``calls`` do.
 
     The state usually comes from one late call. So the shortest end of the sequence is found first, by bisection. Then
-    its first call is tried without the others, and only then calls are removed in parts.
+    its first call is tried without the others, and only then calls are removed in parts. The returned sequence is
+    the last one for which ``fails_after`` was true.
 
     Returns:
-        Whether the sequence is minimal; False if the limit of attempts was reached before.
+        The sequence, and whether it is minimal: False if the limit of attempts (``fails_after`` is None) was reached.
     """
-    kept = _shortest_end(calls, fails_after)
-    if kept is None or len(kept) == 1:
-        return kept is not None
-    alone = fails_after(kept[:1])
-    return _remove_calls(kept, fails_after) if alone is False else bool(alone)
-
-
-def _shortest_end(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> Sequence[Item] | None:
-    """Return the shortest end of the calls that triggers the failure; None if the limit of attempts is reached."""
-    too_short, enough = 0, len(calls)
-    length = 1
+    too_short, enough, length = 0, len(calls), 1
     while too_short + 1 < enough:
         length = min(length, enough - 1)
         failed = fails_after(calls[-length:])
         if failed is None:
-            return None
+            return calls[-enough:], False
         too_short, enough = (too_short, length) if failed else (length, enough)
         length = 2 * length if enough == len(calls) else (too_short + enough) // 2
-    return calls[-enough:]
+    shortest_end = calls[-enough:]
+    if enough == 1:
+        return shortest_end, True
+    fails_alone = fails_after(shortest_end[:1])
+    if fails_alone is None:
+        return shortest_end, False
+    return (shortest_end[:1], True) if fails_alone else _remove_calls(shortest_end, fails_after)
 
 
-def _remove_calls(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]) -> bool:
+def _remove_calls(
+    calls: Sequence[Item], fails_after: Callable[[Sequence[Item]], bool | None]
+) -> tuple[Sequence[Item], bool]:
     """Remove calls, larger parts first, until each one is needed (delta debugging: Zeller and Hildebrandt 2002)."""
     size = len(calls) // 2
     while True:
@@ -206,8 +201,8 @@ def _remove_calls(calls: Sequence[Item], fails_after: Callable[[Sequence[Item]],
             rest = [*calls[:position], *calls[position + size :]]
             failed = fails_after(rest) if rest else False
             if failed is None:
-                return False
+                return calls, False
             calls, position = (rest, position) if failed else (calls, position + size)
         if size == 1 and len(calls) == before:
-            return True
+            return calls, True
         size = max(1, size // 2)

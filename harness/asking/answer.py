@@ -1,7 +1,7 @@
-"""Answers: what an implementation gave to a question, judged.
+"""Answers: the judged results of questions to implementations.
 
-A question has one answer, whoever asks it. The exact answer is the one under the conventions that the implementation
-declares, stages are judged by its rounding model, and expected failures are marked.
+Every command gets the same answer to a question. The exact answer is the one under the conventions that the
+implementation declares, stages are judged by its rounding model, and expected failures are marked.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Repetition:
     """The outcome of repeating a failure that does not show in a fresh process.
 
     Attributes:
-        found: What the check found.
-        before: How many calls came before it there.
-        needed: The calls after which it happens again; None where it did not happen again.
-        are_fewest: Whether each of them is needed.
-        remark: What may have changed since the check.
+        found: The failure that the check reported, in words.
+        before: The number of calls before it in the check.
+        needed: The calls after which it happens again; None if it did not happen again.
+        are_fewest: True if each of them is needed.
+        remark: A change since the check that may explain a different result; empty if there is none.
     """
 
     found: str
@@ -60,13 +60,13 @@ class Answer:
         question: The question.
         implementation: The name of the implementation.
         rounding_model: The rounding model by which it is judged; ``none`` if it does not have the dtype.
-        rows: The rows that a check writes of it: one per stage, or one for a call that failed.
-        judgements: The judgement of every stage that came back.
-        begins_at: The stage where it goes wrong; empty if it does not.
-        failed: The failure of a call that gave no stages.
-        outside: Why there is no exact answer; empty if there is one.
+        rows: The rows that a check would write: one per stage, or one for a call that failed.
+        judgements: The judgement of every stage that the implementation returned.
+        begins_at: The first stage that is itself at fault; empty if none is.
+        failed: The failure of a call that returned no stages; None if it returned some.
+        outside: The reason why there is no exact answer; empty if there is one.
         padded: The padding of the call, as the implementation requires it; empty if there is none.
-        conditioning: How large the error bounds are beside the numbers, by stage.
+        conditioning: The condition numbers of the measured stages, which compare error bounds with values.
         diagnosis: The convention or mistake that gives these numbers, if it is known: a name of docs/diagnoses.md.
         repeated: The outcome of repeating a failure that a fresh process does not show.
     """
@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def case(self) -> Case:
-        """The case that was asked."""
+        """The case of the question."""
         return self.question.case
 
     @property
@@ -96,12 +96,12 @@ class Answer:
 
     @property
     def failure(self) -> str:
-        """The reason why there are no stages; empty if there are."""
+        """``failed`` as a text: the verdict and the message; empty if the call returned stages."""
         return f"{self.failed.verdict}: {self.failed.message}" if self.failed else ""
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """The features that the implementation needs to support the call, if that is why there are no stages."""
+        """The features that an unsupported call needs; empty for other calls."""
         return self.failed.lacks if self.failed else ()
 
     @property
@@ -111,44 +111,46 @@ class Answer:
 
     @property
     def expected_failures(self) -> Mapping[str, str]:
-        """The reasons why what is wrong was expected, by stage; a call that gave no stages has the stage ''."""
+        """The reasons of expected failures, by stage; a call that returned no stages has the stage ''."""
         return {row.stage: row.reason or "" for row in self.rows if row.xfail}
 
     @property
     def before(self) -> tuple[Question, ...]:
-        """The calls that have to come first for the failure to happen."""
+        """The calls that have to come before this one for the failure to happen; see ``repeated``."""
         return (self.repeated.needed or ()) if self.repeated else ()
 
     @property
     def fails(self) -> bool:
-        """True if anything is wrong, expected or not; what is unsupported is not."""
-        return any(each.verdict.exit_code for each in self.judgements) or bool(self.failed and not self.is_unsupported)
+        """True if a stage or the whole call fails, expected or not; an unsupported call does not fail."""
+        is_wrong = any(judgement.verdict.exit_code for judgement in self.judgements)
+        return is_wrong or bool(self.failed and not self.is_unsupported)
 
     @property
     def agrees(self) -> bool:
-        """True if a stage was judged, and nothing is wrong but what is expected or declared, as ``check`` has it."""
+        """True if a stage was judged, and all failures are expected or declared, as in ``check``."""
         expected = self.expected_failures
-        is_judged = any(each.verdict == Verdict.AGREE or each.stage in expected for each in self.judgements)
+        is_judged = any(judged.verdict == Verdict.AGREE or judged.stage in expected for judged in self.judgements)
         return is_judged and all(stage in expected for stage in self.failing_stages)
 
     @property
     def failing_stages(self) -> list[str]:
-        """The stages that fail; one without a name where there are none to judge."""
+        """The stages that fail; the stage '' if the call failed without stages."""
         failing = [item.stage for item in self.judgements if item.verdict.exit_code]
         return failing or ([""] if self.fails else [])
 
     def for_question(self, question: Question) -> Answer:
-        """Return the answer as that to another question about the same problem."""
+        """Return a copy of the answer for another question that computes the same problem."""
         return replace(self, question=question, rows=tuple(replace(row, case=question.case.id) for row in self.rows))
 
     @property
     def first_failing(self) -> StageJudgement | None:
-        """The judgement of the stage where it goes wrong, or of the first that fails; None where none does.
+        """The judgement of the stage ``begins_at``, or of the first that fails; None if none fails.
 
-        What an implementation does not return is known from what it does to later stages.
+        A fault in a stage that the implementation does not return shows in the later stages.
         """
-        failing = [each for each in self.judgements if each.verdict.exit_code]
-        return next((each for each in failing if each.stage == self.begins_at), failing[0] if failing else None)
+        failing = [judgement for judgement in self.judgements if judgement.verdict.exit_code]
+        first = failing[0] if failing else None
+        return next((judgement for judgement in failing if judgement.stage == self.begins_at), first)
 
 
 def judge_outcome(
@@ -158,37 +160,37 @@ def judge_outcome(
     expected_failures: Sequence[ExpectedFailure],
     store: Store = NO_STORE,
 ) -> Answer:
-    """Judge every stage that an implementation gave to a question, in this process.
+    """Judge every stage that an implementation returned for a question, in this process.
 
     Args:
-        question: What was asked.
-        implementation: Who was asked.
-        outcome: What came back.
+        question: The question.
+        implementation: The implementation.
+        outcome: The result of the call.
         expected_failures: The expected failures of the implementation.
-        store: Where exact answers are kept.
+        store: The store of exact answers.
     """
     case, dtype = question.case, question.dtype
     rounding_model = implementation.rounding_model(dtype) or "none"
     blank = replace(blank_row(case, dtype), implementation=implementation.name)
-    whose = question, implementation.name, rounding_model
+    asked = question, implementation.name, rounding_model
     evaluation = implementation.name, case.id, dtype
     marks = ExpectedFailureRecord(expected_failures)
     if isinstance(outcome, Failure):
         rows = marks.mark([failure_row(blank, implementation.name, outcome)])
-        return Answer(*whose, rows, failed=outcome, padded=outcome.padded)
+        return Answer(*asked, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
     known = known_conventions(implementation, outcome, expected_failures, question)
     examined = examine(blank, case, truth, outcome, rounding_model, known)
     judged = examined.judged
     return Answer(
-        *whose,
+        *asked,
         marks.mark(examined.rows),
-        tuple(_with_limit(expected_failures, each, evaluation) for each in judged.judgements),
+        tuple(_with_exceeded_limit(expected_failures, judgement, evaluation) for judgement in judged.judgements),
         judged.begins_at,
         outside=truth.outside,
         padded=outcome.padded,
-        conditioning=_conditioning(truth, judged, outcome, case, rounding_model),
+        conditioning=_conditioning_by_stage(truth, judged, outcome, case, rounding_model),
         diagnosis=judged.diagnosis_name,
     )
 
@@ -196,16 +198,16 @@ def judge_outcome(
 def known_conventions(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> OwnEmptyRows:
-    """Return what an implementation is known to return for a query that may attend to no key."""
+    """Return the known results of an implementation for a query without a key."""
     known = own_empty_rows(implementation, expected_failures, *question.key)
     return replace(known, is_asked=not outcome.not_asked)
 
 
-def _conditioning(
+def _conditioning_by_stage(
     truth: Truth, judged: DiagnosedStages, outcome: Computed, case: Case, rounding_model: str
 ) -> dict[str, Conditioning]:
-    """Return how large the error bounds are beside the numbers of the stages that were measured."""
-    measured = {each.stage for each in judged.judgements if each.accumulated is not None}
+    """Return the condition numbers of the stages that were measured."""
+    measured = {judgement.stage for judgement in judged.judgements if judgement.accumulated is not None}
     returned = truth.for_returned(outcome.stages)
     sound = sound_stages(returned, outcome.stages, case.stage_shapes)
     return {
@@ -215,10 +217,11 @@ def _conditioning(
     }
 
 
-def _with_limit(
+def _with_exceeded_limit(
     expected_failures: Sequence[ExpectedFailure], judgement: StageJudgement, evaluation: tuple[str, str, str]
 ) -> StageJudgement:
-    """Describe an error that is larger than the entry of its expected failure allows."""
-    ratio = largest_ratio(*(each.ratio for each in (judgement.accumulated, judgement.introduced) if each is not None))
+    """Add to the message if an error is larger than its expected failure allows."""
+    measured = (judgement.accumulated, judgement.introduced)
+    ratio = largest_ratio(*(errors.ratio for errors in measured if errors is not None))
     beyond = beyond_expected(expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=ratio)
     return replace(judgement, message=f"{judgement.message}; {beyond}") if beyond else judgement

@@ -1,18 +1,18 @@
-"""The questions: one call of attention each, and what it is if the implementation means this or that.
+"""Measurement of conventions: each question is one call of attention, with its possible meanings.
 
-A meaning is the same problem with everything said: a mask in place of causality, a scale in place of none. Its exact
-answer is what the call gives if that is meant, so that a question has to be asked with numbers for which no two
-meanings have the same answer (``tests/harness/conventions`` proves that they have not, in every dtype). To ask another
-one, add it to ``QUESTIONS``.
+A meaning is the same problem without anything open: a mask instead of causality, a given scale instead of the default.
+The exact answer of the meaning is the result of the call under it, so the numbers of a question must have a different
+answer for each meaning (``tests/harness/conventions`` proves that they do, in every dtype). To add a question, add it
+to ``QUESTIONS``.
 
-Questions asked of an implementation in its worker, and their answers compared with what they may mean.
+An implementation runs the calls in its worker, and the results are compared with the meanings.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -45,11 +45,11 @@ _SPREAD = 1.5
 
 
 @dataclass(frozen=True, eq=False)
-class Meaning:
-    """What a call may mean, and by what that shows.
+class CallMeaning:
+    """One meaning of a call, and the result that shows it.
 
-    Either the stage is the exact answer of ``problem``, times ``factor``; or every number of its ``rows`` (which count
-    queries) is ``constant``, and all others are whatever they are.
+    Either the stage times ``factor`` is the exact answer of ``problem``; or every number in its ``rows`` (of queries)
+    is ``constant``, and all others may be anything.
     """
 
     words: str
@@ -61,25 +61,25 @@ class Meaning:
 
 @dataclass(frozen=True, eq=False)
 class ConventionQuestion:
-    """A call, and its meanings, of which the first is what attncheck's cases mean, unless they never ask it.
+    """A call with its meanings; the first one is the meaning in attncheck's cases, if it ``is_in_cases``.
 
-    ``declaration`` maps words to the convention and its value by which a function declares this, where it can.
-    ``from_the_end`` is the call of a function whose own words count from the last query and key: its second meaning.
+    ``declaration`` maps the words of a meaning to the convention and value by which a function declares it, if it can.
+    ``from_the_end`` is the call for a function whose keywords count from the last query and key: its second meaning.
     """
 
     name: str
     asks: str
     call: Problem
-    meanings: tuple[Meaning, ...]
+    meanings: tuple[CallMeaning, ...]
     stage: str = "output"
     declaration: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     is_in_cases: bool = True
     from_the_end: Problem | None = None
 
     def counted_from_the_end(self, causal: str) -> ConventionQuestion:
-        """Return the question for a function whose word for causality, and windows, count from the last query and key.
+        """Return the question for a function whose causality and windows count from the last query and key.
 
-        The contract's words count from the first. What such a function is asked by its own word is then never called.
+        Those of the contract count from the first ones. ``causal`` is the function's keyword for causality.
         """
         asked = replace(self, asks=self.asks.replace("is_causal", causal))
         if self.from_the_end is None:
@@ -89,7 +89,7 @@ class ConventionQuestion:
 
     @property
     def expected(self) -> str:
-        """What attncheck's cases mean; empty where they never ask it, or do not judge what comes back."""
+        """The meaning in attncheck's cases; empty if no case has this call, or none judges its result."""
         return self.meanings[0].words if self.is_in_cases else ""
 
 
@@ -112,18 +112,12 @@ def _causal(queries: int, keys: int, offset: int) -> Array:
     return (np.arange(keys) <= np.arange(queries)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
 
 
-def _read(question: str, call: Problem) -> Iterator[Meaning]:
-    """Yield what else a call of a question may mean, by the catalogue of readings."""
-    for name, words in ASKED[question].items():
-        first, *_ = problems_read_as(name, call)
-        yield Meaning(words, first)
-
-
 def _question(
     name: str, asks: str, call: Problem, words: str, meant: Problem | None = None, from_the_end: Problem | None = None
 ) -> ConventionQuestion:
     """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
-    meanings = (Meaning(words, meant or call), *_read(name, call))
+    readings = [CallMeaning(text, problems_read_as(reading, call)[0]) for reading, text in ASKED[name].items()]
+    meanings = (CallMeaning(words, meant or call), *readings)
     return ConventionQuestion(name, asks, call, meanings, from_the_end=from_the_end)
 
 
@@ -149,12 +143,12 @@ def _causality() -> list[ConventionQuestion]:
             "which keys a query sees with is_causal",
             many.but(causal),
             (
-                Meaning(top, many.but(mask=_causal(5, 3, 0))),
+                CallMeaning(top, many.but(mask=_causal(5, 3, 0))),
                 *(
-                    Meaning(f"{bottom}, without a key: {value}", later.but({"empty_rows": value}))
+                    CallMeaning(f"{bottom}, without a key: {value}", later.but({"empty_rows": value}))
                     for value in sorted(EMPTY_ROWS, key=DEFAULT_EMPTY_ROWS.__ne__)
                 ),
-                Meaning(ignored, many),
+                CallMeaning(ignored, many),
             ),
             declaration={f"{bottom}, without a key: {value}": ("corner", "bottom_right") for value in EMPTY_ROWS},
             from_the_end=later,
@@ -164,12 +158,12 @@ def _causality() -> list[ConventionQuestion]:
             "where queries stand with is_causal, past_key and past_value",
             past.but(causal),
             (
-                Meaning("after the past", past.but(mask=_causal(3, 5, 2))),
-                Meaning("at the first key of the past", past.but(mask=_causal(3, 5, 0))),
-                Meaning(ignored, past),
-                Meaning("the past is left out", past.but(past_key=None, past_value=None, mask=_causal(3, 3, 0))),
+                CallMeaning("after the past", past.but(mask=_causal(3, 5, 2))),
+                CallMeaning("at the first key of the past", past.but(mask=_causal(3, 5, 0))),
+                CallMeaning(ignored, past),
+                CallMeaning("the past is left out", past.but(past_key=None, past_value=None, mask=_causal(3, 3, 0))),
             ),
-            is_in_cases=False,  # they hand a mask over
+            is_in_cases=False,  # they pass a mask
         ),
         _question(
             "causal, with a mask",
@@ -196,8 +190,8 @@ def _masks() -> list[ConventionQuestion]:
             "what the output is",
             empty,
             (
-                *(Meaning(words[value], empty.but({"empty_rows": value})) for value in words),
-                Meaning("as if nothing were masked", unmasked),
+                *(CallMeaning(words[value], empty.but({"empty_rows": value})) for value in words),
+                CallMeaning("as if nothing were masked", unmasked),
             ),
             declaration={text: ("empty_rows", value) for value, text in words.items()},
         ),
@@ -243,9 +237,9 @@ def _statistics() -> list[ConventionQuestion]:
             "of which base it is",
             plain,
             (
-                Meaning("e", plain),
-                Meaning("2", plain, factor=float(np.log(2))),
-                Meaning("e, of scores without a scale", plain.but({"scale": 1.0})),
+                CallMeaning("e", plain),
+                CallMeaning("2", plain, factor=float(np.log(2))),
+                CallMeaning("e, of scores without a scale", plain.but({"scale": 1.0})),
             ),
             stage="log_sum_exp",
         ),
@@ -254,8 +248,8 @@ def _statistics() -> list[ConventionQuestion]:
             "what it is",
             empty,
             (
-                *(Meaning(words, constant=constant, rows=slice(1, 2)) for words, constant in constants),
-                Meaning("as if nothing were masked", empty.but(mask=_mask("1011 1111 0110"))),
+                *(CallMeaning(words, constant=constant, rows=slice(1, 2)) for words, constant in constants),
+                CallMeaning("as if nothing were masked", empty.but(mask=_mask("1011 1111 0110"))),
             ),
             stage="log_sum_exp",
         ),
@@ -263,23 +257,23 @@ def _statistics() -> list[ConventionQuestion]:
 
 
 def _hidden_numbers() -> Iterable[ConventionQuestion]:
-    """Ask what a number does that nobody may attend to: at key 2, which is masked for every query."""
+    """Yield the questions about a number at key 2, which is masked for every query."""
     masked = _call(3, 4).but(mask=_mask("1101 1001 0101"))
-    meanings = (Meaning("nothing", masked), Meaning("it makes the output NaN", constant=np.nan))
+    meanings = (CallMeaning("nothing", masked), CallMeaning("it makes the output NaN", constant=np.nan))
     for name in ("key", "value"):
         for words, number in (("NaN", np.nan), ("infinity", np.inf)):
             array = masked.inputs[name].copy()
             array[..., 2, :] = number
             call = masked.but(None, **{name: array})
-            # What it does is open.
+            # Cases leave the result open.
             yield ConventionQuestion(f"{words} in a masked {name}", "what it does", call, meanings, is_in_cases=False)
 
 
 def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:
     """Return a question with the declarations of its meanings that are readings."""
-    found = {words: DECLARED_READINGS.get(name) for name, words in ASKED.get(question.name, {}).items()}
-    own = {words: option for words, option in found.items() if option is not None}
-    return replace(question, declaration={**own, **question.declaration})
+    options = {words: DECLARED_READINGS.get(name) for name, words in ASKED.get(question.name, {}).items()}
+    of_readings = {words: option for words, option in options.items() if option is not None}
+    return replace(question, declaration={**of_readings, **question.declaration})
 
 
 QUESTIONS: tuple[ConventionQuestion, ...] = tuple(
@@ -292,26 +286,25 @@ QUESTIONS: tuple[ConventionQuestion, ...] = tuple(
 
 _OTHER_UNIT = 4.0
 _NEARER = 25.0
-"""What is computed in bfloat16 in place of float32 is a hundredth off, and meanings differ by half."""
+"""Results in bfloat16 instead of float32 have errors of a hundredth, and meanings differ by half."""
 _NEAR = 1e-3
 Kind = Literal["measured", "open", "unsupported", "failed"]
 
 
 @dataclass(frozen=True)
 class MeasuredConvention:
-    """What an implementation means by one question.
+    """The measured meaning of one question for an implementation.
 
     Attributes:
-        question: What was asked.
-        kind: ``measured``; ``open`` where what came back is none of the meanings, or several; ``unsupported``, or
-            ``failed`` where the call raised, ended or took too long.
-        means: The meaning's words; what came back, or why nothing did, where it is none.
-        declared: What the implementation declares, in the same words; empty where it declares nothing of this.
-        declares: The convention by which somebody's own function declares what it does; empty where nothing has to be
-            declared.
+        question: The question.
+        kind: ``measured``; ``open`` if the result is none of the meanings, or several; ``unsupported``; ``failed`` if
+            the call raised an error, ended the process or took too long.
+        means: The words of the meaning; without one, the result, or the reason why there is none.
+        declared: The declared meaning, in the same words; empty if the implementation declares none.
+        declares: The convention by which a user's function should declare its meaning; empty if that is not necessary.
         declaration: The value of that convention.
-        is_exact: Whether what came back is within the error bounds of what it means, and not merely far nearer to that
-            than to anything else.
+        is_exact: True if the result is within the error bounds of the meaning; False if it is only much nearer to it
+            than to any other.
     """
 
     question: ConventionQuestion
@@ -324,43 +317,43 @@ class MeasuredConvention:
 
     @property
     def departs(self) -> bool:
-        """Whether this is not what attncheck's cases mean."""
+        """True if the meaning is another one than in attncheck's cases."""
         return self.kind in ("measured", "open") and self.means != (self.question.expected or self.means)
 
     @property
     def contradicts(self) -> bool:
-        """Whether the implementation declares otherwise."""
+        """True if the implementation declares another meaning."""
         return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
 
 
 def readings_of_answers(answers: Sequence[MeasuredConvention]) -> list[str]:
-    """Return the names of the readings that an implementation's answers are, where cases mean otherwise."""
-    found: dict[str, None] = {}
+    """Return the names of the readings that were measured and differ from the meaning in cases."""
+    readings: dict[str, None] = {}
     for answer in answers:
         words, question = answer.means, answer.question
         if answer.kind != "measured" or not answer.departs:
             continue
         names = [name for name, text in ASKED.get(question.name, {}).items() if text == words]
         option = question.declaration.get(words)
-        found |= dict.fromkeys(names or [name for name, declared in DECLARED_READINGS.items() if declared == option])
-    return list(found)
+        readings |= dict.fromkeys(names or [name for name, declared in DECLARED_READINGS.items() if declared == option])
+    return list(readings)
 
 
 def ask_within(implementation: Implementation, seconds: float, limits: Limits) -> list[str]:
-    """Return the readings that a user's implementation shows when it is asked what it can be asked, in so many seconds.
+    """Return the readings that are measured of a user's implementation in so many seconds.
 
-    Questions whose keywords it has not are left out, and those for which there is no time.
+    Questions whose keywords it lacks are left out, and those after the time.
     """
     if not isinstance(implementation.entry, UserImplementation):
         return []
     until = time.monotonic() + seconds
-    problems = ((each, each.call) for each in QUESTIONS if each.is_in_cases)
-    questions = [each for each, call in problems if lack_of(implementation, call, lambda: call) is None]  # noqa: B023
+    problems = ((asked, asked.call) for asked in QUESTIONS if asked.is_in_cases)
+    questions = [asked for asked, call in problems if lack_of(implementation, call, lambda: call) is None]  # noqa: B023
     return readings_of_answers(ask_all(implementation, None, limits, questions, until))
 
 
 def most_exact_dtype(implementation: Implementation, wanted: str | None = None) -> str:
-    """Return the dtype in which an implementation is asked: the most exact one, unless another is wanted.
+    """Return the dtype for the questions: the most exact dtype of an implementation, unless another is wanted.
 
     Raises:
         UsageError: It declares no such dtype.
@@ -381,30 +374,30 @@ def ask_all(
     questions: Sequence[ConventionQuestion] = QUESTIONS,
     until: float = math.inf,
 ) -> list[MeasuredConvention]:
-    """Ask an implementation what it means, in one of its dtypes: the most exact one, unless another is asked for.
+    """Run the questions on an implementation, in its most exact dtype unless another is given.
 
-    Nothing is asked after a time of the monotonic clock, ``until``. Conventions are asked for by no keyword: what comes
-    back is what it does by itself.
+    No question starts after ``until``, a time of the monotonic clock. No keyword sets a convention: the results show
+    the default behaviour.
 
     Raises:
         UsageError: It declares no such dtype.
     """
     family = FAMILIES.get(getattr(implementation.entry, "signature", ""))
     if family is not None and family.corner == "bottom right":
-        questions = [each.counted_from_the_end(family.says_causal) for each in questions]
+        questions = [question.counted_from_the_end(family.says_causal) for question in questions]
     chosen = most_exact_dtype(implementation, dtype)
     with closing(Workers(limits, probes_state=False)) as workers:
         runner = workers.worker_for(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)
-        return [_asked(question, implementation, chosen, runner) for question in in_time]
+        return [_ask_question(question, implementation, chosen, runner) for question in in_time]
 
 
-def _asked(
+def _ask_question(
     question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[Any]
 ) -> MeasuredConvention:
     known = {option[0]: option for option in question.declaration.values()}
     others = {name: value for name, value in implementation.reads_calls_as.items() if name not in known}
-    call = rewrite_for_conventions(question.call, others)  # what it declares is asked by itself, and nowhere else
+    call = rewrite_for_conventions(question.call, others)  # a declared convention is measured only by its own question
     if call is None:
         return MeasuredConvention(
             question, "unsupported", f"it declares {', '.join(others)}, by which no call means this"
@@ -412,24 +405,25 @@ def _asked(
     problem = problem_of_question(replace(question, call=call), dtype)
     rounding_model = implementation.rounding_model(dtype)
     assert rounding_model is not None, "the dtype was chosen for that"
-    found = _measured(question, runner.evaluate(problem), dtype, rounding_model)
+    measured = _measure(question, runner.evaluate(problem), dtype, rounding_model)
     if not question.declaration:
-        return found
+        return measured
     declared = implementation.declared.conventions
-    own = next(((name, declared[name].value) for name in known if name in declared), None)
-    if own is not None:
-        words = [text for text, option in question.declaration.items() if option == own]
-        found = replace(found, declared=found.means if found.means in words else next(iter(words), ""))
+    declared_option = next(((name, declared[name].value) for name in known if name in declared), None)
+    if declared_option is not None:
+        words = [text for text, option in question.declaration.items() if option == declared_option]
+        measured = replace(measured, declared=measured.means if measured.means in words else next(iter(words), ""))
     is_own = isinstance(implementation.entry, UserImplementation)
-    is_open = found.departs and own is None and not ("empty_rows" in known and _has_keyword(problem, runner))
-    if is_own and (found.contradicts or is_open) and found.means in question.declaration:
-        name, value = question.declaration[found.means]
-        return replace(found, declares=name, declaration=value)
-    return found
+    is_open = measured.departs and declared_option is None
+    is_open = is_open and not ("empty_rows" in known and _has_empty_rows_keyword(problem, runner))
+    if is_own and (measured.contradicts or is_open) and measured.means in question.declaration:
+        name, value = question.declaration[measured.means]
+        return replace(measured, declares=name, declaration=value)
+    return measured
 
 
-def _has_keyword(problem: Problem, runner: GroupRunner[Any]) -> bool:
-    """Return whether the function has a keyword ``empty_rows``, by which cases ask for what they mean."""
+def _has_empty_rows_keyword(problem: Problem, runner: GroupRunner[Any]) -> bool:
+    """Return whether the function has a keyword ``empty_rows``, by which cases set the convention."""
     outcome = runner.evaluate(problem.with_options(empty_rows=DEFAULT_EMPTY_ROWS))
     return isinstance(outcome, Computed) and not outcome.not_asked
 
@@ -439,7 +433,7 @@ def problem_of_question(question: ConventionQuestion, dtype: str) -> Problem:
     return replace(question.call, inputs=_stored(question.call.inputs, dtype), dtype=dtype)
 
 
-def _measured(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> MeasuredConvention:
+def _measure(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> MeasuredConvention:
     if isinstance(outcome, Failure):
         is_unsupported = outcome.verdict == "unsupported"
         return MeasuredConvention(question, "unsupported" if is_unsupported else "failed", outcome.message)
@@ -447,51 +441,54 @@ def _measured(question: ConventionQuestion, outcome: Outcome, dtype: str, roundi
     array = outcome.stages.get(question.stage)
     if array is None:
         return MeasuredConvention(question, "unsupported", f"it does not return {question.stage}")
-    found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, rounding_model)]
-    if len(found) == 1:
-        return MeasuredConvention(question, "measured", found[0])
-    if found:
-        return MeasuredConvention(question, "open", " or ".join(found))
+    compared = array, dtype, rounding_model
+    matching = [meaning.words for meaning in question.meanings if is_meant(question, meaning, *compared)]
+    if len(matching) == 1:
+        return MeasuredConvention(question, "measured", matching[0])
+    if matching:
+        return MeasuredConvention(question, "open", " or ".join(matching))
     nearest = _nearest(question, array, dtype)
     if nearest is None:
-        return MeasuredConvention(question, "open", f"something else: {_described(question, array)}")
+        return MeasuredConvention(question, "open", f"something else: {_describe_result(question, array)}")
     return MeasuredConvention(question, "measured", nearest.words, is_exact=False)
 
 
-def _nearest(question: ConventionQuestion, array: Array, dtype: str) -> Meaning | None:
-    """Return the meaning that what came back is far nearer to than to any other; None where there is none."""
+def _nearest(question: ConventionQuestion, array: Array, dtype: str) -> CallMeaning | None:
+    """Return the meaning that is much nearer to the result than any other; None if there is none."""
     distances = sorted(
-        (_distance(question, each, array, dtype), number)
-        for number, each in enumerate(question.meanings)
-        if each.problem is not None
+        (_distance(question, meaning, array, dtype), number)
+        for number, meaning in enumerate(question.meanings)
+        if meaning.problem is not None
     )
     if not distances or not np.isfinite(distances[0][0]):
         return None
     (least, number), *others = distances
     if others:
         return question.meanings[number] if least * _NEARER < others[0][0] else None
-    # Of one alone nobody can say that others are farther: it has to be near in itself.
+    # A single meaning has no other to compare with: the result has to be near in absolute terms.
     largest = float(np.abs(array, dtype=np.float64).max(initial=0.0))
     return question.meanings[number] if least < _NEAR * largest else None
 
 
-def _distance(question: ConventionQuestion, meaning: Meaning, array: Array, dtype: str) -> float:
-    """Return the largest error against a meaning; infinite where NaN and infinity are elsewhere."""
+def _distance(question: ConventionQuestion, meaning: CallMeaning, array: Array, dtype: str) -> float:
+    """Return the largest error against a meaning; infinite if NaN and infinity are at other places."""
     exact = truth_of_meaning(meaning, dtype).exact.get(question.stage)
     if exact is None or exact.high.shape != array.shape:
         return float("inf")
-    own = array.astype(np.float64) * meaning.factor
+    numbers = array.astype(np.float64) * meaning.factor
     is_odd = ~np.isfinite(exact.high)
-    if not np.array_equal(own[is_odd], exact.high[is_odd], equal_nan=True) or not np.isfinite(own[~is_odd]).all():
+    if not np.array_equal(numbers[is_odd], exact.high[is_odd], equal_nan=True):
         return float("inf")
-    return float(np.abs(own - exact.high)[~is_odd].max(initial=0.0))
+    if not np.isfinite(numbers[~is_odd]).all():
+        return float("inf")
+    return float(np.abs(numbers - exact.high)[~is_odd].max(initial=0.0))
 
 
-def is_meant(question: ConventionQuestion, meaning: Meaning, array: Array, dtype: str, rounding_model: str) -> bool:
-    """Return whether what came back is what a meaning gives, within the bounds of the rounding model."""
+def is_meant(question: ConventionQuestion, meaning: CallMeaning, array: Array, dtype: str, rounding_model: str) -> bool:
+    """Return whether the result is that of a meaning, within the bounds of the rounding model."""
     if meaning.problem is None:
-        own = array[:, :, meaning.rows]
-        return bool(np.array_equal(own, np.full_like(own, meaning.constant), equal_nan=True))
+        numbers = array[:, :, meaning.rows]
+        return bool(np.array_equal(numbers, np.full_like(numbers, meaning.constant), equal_nan=True))
     truth = truth_of_meaning(meaning, dtype)
     exact = truth.exact.get(question.stage)
     if exact is None or exact.high.shape != array.shape:
@@ -499,14 +496,14 @@ def is_meant(question: ConventionQuestion, meaning: Meaning, array: Array, dtype
     truth = truth.for_returned({question.stage: array})
     if meaning.factor == 1:
         return agrees(truth.reference(question.stage, rounding_model, array), array)
-    # Another unit is rounded elsewhere, to a neighbouring exponent at most, and so is what it is made of.
+    # A result in another unit is rounded to a neighbouring exponent at most, and so are its parts.
     allowed = _OTHER_UNIT * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
     return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())
 
 
 @lru_cache(maxsize=256)
-def truth_of_meaning(meaning: Meaning, dtype: str) -> Truth:
-    """Return the exact answer of what a call may mean."""
+def truth_of_meaning(meaning: CallMeaning, dtype: str) -> Truth:
+    """Return the exact answer of a meaning."""
     problem = meaning.problem
     assert problem is not None, "a constant has no problem"
     return find_truth(replace(problem, inputs=_stored(problem.inputs, dtype), dtype=dtype), whole=True)
@@ -517,8 +514,8 @@ def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
     return {name: array if array.dtype.kind in "bi" else rounded_once(array, dtype) for name, array in inputs.items()}
 
 
-def _described(question: ConventionQuestion, array: Array) -> str:
-    """Say of what came back what can be said without knowing what it is."""
+def _describe_result(question: ConventionQuestion, array: Array) -> str:
+    """Describe a result that no meaning explains."""
     if (nan := np.isnan(array)).any():
         return f"{np.count_nonzero(nan)} of {array.size} numbers are NaN"
     if question.stage == "log_sum_exp":

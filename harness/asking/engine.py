@@ -1,14 +1,14 @@
-"""The engine: questions asked of implementations, one by one, in worker processes of this machine.
+"""The engine: runs questions on implementations, one by one, in worker processes of this machine.
 
-Whatever belongs to a question and not to who asks it happens here, so that no command can leave it out:
+It does everything that is the same for all commands:
 
-* beside small cases, a user's function is called with one thing changed, which shows results kept from another call;
-* calls are padded as the function requires;
-* exact answers come from the store;
-* conventions that the function declares change the exact answer before anything is judged;
-* expected failures are marked.
+* around small cases, it calls a user's function with one option or input changed, to find results kept between calls;
+* it pads calls as the function requires;
+* it gets exact answers from the store;
+* it changes the exact answer to the conventions that the function declares;
+* it marks expected failures.
 
-A check asks thousands of questions side by side, which ``executors`` do with the same workers and the same judge.
+A check runs thousands of questions in parallel; ``executors`` do that with the same workers and the same judge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attncheck.settings.config import expected_failures_of
 
 
 class Workers:
-    """Worker processes that stay until they are closed, and fresh ones."""
+    """Worker processes that are reused until they are closed, and fresh ones."""
 
     def __init__(self, limits: Limits | None = None, *, probes_state: bool = True) -> None:
         """Make a pool without a process.
@@ -60,9 +60,9 @@ class Workers:
     def fresh(
         self, implementation: Implementation, dtype: str, *, keep_going: bool = False
     ) -> Iterator[GroupRunner[Any]]:
-        """Give a worker whose process has done nothing yet; it is ended afterwards.
+        """Yield a worker with a new process, which is ended afterwards.
 
-        With ``keep_going``, a process that ends is replaced however often that happens.
+        With ``keep_going``, a process that ends is replaced, without a limit.
         """
         limits = replace(self.limits, keep_going=keep_going or self.limits.keep_going)
         runner = self._runner(process_group_for(implementation, dtype), limits)
@@ -79,7 +79,7 @@ class Workers:
         return GroupRunner(group, limits, logs, number=self._number, probes_state=self._probes_state)
 
     def stop(self) -> None:
-        """Kill whatever computes now; nothing more is computed."""
+        """Kill running calls; the workers run no more."""
         for runner in (*self._kept.values(), *self._fresh):
             runner.stop()
 
@@ -92,7 +92,7 @@ class Workers:
 
 
 class Engine:
-    """Asks implementations questions, and judges what comes back."""
+    """Runs questions on implementations, and judges the results."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Engine:
 
         Args:
             limits: Limits of the worker processes.
-            store: Where exact answers are kept.
-            expected_failures: Failures that are expected; None means what is bundled, and what the project names.
+            store: The store of exact answers.
+            expected_failures: The expected failures; None for the bundled lists and those of the project.
         """
         self.workers = Workers(limits)
         self.store = store
@@ -120,25 +120,25 @@ class Engine:
         self.close()
 
     def ask(self, implementation: Implementation, question: Question) -> Answer:
-        """Ask one question of a worker that stays for the next."""
+        """Run one question on a worker that is kept for the next one."""
         return self.judge(implementation, question, self.compute(implementation, question))
 
     def ask_in_new_process(
         self, implementation: Implementation, question: Question, preceding: Sequence[Question] = ()
     ) -> Answer:
-        """Ask one question in a new process, after the preceding calls.
+        """Run one question in a new process, after the preceding calls.
 
-        A preceding call that ends the process is no reason to stop: the next call gets another process.
+        If a preceding call ends the process, the next call gets another process.
         """
         if lack := _no_dtype(implementation, question.dtype):
             return self.judge(implementation, question, lack)
         with self.workers.fresh(implementation, question.dtype, keep_going=bool(preceding)) as runner:
             for call in preceding:
-                runner.evaluate(Question(call.case, call.dtype).problem)  # whose inputs are not kept
+                runner.evaluate(Question(call.case, call.dtype).problem)  # new: its inputs are not kept
             return self.judge(implementation, question, runner.evaluate(question.problem))
 
     def ask_in_background(self, implementation: Implementation, question: Question) -> Future[Answer]:
-        """Ask one question, and have what comes back judged in another process, beside what comes next."""
+        """Run one question, and judge its result in another process while the next ones run."""
         outcome = self.compute(implementation, question)
         arguments = question, implementation, outcome, self.expected_failures_of(implementation), self.store
         if isinstance(outcome, Computed):
@@ -148,17 +148,17 @@ class Engine:
         return answered
 
     def compute(self, implementation: Implementation, question: Question) -> Outcome:
-        """Have a question computed by a worker that stays, without judging what comes back."""
+        """Run a question on a worker that is kept, without judging the result."""
         if lack := _no_dtype(implementation, question.dtype):
             return lack
         return self.workers.worker_for(implementation, question.dtype).evaluate(question.problem)
 
     def judge(self, implementation: Implementation, question: Question, outcome: Outcome) -> Answer:
-        """Judge what came back to a question."""
+        """Judge the result of a question."""
         return judge_outcome(question, implementation, outcome, self.expected_failures_of(implementation), self.store)
 
     def expected_failures_of(self, implementation: Implementation) -> Sequence[ExpectedFailure]:
-        """Return the failures that are expected of an implementation. Raises ``CaseError`` for an unusable list."""
+        """Return the expected failures of an implementation. Raises ``CaseError`` for an unusable list."""
         if self._expected_failures is not None:
             return self._expected_failures
         name = implementation.entry.name
@@ -175,7 +175,7 @@ class Engine:
 
 
 def process_group_for(implementation: Implementation, dtype: str) -> Group:
-    """Return the process that serves a dtype of an implementation, with all dtypes that it can serve together."""
+    """Return the group of dtypes of an implementation that share one process with a dtype."""
     declared = [name for name in implementation.declared.classes if implementation.rounding_model(name)]
     return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)
 

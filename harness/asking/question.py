@@ -1,4 +1,4 @@
-"""Questions: what an implementation is asked to compute."""
+"""Questions: the calls that implementations run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Question:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """The arrays that are handed over, drawn once."""
+        """The arrays that are passed, drawn once."""
         return inputs_in(self.case, self.dtype)
 
     @property

@@ -238,8 +238,9 @@ def test_the_fewest_calls_are_exactly_those_that_it_takes(given: tuple[int, set[
             failing.append(calls)
         return fails
 
-    assert find_minimal_sequence(range(length), fails_after)
-    assert list(failing[-1]) == sorted(needed)
+    sequence, is_minimal = find_minimal_sequence(range(length), fails_after)
+    assert is_minimal
+    assert list(sequence) == list(failing[-1]) == sorted(needed)
 
 
 def test_what_was_asked_before_begins_behind_the_last_death_and_has_the_same_process_alone() -> None:
