@@ -1,7 +1,7 @@
-"""The parts of a script: code of our modules, and what its stages are compared with.
+"""The parts of a script: code of our modules, and the right answers of its stages.
 
-Of our modules it has some functions, and what these use, and no more. A module becomes a function that returns what
-others ask of it, so that names of different modules do not meet:
+A script contains only the functions of our modules that it needs, and the names that these use. A module becomes a
+function that returns the names that others use, so that names of different modules do not collide:
 
     def torch_backend():
         import torch
@@ -12,8 +12,8 @@ others ask of it, so that names of different modules do not meet:
 
     torch_backend = torch_backend()
 
-Its stages are compared with the exact answer and the error bounds, as the judge uses them. What is copied from here as
-it stands needs NumPy alone.
+Its stages are compared with the exact answer and the error bounds, as the judge uses them. The functions of this file
+that are copied into scripts need only NumPy.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _OURS = "attncheck"
 
 
 class NotSeparable(UsageError):
-    """A module does more than define names, so that no part of it can be taken alone."""
+    """A module does more than define names, so that no part of it can be copied separately."""
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A module's text, the statement that binds each of its names, and which names are ours: module, and name in it.
+    """A module's text, the statement that binds each of its names, and names of ours: their module, and name in it.
 
-    Where a name is a module itself, its name in it is empty.
+    If a name is a module itself, its name in it is empty.
     """
 
     lines: list[str]
@@ -65,7 +65,7 @@ class Module:
 
 @dataclass(eq=False)
 class Needs:
-    """Which names of each module are kept, and which of these other modules ask for."""
+    """The names of each module that are kept, and those of them that other modules use."""
 
     kept: dict[str, set[str]] = field(default_factory=dict)
     asked: dict[str, set[str]] = field(default_factory=dict)
@@ -75,15 +75,20 @@ class Needs:
 def read_module(name: str) -> Module:
     """Read the source of a module of ours."""
     spec = find_spec(name)
-    origin = spec.origin if spec is not None else None
-    assert origin is not None, f"{name} is a module of ours"
-    text = Path(origin).read_text(encoding="utf-8")
+    file = spec.origin if spec is not None else None
+    assert file is not None, f"{name} is a module of ours"
+    text = Path(file).read_text(encoding="utf-8")
     module = Module(text.splitlines(), ast.parse(text), {}, {})
     for statement in module.tree.body:
         for bound in bound_names(statement, name):
             module.bindings[bound] = statement
         if isinstance(statement, ast.ImportFrom) and str(statement.module).partition(".")[0] == _OURS:
-            module.ours.update(_ours(statement))
+            origin = str(statement.module)
+            package = find_spec(origin)
+            is_package = package is not None and package.submodule_search_locations is not None
+            for alias in statement.names:
+                of_ours = (f"{origin}.{alias.name}", "") if is_package else (origin, alias.name)
+                module.ours[alias.asname or alias.name] = of_ours
     return module
 
 
@@ -92,7 +97,7 @@ def bound_names(statement: ast.stmt, module: str) -> list[str]:
     match statement:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases) if all(each.name != "*" for each in aliases):
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases) if all(alias.name != "*" for alias in aliases):
             return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
         case ast.Assign(targets=targets):
             return [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
@@ -106,17 +111,8 @@ def bound_names(statement: ast.stmt, module: str) -> list[str]:
     )
 
 
-def _ours(statement: ast.ImportFrom) -> Iterator[tuple[str, tuple[str, str]]]:
-    origin = str(statement.module)
-    spec = find_spec(origin)
-    is_package = spec is not None and spec.submodule_search_locations is not None
-    for alias in statement.names:
-        origin_of = (f"{origin}.{alias.name}", "") if is_package else (origin, alias.name)
-        yield alias.asname or alias.name, origin_of
-
-
 def needs_of(root: str, names: Collection[str], whole: Collection[str] = ()) -> Needs:
-    """Follow every name to what it uses, through all modules; of one that is handed over, to the names of the whole."""
+    """Follow every name to the names that it uses, in all modules; a module that is passed needs ``whole`` names."""
     needs = Needs(asked={root: set(names)})
     todo = [(root, name) for name in names]
     while todo:
@@ -130,40 +126,35 @@ def needs_of(root: str, names: Collection[str], whole: Collection[str] = ()) -> 
             asked = [module.ours[bound]] if module.ours[bound][1] else []
         else:
             used, asked = _needed_by(name, bound)
-            todo += [(name, each) for each in used]
-            asked = [pair for other, part in asked for pair in _parts(other, part, whole)]
-        for other, part in asked:
-            needs.asked.setdefault(other, set()).add(part)
-            todo.append((other, part))
+            todo += [(name, used_name) for used_name in used]
+            asked = [pair for other_module, part in asked for pair in _parts(other_module, part, whole)]
+        for other_module, part in asked:
+            needs.asked.setdefault(other_module, set()).add(part)
+            todo.append((other_module, part))
     return needs
 
 
 def _parts(name: str, part: str, whole: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield a part of a module; of one that is handed over, those of the whole that it has, or all that is public."""
+    """Yield a part of a module; of a module that is passed, its ``whole`` names, or all public ones."""
     if part:
         yield name, part
         return
     bindings = read_module(name).bindings
-    yield from ((name, each) for each in bindings if each in whole or (not whole and each[0] != "_"))
+    yield from ((name, binding) for binding in bindings if binding in whole or (not whole and binding[0] != "_"))
 
 
 @cache
 def _needed_by(name: str, bound: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return what a name of a module uses there, and what it takes of other modules of ours."""
+    """Return the names that a name of a module uses in it, and those of other modules of ours."""
     module = read_module(name)
     statement = module.bindings[bound]
-    used = [each for each in _used(statement) if each in module.bindings]
-    return used, list(_attributes(module, statement))
-
-
-def _used(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return set()
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    nodes = () if isinstance(statement, ast.Import | ast.ImportFrom) else ast.walk(statement)
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return [used_name for used_name in used if used_name in module.bindings], list(_attributes(module, statement))
 
 
 def _attributes(module: Module, statement: ast.stmt) -> Iterator[tuple[str, str]]:
-    """Yield what a statement takes of other modules of ours, which it names whole: module.function."""
+    """Yield the names of other modules of ours that a statement uses as module.function."""
     for node in ast.walk(statement):
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=part) if name in module.ours and not module.ours[name][1]:
@@ -175,7 +166,7 @@ def _attributes(module: Module, statement: ast.stmt) -> Iterator[tuple[str, str]
 
 
 def in_order(name: str, needs: Needs) -> Iterator[str]:
-    """Yield what a module uses before the module itself."""
+    """Yield the modules that a module uses before the module itself."""
     module = read_module(name)
     for bound in sorted(needs.kept[name] & module.ours.keys()):
         yield from in_order(module.ours[bound][0], needs)
@@ -183,40 +174,40 @@ def in_order(name: str, needs: Needs) -> Iterator[str]:
 
 
 def inlined(module: str, names: Collection[str], whole: Collection[str] = ()) -> str:
-    """Return code that leaves a namespace with ``names`` under the module's own last name, and what it is made of.
+    """Return code that defines a namespace with ``names`` under the module's last name, with all that it uses.
 
-    Of a module that is handed over ``whole``, these names are kept.
+    If a module is passed as an argument, its ``whole`` names are kept.
     """
     needs = needs_of(module, names, whole)
-    return "\n\n".join(_wrapped(each, needs) for each in dict.fromkeys(in_order(module, needs)))
+    return "\n\n".join(_as_function(module_name, needs) for module_name in dict.fromkeys(in_order(module, needs)))
 
 
 def copied(module: str, names: Collection[str]) -> str:
-    """Return the code of functions of a module that uses no other module of ours, as it stands there."""
+    """Return the code of functions of a module that use no other module of ours, unchanged."""
     needs = needs_of(module, names)
     return _body(module, needs, between=2)
 
 
 def short(module: str) -> str:
-    """Return what a module is called in a script."""
+    """Return the name of a module in a script."""
     return module.rpartition(".")[2]
 
 
 def quoted(names: Collection[str]) -> str:
-    """Write names as a tuple."""
+    """Return a tuple of names as code."""
     return "({},)".format(", ".join(f'"{name}"' for name in names)) if names else "()"
 
 
-def _wrapped(name: str, needs: Needs) -> str:
+def _as_function(name: str, needs: Needs) -> str:
     summary = (ast.get_docstring(read_module(name).tree) or "").partition("\n")[0]
-    given = ", ".join(f"{each}={each}" for each in sorted(needs.asked[name]))
-    body = f"{_body(name, needs)}\n\nreturn SimpleNamespace({given})"
+    attributes = ", ".join(f"{asked_name}={asked_name}" for asked_name in sorted(needs.asked[name]))
+    body = f"{_body(name, needs)}\n\nreturn SimpleNamespace({attributes})"
     indented = indent(body, "    ")
     return f'def {short(name)}():\n    """{summary}"""\n{indented}\n\n\n{short(name)} = {short(name)}()\n'
 
 
 def _body(name: str, needs: Needs, between: int = 1) -> str:
-    """Return the statements that bind what is kept, in their order, with the comments above them."""
+    """Return the statements that bind the kept names, in their order, with the comments above them."""
     module, kept = read_module(name), needs.kept[name]
     imports: list[str] = []
     ours: list[str] = []
@@ -227,7 +218,9 @@ def _body(name: str, needs: Needs, between: int = 1) -> str:
         if not bound or getattr(statement, "module", None) == "__future__":
             continue
         if bound <= module.ours.keys():
-            ours += _aliases(module, bound)
+            # Instead of an import from a module of ours: a name in its namespace.
+            targets = {key: ".".join(filter(None, (short(module.ours[key][0]), module.ours[key][1]))) for key in bound}
+            ours += sorted(f"{key} = {target}" for key, target in targets.items() if key != target)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             imports.append(_import(statement, bound))
         else:
@@ -240,40 +233,34 @@ def _body(name: str, needs: Needs, between: int = 1) -> str:
 
 
 def _span(module: Module, statement: ast.stmt) -> tuple[int, int]:
-    first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", []))])
+    first = min([statement.lineno, *(decorator.lineno for decorator in getattr(statement, "decorator_list", []))])
     while first > 1 and module.lines[first - 2].startswith("#"):
         first -= 1
     return first, statement.end_lineno or statement.lineno
 
 
-def _aliases(module: Module, bound: Collection[str]) -> list[str]:
-    """Return what stands for imports from modules of ours: each is a name in a namespace."""
-    targets = {name: ".".join(filter(None, (short(module.ours[name][0]), module.ours[name][1]))) for name in bound}
-    return sorted(f"{name} = {target}" for name, target in targets.items() if name != target)
-
-
 def _import(statement: ast.Import | ast.ImportFrom, bound: Collection[str]) -> str:
-    wanted = [each for each in statement.names if (each.asname or each.name.partition(".")[0]) in bound]
+    wanted = [alias for alias in statement.names if (alias.asname or alias.name.partition(".")[0]) in bound]
     if isinstance(statement, ast.Import):
         return ast.unparse(ast.Import(wanted))
     return ast.unparse(ast.ImportFrom(statement.module, wanted, 0))
 
 
 _SPELLED_OUT = 64
-"""Numbers of an array that are still written out."""
+"""Arrays of at most so many numbers are written out."""
 WIDTH = 116
 """Characters in a line."""
 
 
 def folded(line: str, width: int = WIDTH) -> list[str]:
-    """Break a line of code between its words; one that has several keeps them."""
+    """Break a line of code between its words; a text of several lines keeps them."""
     if "\n" in line:
         return line.splitlines()
     return wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def written(array: Array) -> str:
-    """Write an array as an expression that gives exactly it, as short as it can be."""
+    """Return the shortest expression for exactly this array."""
     if not array.size:
         return f"np.zeros({array.shape}, {dtype_code(array)})"
     fill, bits = array.ravel()[-1:].reshape(()), f"u{array.itemsize}"
@@ -281,32 +268,32 @@ def written(array: Array) -> str:
     if array.size > 4 and not math.isnan(float(fill)):  # digits do not tell one NaN from another
         if not differs.any():
             return f"np.full({array.shape}, {fill.item()!r}, {dtype_code(array)})"
-        lengths = [int(each) + 1 for each in np.argwhere(differs).max(axis=0, initial=0)]
+        lengths = [int(last) + 1 for last in np.argwhere(differs).max(axis=0, initial=0)]
         block = array[tuple(map(slice, lengths))]
         if 2 * block.size <= array.size and block.size <= _SPELLED_OUT:
-            behind = tuple((0, whole - kept) for whole, kept in zip(array.shape, lengths, strict=True))
-            return f"np.pad({_spelled(block)}, {behind}, constant_values={fill.item()!r})"
+            after = tuple((0, whole - kept) for whole, kept in zip(array.shape, lengths, strict=True))
+            return f"np.pad({_written_out(block)}, {after}, constant_values={fill.item()!r})"
     if array.size <= _SPELLED_OUT:
-        return _spelled(array)
+        return _written_out(array)
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode("ascii")
     packed = "\n".join(text[start : start + WIDTH] for start in range(0, len(text), WIDTH))
-    return _of_bytes(f'zlib.decompress(base64.b64decode("""\n{packed}"""))', array)
+    return _from_bytes(f'zlib.decompress(base64.b64decode("""\n{packed}"""))', array)
 
 
-def _spelled(array: Array) -> str:
-    """Write every number in as few digits as tell it from its neighbours; bytes where these do not give it back."""
+def _written_out(array: Array) -> str:
+    """Return an array with as few digits as identify every number, or as bytes if digits do not reproduce it."""
     plain = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     text = np.array2string(plain, separator=", ", threshold=sys.maxsize, floatmode="unique")
     if np.issubdtype(plain.dtype, np.floating):
-        # Python reads them as float64 first, and of a NaN its payload is lost.
+        # Python reads them as float64 first, and loses the payload of NaN.
         read = np.array([float(number) for number in re.findall(r"[^\[\],\s]+", text)]).astype(plain.dtype)
         if read.tobytes() != plain.tobytes():
-            return _of_bytes(f"bytes.fromhex({array.tobytes().hex()!r})", array)
+            return _from_bytes(f"bytes.fromhex({array.tobytes().hex()!r})", array)
     text = re.sub(r" +(?=[],])", "", " ".join(text.split()).replace("[ ", "["))
     return f"np.array({text}, {dtype_code(array)})"
 
 
-def _of_bytes(expression: str, array: Array) -> str:
+def _from_bytes(expression: str, array: Array) -> str:
     return f"np.frombuffer({expression}, {dtype_code(array)}).reshape({array.shape}).copy()"
 
 
@@ -317,10 +304,10 @@ def dtype_code(array: Array) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
-    """The right answer for one stage: an array of this shape and dtype, and what ``judge`` holds it against.
+class StageAnswer:
+    """The right answer for one stage: the shape and dtype of the array, and the numbers that ``judge`` compares.
 
-    With ``rows``, these query rows, counted along ``axis``, stand for all. Where nothing is exact, anything is right.
+    With ``rows``, these query rows, counted along ``axis``, stand for all. Without an exact value anything is right.
     """
 
     shape: tuple[int, ...]
@@ -332,12 +319,12 @@ class Expected:
     axis: int = -2
 
     def number(self, index: Sequence[int]) -> tuple[float, float, float]:
-        """Return at an element the exact value as float64, the largest error, and what the first leaves out."""
+        """Return for an element the exact value as float64, the largest error, and the rest of the exact value."""
         place = list(index)
         if self.rows is not None:
             place[self.axis] = int(np.searchsorted(self.rows, place[self.axis]))
         numbers = (self.exact, self.allowed, self.rest)
-        exact, allowed, rest = (float(each[tuple(place)] if isinstance(each, np.ndarray) else each) for each in numbers)
+        exact, allowed, rest = (float(of[tuple(place)] if isinstance(of, np.ndarray) else of) for of in numbers)
         return exact, allowed, rest
 
     def lines(self) -> Iterator[str]:
@@ -356,8 +343,8 @@ class Expected:
 
 def expected_stages(
     case: Case, truth: Truth, rounding_model: str, judgements: Sequence[StageJudgement]
-) -> dict[str, Expected]:
-    """Return what is right for the stages that were judged, or for every stage of the case where none came back."""
+) -> dict[str, StageAnswer]:
+    """Return the right answers of the judged stages, or of every stage of the case if none was returned."""
     if any(judgement.has_wide_statistics for judgement in judgements):
         truth = truth.with_wide_statistics
     computed = computed_stages(case.operation, case.options, case.inputs)
@@ -365,15 +352,15 @@ def expected_stages(
     return {
         stage: expected_of(truth, stage, case.stage_shapes[stage], rounding_model)
         for stage in stages
-        if stage in case.stage_shapes  # one of an implementation's own is not judged
+        if stage in case.stage_shapes  # an unknown stage is not judged
     }
 
 
-def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> Expected:
-    """Return what is right for one stage: all that proves a number wrong, and nothing else."""
+def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model: str) -> StageAnswer:
+    """Return the right answer of one stage, with bounds that prove a number wrong."""
     dtype = truth.bounds.dtype_of(stage)
     if stage not in truth.exact:
-        return Expected(shape, dtype)
+        return StageAnswer(shape, dtype)
     reference = truth.reference(stage, rounding_model)
     exact, max_error = reference.exact, reference.bound.max_error
     allowed = np.where(reference.measured, max_error + exact.radius, np.nan)
@@ -382,7 +369,7 @@ def expected_of(truth: Truth, stage: str, shape: tuple[int, ...], rounding_model
     rest = exact.low if truth.bounds.dtype == "float64" and exact.low.any() else 0.0
     axis = query_axis(stage)
     rows = None if axis is None else truth.judged.query_rows
-    return Expected(shape, dtype, exact.high, allowed, rest, rows, -2 if axis is None else axis)
+    return StageAnswer(shape, dtype, exact.high, allowed, rest, rows, -2 if axis is None else axis)
 
 
 def load_file(path: str) -> ModuleType:

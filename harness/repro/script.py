@@ -1,7 +1,7 @@
-"""One case on one implementation as a script of its own, which needs NumPy and that framework alone.
+"""One case on one implementation as a script, which needs only NumPy and that framework.
 
-It has the arrays, the framework's code of ours or what loads a user's function, the calls, and what is right for every
-stage. ``writing.py`` says where a short one does.
+It contains the arrays, our code for the framework or the code that loads a user's function, the calls, and the right
+answer of every stage. ``writing.py`` decides when a short script is enough.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attncheck.execution.worker import THREAD_VARIABLES
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.repro.code import Expected, copied, folded, inlined, quoted, short, written
+from attncheck.repro.code import StageAnswer, copied, folded, inlined, quoted, short, written
 from attncheck.spec import CONVENTIONS, result_stages
 
 PARTS = "attncheck.repro.code"
@@ -49,22 +49,22 @@ _OTHER_FILE = " (or a file that is named behind the command)"
 
 @dataclass(frozen=True, eq=False)
 class UserCall:
-    """A call as its users write it: what is given by position, and by name; arrays are NumPy's."""
+    """A call as users write it: arguments by position, and by name; arrays are NumPy's."""
 
     positional: Mapping[str, Any]
     named: Mapping[str, Any]
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """Those of them that are arrays."""
-        given = {**self.positional, **self.named}
-        return {name: each for name, each in given.items() if isinstance(each, np.ndarray)}
+        """The arguments that are arrays."""
+        arguments = {**self.positional, **self.named}
+        return {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
 
 
 def _printable(text: str) -> str:
-    """Make a text safe between triple quotes of a raw string; a line break comes behind it."""
+    """Make a text safe between triple quotes of a raw string; a line break has to follow it."""
     lines = (
-        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
+        "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
         for line in text.split("\n")
     )
     return "\n".join(lines).replace('"""', "'''")
@@ -72,24 +72,24 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """One case on one implementation, of which ``padding`` is the call that is made, behind those ``before`` it."""
+    """The script of one case on one implementation: the calls ``before``, and then the call of ``padding``."""
 
     case: Case
     implementation: Implementation
     padding: Padding
     dtype: str
-    expected: Mapping[str, Expected]
+    expected: Mapping[str, StageAnswer]
     before: Sequence[Problem] = ()
     dtypes: frozenset[str] = frozenset()
 
     @property
     def entry(self) -> BackendEntry:
-        """Its line in the table."""
+        """The entry of the implementation."""
         return self.implementation.entry
 
     @property
     def mode(self) -> Mode:
-        """Its mode there."""
+        """The mode of the entry."""
         return self.implementation.declared
 
     @property
@@ -101,15 +101,15 @@ class Script:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """The words of its docstring."""
-        own, count, padded = "", len(self.before), self.padding.description
+        """The words of the script's docstring."""
+        loads, count, padded = "", len(self.before), self.padding.description
         if isinstance(self.entry, UserImplementation):
             module = self.entry.target.module
-            own = f", and loads {module}{_OTHER_FILE if module.endswith('.py') else ''}"
+            loads = f", and loads {module}{_OTHER_FILE if module.endswith('.py') else ''}"
         others = f"{count} other {'calls' if count > 1 else 'call'}, and then " if count else ""
         return {
             "packages": listed(self.packages) if self.packages[1:] else "NumPy alone",
-            "own": own,
+            "own": loads,
             "calls": f"{others}one call{f', padded with {padded}' if padded else ''}",
             "version": str(package_version("attncheck")),
             "versions": ", ".join(f"{name} {package_version(name)}" for name in self.packages),
@@ -118,7 +118,7 @@ class Script:
         }
 
     def text(self, told: str) -> str:
-        """Return the script, whose docstring says what is ``told``."""
+        """Return the script, whose docstring is ``told``."""
         code = [*self._function(), "", *self._calls()]
         made = "\n".join(code)
         parts = {name for name in ("judge", "load_file", "taken") if re.search(rf"\b{name}\(", made)}
@@ -126,12 +126,12 @@ class Script:
         return "\n".join([f'r"""{_printable(told)}"""', "", *self._beginning("\n".join(body)), "", *body]) + "\n"
 
     def _beginning(self, body: str) -> Iterator[str]:
-        """Yield imports, and what has to be set before them: threads, and how the framework is configured."""
+        """Yield imports, and before them the settings of threads and of the framework."""
         yield from ["from __future__ import annotations\n"] * ("return SimpleNamespace(" in body)
         if isinstance(self.entry, UserImplementation) and _is_standard(self.entry):
             yield "import sys\n\nsys.path.append(sys.path.pop(0))  # nothing beside this script may hide a module\n"
         modules = ("base64", "os", "sys", "zlib")
-        yield from (f"import {each}" for each in modules if each == "os" or f"{each}." in body)
+        yield from (f"import {module}" for module in modules if module == "os" or f"{module}." in body)
         yield from ["from types import SimpleNamespace"] * ("SimpleNamespace(" in body)
         yield ""
         of_mode = self.entry.environment_of(self.implementation.mode)
@@ -140,15 +140,16 @@ class Script:
         yield from folded(f"os.environ.update({words})")
         yield "import numpy as np"
         yield from ["import ml_dtypes  # NumPy has no bfloat16"] * ("ml_dtypes." in body)
-        yield from (f"from numpy import {each}" for each in ("inf", "nan") if re.search(rf"(?<![\w.]){each}\b", body))
+        constants = (word for word in ("inf", "nan") if re.search(rf"(?<![\w.]){word}\b", body))
+        yield from (f"from numpy import {constant}" for constant in constants)
         yield from self._imports()
 
     def _imports(self) -> Iterator[str]:
-        """Yield imports of its own."""
+        """Yield further imports."""
         yield from ()
 
     def _arrays(self) -> Iterator[str]:
-        """Yield the arrays of every call, laid out in memory as its case asks."""
+        """Yield the arrays of every call, in the memory layout of its case."""
         if any(map(_layout_of, self._problems.values())):
             yield inlined(_OPERATIONS, {"apply_layout"})
         for prefix, problem in self._problems.items():
@@ -156,25 +157,25 @@ class Script:
                 yield from folded(f"{prefix}{name} = {written(array)}")
             if layout := _layout_of(problem):
                 names = [f"{prefix}{name}" for name in problem.inputs]
-                given = ", ".join(f"{name!r}: {prefix}{name}" for name in problem.inputs)
-                laid_out = f"{short(_OPERATIONS)}.apply_layout({{{given}}}, {layout!r})"
+                by_name = ", ".join(f"{name!r}: {prefix}{name}" for name in problem.inputs)
+                laid_out = f"{short(_OPERATIONS)}.apply_layout({{{by_name}}}, {layout!r})"
                 yield from folded(f"{', '.join(names)} = {laid_out}.values()")
         yield ""
 
     @property
     def _problems(self) -> Mapping[str, Problem]:
-        """The calls in their order, by what the names of their arrays begin with."""
+        """The calls in their order, by the prefix of the names of their arrays."""
         return {
             **{f"before_{number}_": problem for number, problem in enumerate(self.before, 1)},
             "": self.padding.problem,
         }
 
     def _function(self) -> Iterator[str]:
-        """Yield what leaves ``backend``, which has the conversions and the functions; a user's are in ``kernel``."""
+        """Yield code that defines ``backend``, with conversions and functions; a user's functions are in ``kernel``."""
         if isinstance(self.entry, UserImplementation):
-            yield from _own(self.entry)
+            yield from _load_user_code(self.entry)
         else:
-            yield from _framework(self.implementation, {_name(problem) for problem in self._problems.values()})
+            yield from _load_framework(self.implementation, {_name(problem) for problem in self._problems.values()})
 
     def _calls(self) -> Iterator[str]:
         """Yield the calls, and the comparison of every stage with its exact value."""
@@ -199,7 +200,7 @@ class Script:
         yield f"    returned = dict(zip({quoted(results)}, {several}(returned,)))"
         yield f'faults = [f"{{stage}} is not returned" for stage in {quoted(results)} if stage not in returned]'
         yield 'faults += [f"{name} is changed by the call" for name in given if given[name].tobytes() != bits[name]]'
-        yield from self._kept()
+        yield from self._without_padding()
         yield "EXPECTED = {"
         for stage, expected in self.expected.items():
             yield f'    "{stage}": dict('
@@ -216,8 +217,8 @@ class Script:
         yield 'print(*faults, sep="\\n")'
         yield "sys.exit(1 if faults or is_wrong else 0)"
 
-    def _kept(self) -> Iterator[str]:
-        """Yield what drops again what the call is padded with."""
+    def _without_padding(self) -> Iterator[str]:
+        """Yield code that removes the padding from results."""
         if self.padding.kept:
             yield f"\n# The call is padded with {self.padding.description}: it is made with what the function requires."
             yield copied(_OPERATIONS, {"KeptElements", "cut"}) + "\n"
@@ -231,23 +232,23 @@ class Script:
         call, function = self.call_of(problem), self._called(_name(problem))
         conventions = {name: call.named[name] for name in sorted(CONVENTIONS & call.named.keys())}
         named = {name: value for name, value in call.named.items() if name not in conventions}
-        given = [self._argument(f"{prefix}{name}", value) for name, value in call.positional.items()]
-        given += [f"{name}={self._argument(f'{prefix}{name}', value)}" for name, value in named.items()]
-        given += [f"**taken({function}, {conventions!r})"] if conventions else []
-        return f"{function}({', '.join(given)})"
+        arguments = [self._argument(f"{prefix}{name}", value) for name, value in call.positional.items()]
+        arguments += [f"{name}={self._argument(f'{prefix}{name}', value)}" for name, value in named.items()]
+        arguments += [f"**taken({function}, {conventions!r})"] if conventions else []
+        return f"{function}({', '.join(arguments)})"
 
     def call_of(self, problem: Problem) -> UserCall:
-        """Return the call of a problem as the function is given it; some inputs have no name in a user's function."""
+        """Return the call of a problem as it is passed; a user's function takes some inputs by position."""
         name, options = call_of(problem.operation, problem.options)
         by_position: tuple[str, ...] = ()
         if isinstance(self.entry, UserImplementation):
             by_position, options = INPUTS[name], _keywords_of(self.entry, problem, options)
-        positional = {each: problem.inputs[each] for each in by_position if each in problem.inputs}
-        named = {each: array for each, array in problem.inputs.items() if each not in by_position}
+        positional = {key: problem.inputs[key] for key in by_position if key in problem.inputs}
+        named = {key: array for key, array in problem.inputs.items() if key not in by_position}
         return UserCall(positional, {**named, **options})
 
     def _called(self, name: str) -> str:
-        """Return what is called: a target's function of the contract's name, or the target, where it is that itself."""
+        """Return the called function: the target's one with the contract's name, or the target itself."""
         if not isinstance(self.entry, UserImplementation):
             return f"backend.{name}"
         function = self.entry.function if self.entry.function in INPUTS else "attention"
@@ -259,11 +260,11 @@ class Script:
         if isinstance(value, np.ndarray):
             return self._tensor(name, value)
         if isinstance(value, SimpleNamespace):
-            return f"SimpleNamespace({', '.join(f'{each}={own!r}' for each, own in vars(value).items())})"
+            return f"SimpleNamespace({', '.join(f'{key}={item!r}' for key, item in vars(value).items())})"
         return repr(value.item() if isinstance(value, np.generic) else value)
 
     def _tensor(self, name: str, array: Array) -> str:
-        """Return an array as the framework's own."""
+        """Return the code for an array of the framework."""
         return f"backend.from_numpy({name})"
 
 
@@ -279,21 +280,22 @@ def _is_standard(entry: UserImplementation) -> bool:
     return Path(entry.target.module).stem in sys.stdlib_module_names
 
 
-def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
+def _load_framework(implementation: Implementation, names: set[str]) -> Iterator[str]:
     mode = implementation.declared
     whole = {*_SERVICES, *names}
     module, _, function = mode.call.partition(":") if isinstance(mode, Library) else ("", "", "")
-    own = {function} if module.startswith(_OURS) else set()  # called as a library's, and not to be imported
+    # Code of ours that is called like a library is copied, not imported.
+    ours = {function} if module.startswith(_OURS) else set()
     wanted = {*_CONVERSIONS, *names} if mode.attribute is None else {mode.attribute}
-    yield inlined(mode.module, wanted | own if module == mode.module else wanted, whole)
-    if own and module != mode.module:
-        yield "\n\n" + inlined(module, own)
+    yield inlined(mode.module, wanted | ours if module == mode.module else wanted, whole)
+    if ours and module != mode.module:
+        yield "\n\n" + inlined(module, ours)
     yield "backend = " + ".".join(filter(None, (short(mode.module), mode.attribute)))
-    yield from (f"sys.modules[{module!r}] = {short(module)}" for _ in own)
-    yield from _moved(implementation.entry.name, mode.device)
+    yield from (f"sys.modules[{module!r}] = {short(module)}" for _ in ours)
+    yield from _on_device(implementation.entry.name, mode.device)
     if isinstance(mode, Library):
         yield "\n\n" + inlined(_CALLS, {"library_functions", "Family"})
-        family = {each.name: getattr(mode.called_as, each.name) for each in fields(Family)}
+        family = {member.name: getattr(mode.called_as, member.name) for member in fields(Family)}
         words = ", ".join(f"{name}={value!r}" for name, value in family.items())
         yield f"family = family_calls.Family({words})"
         called = f"{mode.call!r}, family, backend, {dict(mode.given)!r}, has_gradients={mode.has_gradients}"
@@ -302,15 +304,15 @@ def _framework(implementation: Implementation, names: set[str]) -> Iterator[str]
         yield f"backend = SimpleNamespace({services}, **functions)"
 
 
-def _moved(framework: str, device: str) -> Iterator[str]:
-    """Yield what puts the tensors of ``backend`` on a device, if one is named."""
+def _on_device(framework: str, device: str) -> Iterator[str]:
+    """Yield code that puts the tensors of ``backend`` on a device, if one is named."""
     if device:
         yield "\n\n" + inlined(_DEVICES, {"on_device"})
         yield f"backend = {short(_DEVICES)}.on_device(backend, {framework!r}, {device!r})"
 
 
-def _own(entry: UserImplementation) -> Iterator[str]:
-    """Yield what loads the target and leaves it in ``kernel``."""
+def _load_user_code(entry: UserImplementation) -> Iterator[str]:
+    """Yield code that loads the target as ``kernel``."""
     target = entry.target
     if target.pickled:
         raise UsageError(f"{entry.name} is an object; write it into a file and name it file.py:function")
@@ -319,7 +321,7 @@ def _own(entry: UserImplementation) -> Iterator[str]:
     framework = f"attncheck.backends.{entry.framework}_backend"
     yield inlined(framework, _CONVERSIONS)
     yield f"backend = {short(framework)}"
-    yield from _moved(entry.framework, entry.device)
+    yield from _on_device(entry.framework, entry.device)
     yield from loaded(entry)
     if entry.signature:
         yield "from attncheck.backends.families import FAMILIES"
@@ -330,7 +332,7 @@ def _own(entry: UserImplementation) -> Iterator[str]:
 
 
 def loaded(entry: UserImplementation, *, by_name: bool = False) -> Iterator[str]:
-    """Yield the lines that load a target as ``kernel``; a file as a module where its name allows it, if ``by_name``."""
+    """Yield code that loads a target as ``kernel``; ``by_name`` imports a file as a module if its name allows it."""
     target = entry.target
     file, is_file = Path(target.module), target.module.endswith(".py")
     is_module = file.stem.isidentifier() and not (iskeyword(file.stem) or _is_standard(entry))
@@ -343,7 +345,7 @@ def loaded(entry: UserImplementation, *, by_name: bool = False) -> Iterator[str]
 
 
 def imported(module: str, path: str) -> tuple[str, ...]:
-    """Return the lines that leave a module, or what a path in it leads to, in ``kernel``."""
+    """Return code that imports a module, or an object at a path in it, as ``kernel``."""
     first, dot, _ = path.partition(".")
     if not path:
         return (f"import {module} as kernel",)
@@ -353,10 +355,10 @@ def imported(module: str, path: str) -> tuple[str, ...]:
 
 
 def _keywords_of(entry: UserImplementation, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's options, and what the function has no default for."""
+    """Return a call's options, and required keywords of the function."""
     name, _ = call_of(problem.operation, problem.options)
     required = entry.required.get(name, {})
-    keywords = {each: value for each, value in required.items() if each not in {**problem.inputs, **options}}
+    keywords = {keyword: value for keyword, value in required.items() if keyword not in {**problem.inputs, **options}}
     keywords |= options
     if keywords.get("scale", 0) is None:
         keywords["scale"] = problem.inputs["query"].shape[-1] ** -0.5

@@ -1,8 +1,8 @@
-"""Scripts written: short ones where these show what is wrong, and those of a run, which are kept with its results.
+"""Scripts: short ones if these show the failure, and the scripts of a run, which are stored with its results.
 
-A report shows them where nothing can be run again. An attached script has to be short for somebody to read it: one call
-of a function of somebody's has the short form. It is run before it is handed out. Whatever needs more (calls before, a
-mode's own code, many numbers) has the long form.
+A report shows them on machines that cannot rerun the case. Readers of a bug report need a short script: one call of a
+user's or library's function has the short form. It is run before it is returned. Cases that need more (calls before,
+code of a mode, many numbers) have the long form.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ ends with 1 where something is wrong. The exact value comes of interval arithmet
 that rounding in {dtype} can make. Found:
 """
 MAX_LINES = 80
-"""Of a short script."""
+"""Most lines of a short script."""
 _SECONDS = 120.0
 MAX_BEFORE = 16
 MAX_BYTES_BEFORE = 2**22
-"""Calls that a script makes first, and what their inputs may hold together."""
+"""Most calls that a script makes first, and most bytes of their inputs together."""
 
 
 def repro_script(
@@ -87,12 +87,12 @@ def repro_script(
     before: Sequence[tuple[Case, str]] = (),
     element: str = "",
 ) -> str:
-    """Return the script: code, inputs, exact values and bounds; it ends with 1 where it finds what the harness found.
+    """Return the script: code, inputs, exact values and bounds; its exit code is 1 if it shows the failure.
 
-    ``story`` is the explanation, for its docstring, and ``command`` what runs it. Exact values are given for the stages
-    in ``judgements``, or for all where there are none. The calls ``before`` come first: cases, each in a dtype. Where
-    ``element`` says in a line what is wrong, a case has the short form if one shows it. Raises ``UsageError`` where no
-    script can show the case.
+    ``story`` is the explanation for its docstring, and ``command`` the command that runs it. It has exact values of the
+    stages in ``judgements``, or of all stages if there are none. The calls ``before`` come first: cases, each in a
+    dtype. With ``element``, a line about the worst element, the script has the short form if that shows the failure.
+    Raises ``UsageError`` if no script can show the case.
     """
     rounding_model = implementation.rounding_model(dtype)
     if rounding_model is None:
@@ -101,19 +101,19 @@ def repro_script(
     truth = truth_for(implementation, case, inputs)
     padding = call_as_required(implementation, problem_of(case, inputs).as_call())
     expected = expected_stages(case, truth, rounding_model, judgements)
-    earlier = [call_as_required(implementation, each).problem for each in problems_before(before)]
-    dtypes = frozenset({dtype, *(each for _, each in before)})
+    earlier = [call_as_required(implementation, problem).problem for problem in problems_before(before)]
+    dtypes = frozenset({dtype, *(called_dtype for _, called_dtype in before)})
     script = Script(case, implementation, padding, dtype, expected, earlier, dtypes)
-    whose = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
+    about = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
     if element and not before:
-        told = f"{_SHORT.format(**whose)}{element}\n"
+        told = f"{_SHORT.format(**about)}{element}\n"
         if text := ShortScript.finding(script, judgements, told):
             return text
-    return script.text(f"{_READING.format(**whose, **script.words, rounding_model=rounding_model)}\n{story}\n")
+    return script.text(f"{_READING.format(**about, **script.words, rounding_model=rounding_model)}\n{story}\n")
 
 
 def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
-    """Return the calls that come first. Raises ``UsageError`` where they are too many, or too large, for a script."""
+    """Return the calls that come first. Raises ``UsageError`` if they are too many, or too large, for a script."""
     problems = [problem_of(case, inputs_in(case, dtype)).as_call() for case, dtype in before]
     held = sum(array.nbytes for problem in problems for array in problem.inputs.values())
     if len(problems) > MAX_BEFORE or held > MAX_BYTES_BEFORE:
@@ -125,8 +125,8 @@ def problems_before(before: Sequence[tuple[Case, str]]) -> list[Problem]:
     return problems
 
 
-class _Written(NamedTuple):
-    """How a framework's arrays are written: its import, NumPy's turned into them, in bfloat16 too, and back."""
+class _ArrayCode(NamedTuple):
+    """Code for a framework's arrays: its import, conversions from NumPy, also in bfloat16, and back."""
 
     imports: str
     to: str
@@ -134,19 +134,19 @@ class _Written(NamedTuple):
     to_bfloat16: str = ""
 
 
-_WRITTEN: Mapping[str, _Written] = {
-    "numpy": _Written("", "{array}", "np.asarray({array})"),
-    "torch": _Written("import torch", "torch.tensor({array})", "{array}.detach().cpu().double().numpy()",
+_ARRAY_CODE: Mapping[str, _ArrayCode] = {
+    "numpy": _ArrayCode("", "{array}", "np.asarray({array})"),
+    "torch": _ArrayCode("import torch", "torch.tensor({array})", "{array}.detach().cpu().double().numpy()",
                       "torch.tensor({array}.astype(np.float32)).bfloat16()"),
-    "tensorflow": _Written("import tensorflow as tf", "tf.constant({array})", "tf.cast({array}, tf.float64).numpy()"),
-    "jax": _Written("import jax", "jax.numpy.asarray({array})", "np.asarray({array})"),
-    "mlx": _Written("import mlx.core as mx", "mx.array({array}, {of_framework})", "np.array({array}, np.float64)",
+    "tensorflow": _ArrayCode("import tensorflow as tf", "tf.constant({array})", "tf.cast({array}, tf.float64).numpy()"),
+    "jax": _ArrayCode("import jax", "jax.numpy.asarray({array})", "np.asarray({array})"),
+    "mlx": _ArrayCode("import mlx.core as mx", "mx.array({array}, {of_framework})", "np.array({array}, np.float64)",
                     "mx.array({array}.astype(np.float32)).astype(mx.bfloat16)"),
-    "paddle": _Written("import paddle", "paddle.to_tensor({array})", '{array}.astype("float64").numpy()',
+    "paddle": _ArrayCode("import paddle", "paddle.to_tensor({array})", '{array}.astype("float64").numpy()',
                        'paddle.to_tensor({array}.astype(np.float32)).astype("bfloat16")'),
-    "tinygrad": _Written("from tinygrad import Tensor", "Tensor({array})", "{array}.double().numpy()"),
+    "tinygrad": _ArrayCode("from tinygrad import Tensor", "Tensor({array})", "{array}.double().numpy()"),
 }  # fmt: skip
-"""The frameworks that a short script is written for."""
+"""The frameworks that have short scripts."""
 ARRAYS: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.torch_sdpa", "LIBRARY"): "torch",
     ("attncheck.backends.torch_sdpa", "KERAS"): "torch",
@@ -157,16 +157,16 @@ ARRAYS: Mapping[tuple[str, str], str] = {
     ("attncheck.backends.library_arrays", "PADDLE"): "paddle",
     ("attncheck.backends.library_arrays", "TINYGRAD"): "tinygrad",
 }
-"""The framework of the arrays that a library's row names."""
+"""The module and attribute of a library's mode -> the framework of its arrays."""
 _COMPILED = frozenset({"LIBRARY_JIT"})
 
 
 class _NoShortFormError(Exception):
-    """A case takes more than a short script has."""
+    """A case has no short script."""
 
 
-def _finds(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
-    """Run a script; return whether it ends as the harness did."""
+def _reproduces(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
+    """Run a script; return whether its outcome is that of the harness."""
     with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "report.py"
         path.write_text(text, encoding="utf-8")
@@ -184,34 +184,36 @@ def _finds(text: str, told: str, *, is_number: bool, is_wrong: bool) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ShortScript(Script):
-    """A case as a bug report has it, with NumPy and the library alone: one call, and one element of what comes back.
+    """A case as in a bug report, with only NumPy and the library: one call, and one element of its result.
 
-    It has the arrays that the function is given (padded to what it requires, and in the layout of its family), the call
-    as the library's users write it, and an element with its exact value and the largest error of rounding. What a
-    family makes of a call is known from making it, with a function that only takes note.
+    It has the arrays that are passed (padded as the function requires, and in the layout of its family), the call as
+    users of the library write it, and an element with its exact value and the largest error of rounding. The arguments
+    for a family are recorded from a call of a stand-in.
     """
 
     element: StageJudgement | None = None
-    """The judgement that it repeats: of a number, if there is one; None where nothing came back."""
+    """The judgement that it repeats: of a number, if there is one; None if nothing was returned."""
 
     @classmethod
     def finding(cls, script: Script, judgements: Sequence[StageJudgement], told: str) -> str:
-        """Return a script of at most ``MAX_LINES`` lines that finds what is ``told``; empty where it takes more."""
-        own = cls(**vars(script))
-        if own.case.memory_layout or own.case.merged or own.mode.device or not (own.framework and own.loads_by_name):
+        """Return a script of at most ``MAX_LINES`` lines that shows the failure; empty if there is none."""
+        short = cls(**vars(script))
+        if short.case.memory_layout or short.case.merged or short.mode.device:
             return ""
-        failing = [each for each in judgements if each.verdict.exit_code]
+        if not (short.framework and short.loads_by_name):
+            return ""
+        failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
         try:
-            own = replace(own, element=own.judged(failing or judgements[-1:]))
-            text = own.text(told)
+            short = replace(short, element=short.judged(failing or judgements[-1:]))
+            text = short.text(told)
         except _NoShortFormError:
             return ""
         is_wrong, fits = bool(failing) or not judgements, len(text.splitlines()) <= MAX_LINES
-        return text if fits and _finds(text, told, is_number=own.element is not None, is_wrong=is_wrong) else ""
+        return text if fits and _reproduces(text, told, is_number=short.element is not None, is_wrong=is_wrong) else ""
 
     @property
     def family(self) -> Family | None:
-        """The family that the function is called like, if any."""
+        """The family whose signature the function has, if any."""
         if isinstance(self.mode, Library):
             return self.mode.called_as
         signature = self.entry.signature if isinstance(self.entry, UserImplementation) else ""
@@ -219,14 +221,14 @@ class ShortScript(Script):
 
     @property
     def framework(self) -> str:
-        """The framework of the arrays; empty for one that no short script is written for."""
+        """The framework of the arrays; empty for one without short scripts."""
         if isinstance(self.entry, UserImplementation):
-            return self.entry.framework if self.entry.framework in _WRITTEN else ""
+            return self.entry.framework if self.entry.framework in _ARRAY_CODE else ""
         return ARRAYS.get((self.mode.module, self.mode.attribute or ""), "")
 
     @property
     def loads_by_name(self) -> bool:
-        """Return whether the function has a name in a module that is not ours."""
+        """True if the function has a name in a module that is not ours."""
         if isinstance(self.mode, Library):
             return not self.mode.call.startswith("attncheck.")
         assert isinstance(self.entry, UserImplementation), "another mode has no framework here"
@@ -234,16 +236,16 @@ class ShortScript(Script):
         return bool(target.attribute) and not (target.pickled or target.program)
 
     def judged(self, candidates: Sequence[StageJudgement]) -> StageJudgement | None:
-        """Return the judgement that the script repeats: of a number, if there is one; None where nothing came back."""
+        """Return the judgement that the script repeats: of a number, if there is one; None if nothing was returned."""
         if not candidates:
             return None
-        known = [each for each in candidates if each.stage == "output" or self.family is None]
+        known = [judgement for judgement in candidates if judgement.stage == "output" or self.family is None]
         if not known or known[0].verdict is Verdict.DTYPE:
             raise _NoShortFormError
-        return next((each for each in known if each.index is not None), known[0])
+        return next((judgement for judgement in known if judgement.index is not None), known[0])
 
     def _imports(self) -> Iterator[str]:
-        yield from filter(None, [_WRITTEN[self.framework].imports])
+        yield from filter(None, [_ARRAY_CODE[self.framework].imports])
         if self.framework == "jax" and self.dtype == "float64":
             yield 'jax.config.update("jax_enable_x64", True)'
 
@@ -256,9 +258,9 @@ class ShortScript(Script):
             yield from loaded(self.entry, by_name=True)
 
     def _calls(self) -> Iterator[str]:
-        call, problem = self._own_call, self.padding.problem
+        call, problem = self._recorded_call, self.padding.problem
         if self.mode.attribute in _COMPILED:
-            static = [name for name, each in call.named.items() if not isinstance(each, np.ndarray)]
+            static = [name for name, value in call.named.items() if not isinstance(value, np.ndarray)]
             yield f"kernel = jax.jit(kernel, static_argnames={quoted(static)})"
         yield from folded(f"returned = {self._call(problem)}")
         if self.element is None:
@@ -274,7 +276,7 @@ class ShortScript(Script):
         exact, allowed, rest = self.expected[stage].number(index)
         place, shape = self._place(stage, index)
         label = f"{stage}[{', '.join(map(str, index))}]"
-        yield f"computed = {_WRITTEN[self.framework].back.format(array='returned')}.astype(np.float64)"
+        yield f"computed = {_ARRAY_CODE[self.framework].back.format(array='returned')}.astype(np.float64)"
         yield f"if computed.shape != {shape}:"
         yield f'    print("{stage} is WRONG: it has shape", computed.shape, "and not", {shape})'
         yield "    sys.exit(1)"
@@ -291,25 +293,25 @@ class ShortScript(Script):
         return "kernel"
 
     def _tensor(self, name: str, array: Array) -> str:
-        written = _WRITTEN[self.framework]
+        written = _ARRAY_CODE[self.framework]
         form = (written.to_bfloat16 if array.dtype.name == "bfloat16" else "") or written.to
         return form.format(array=name, of_framework=f"mx.{array.dtype.name.replace('bool', 'bool_')}")
 
     def call_of(self, problem: Problem) -> UserCall:
-        """Return the call as the function is given it; of several, that of the element's batch entry."""
-        return self._own_call
+        """Return the call as it is passed; if there are several, that of the element's batch entry."""
+        return self._recorded_call
 
     @cached_property
-    def _own_call(self) -> UserCall:
+    def _recorded_call(self) -> UserCall:
         if self.family is None:
             return super().call_of(self.padding.problem)
         index = (self.element and self.element.index) or (0,)
         number = index[0] if self.family.layout == "LHD" else 0
         with TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True) as folder:
             worker, log = WorkerProcess(), str(Path(folder) / "log.txt")
-            whose = self.entry, self.mode, self.family, self.padding.problem, number, log
+            arguments = self.entry, self.mode, self.family, self.padding.problem, number, log
             try:
-                call = worker.call(take_note, *whose, seconds=START_SECONDS)
+                call = worker.call(take_note, *arguments, seconds=START_SECONDS)
             except (CallTimeout, RemoteError, WorkerDied):
                 raise _NoShortFormError from None
             finally:
@@ -317,7 +319,7 @@ class ShortScript(Script):
         return replace(call, named={**call.named, **(self.mode.given if isinstance(self.mode, Library) else {})})
 
     def _place(self, stage: str, index: Sequence[int]) -> tuple[Sequence[int], tuple[int, ...]]:
-        """Return where an element of a stage is in what comes back, and the shape of that."""
+        """Return the index of a stage's element in the returned array, and the shape of that array."""
         place, kept = list(index), self.padding.kept.get(stage)
         shape = list(self.case.stage_shapes[stage] if kept is None else kept.shape)
         for axis, positions in ({} if kept is None else kept.positions).items():
@@ -334,12 +336,12 @@ class ShortScript(Script):
         return place, tuple(shape)
 
 
-class _TakenNote(Exception):
-    """Ends a call that is not made, of which note has been taken."""
+class _CallRecorded(Exception):
+    """Ends a call that was recorded and is not made."""
 
 
 def take_note(entry: Any, mode: Mode, family: Family, problem: Problem, number: int, log: str) -> UserCall:
-    """Run in a process: return what a family's function would be given for a problem, in which of the calls for it."""
+    """Return the arguments of call ``number`` of a family's function for a problem; runs in a worker process."""
     redirect_output(log)
     from attncheck.backends.family_calls import FamilyFunction, owner_of
     from attncheck.execution.user_call import load
@@ -349,23 +351,23 @@ def take_note(entry: Any, mode: Mode, family: Family, problem: Problem, number: 
     name, options = call_of(problem.operation, problem.options)
 
     @wraps(function)
-    def stand_in(*given: Any, **named: Any) -> Any:
+    def stand_in(*arguments: Any, **named: Any) -> Any:
         inputs = [*["module"] * family.module, *INPUTS[name]]
-        notes.append(UserCall(dict(zip(inputs, given, strict=False)), named))
+        notes.append(UserCall(dict(zip(inputs, arguments, strict=False)), named))
         if len(notes) > number:
-            raise _TakenNote
-        return np.zeros((*given[-3].shape[:-1], given[-1].shape[-1]), given[-1].dtype)
+            raise _CallRecorded
+        return np.zeros((*arguments[-3].shape[:-1], arguments[-1].shape[-1]), arguments[-1].dtype)
 
-    own = FamilyFunction.of(stand_in, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray))
+    family_function = FamilyFunction.of(stand_in, family, SimpleNamespace(from_numpy=np.asarray, to_numpy=np.asarray))
     try:
-        own.as_contract(name, getattr(own, name))(**problem.inputs, **options)
-    except _TakenNote:
+        family_function.as_contract(name, getattr(family_function, name))(**problem.inputs, **options)
+    except _CallRecorded:
         return notes[-1]
     raise UsageError(f"{entry.name} is not called")
 
 
 MAX_SCRIPTS = 50
-"""One takes a fraction of a second and some ten kilobytes; after so many, the command that writes one is enough."""
+"""A script takes a fraction of a second and about ten kilobytes; others can be written by the command."""
 
 Evaluation = tuple[str, str, str]
 """case, implementation, dtype"""
@@ -385,7 +387,7 @@ def write_scripts(
     results: Path,
     limits: Limits | None = None,
 ) -> int:
-    """Write a script for failing evaluations, first one of every implementation, and return how many.
+    """Write scripts for failing evaluations, first one of every implementation; return their number.
 
     ``limits`` are those of the run. ``scripts/index.json`` names the file of each, under case|implementation|dtype.
     Raises ``OutputError``.
@@ -395,13 +397,13 @@ def write_scripts(
         if row.comparison == "stage":
             messages[row.case, row.implementation, row.dtype].append(f"{row.verdict} {row.stage}: {row.message}")
     failing = {case for case, _, _ in messages}
-    known_cases = {case.id: case for case in cases if case.id in failing}  # of a large campaign, few are in memory
+    known_cases = {case.id: case for case in cases if case.id in failing}  # in a large campaign, few are in memory
     known_implementations = {item.name: item for item in implementations}
     evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
     again = words_again(implementations, limits or Limits(), results)
-    for evaluation in _one_of_each_first(evaluations)[:MAX_SCRIPTS]:
+    for evaluation in _interleave_implementations(evaluations)[:MAX_SCRIPTS]:
         case, name, dtype = evaluation
         if name not in again:  # an object of this process has no file
             continue
@@ -419,8 +421,8 @@ def write_scripts(
     return len(index)
 
 
-def _one_of_each_first(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Put the first place of every implementation before the second of any."""
+def _interleave_implementations(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Put the first evaluation of every implementation before the second of any."""
     by_name: dict[str, list[Evaluation]] = defaultdict(list)
     for evaluation in evaluations:
         by_name[evaluation[1]].append(evaluation)
