@@ -529,8 +529,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "property_of_nan_on_one_side",
         "harness/properties/judging.py",
-        "(differs & (_is_nan(one.given) != _is_nan(other.given)) & ~spread,",
-        "(differs & _is_nan(one.given) & _is_nan(other.given) & ~spread,",
+        "(differs & (_is_nan(before.array) != _is_nan(after.array)) & ~spread,",
+        "(differs & _is_nan(before.array) & _is_nan(after.array) & ~spread,",
         "NaN of one call and a number of the other is within bounds",
         "harness/properties/test_properties.py",
     ),

@@ -1,9 +1,9 @@
-"""The further calls by which each property is asked of a problem, and how their results are laid out as the first's.
+"""The further calls of each property, and how their results are mapped back to the first call's.
 
-A property's function has its name. There are properties of sequences (padded, packed, cached or merged, the same tokens
-give the same), of order (which entry of a batch, which head and which key comes first must not matter), of numbers
-(values scaled, scores shifted, poison where no query may read), and of memory and history (where arrays lie, what was
-there before, and what was called before). What each says stands in ``spec/operations.py``.
+Each property has the function of its name. There are properties of sequences (the same tokens have the same result if
+they are padded, packed, cached or merged), of order (of batch entries, heads and keys), of numbers (values scaled,
+scores shifted, masked keys poisoned), and of memory and history (memory layouts, earlier content of memory, earlier
+calls). ``spec/operations.py`` describes each property.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from attncheck.properties.variants import (
     Change,
     Combine,
     FurtherCall,
+    NotApplicable,
     Pair,
     PropertyVariant,
-    SaysNothing,
     SessionVariant,
     allowed_keys,
     axes_of_stage,
@@ -52,7 +52,7 @@ _BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offse
 
 
 def stages_along(problem: Problem, letter: str) -> tuple[str, ...]:
-    """Return the results that have an axis of a letter: of what was summed over it, nothing can be compared."""
+    """Return the results with an axis of this letter: results that are summed over it cannot be compared."""
     optional = optional_gradients(problem.operation)
     return tuple(
         stage
@@ -66,10 +66,10 @@ def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
     """Compute each batch entry alone, and all of them in another order."""
     entries = lengths_of(problem).get("B", 1)
     if entries < 2:
-        raise SaysNothing("the case has a batch of one")
+        raise NotApplicable("the case has a batch of one")
     stages = stages_along(problem, "B")
     if not stages:
-        raise SaysNothing("no result has an axis of the batch")
+        raise NotApplicable("no result has an axis of the batch")
     alone = tuple(
         FurtherCall(f"batch entry {entry} alone", change_along(problem, {"B": taken([entry])}))
         for entry in range(entries)
@@ -78,12 +78,12 @@ def batch_invariant(problem: Problem) -> Sequence[AnyVariant]:
     rolled = FurtherCall("the entries in another order", change_along(problem, {"B": taken(order)}))
     return (
         PropertyVariant("each batch entry alone", alone, joined_along(problem, "B"), stages=stages),
-        PropertyVariant("another place in the batch", (rolled,), _back(problem, {"B": order}), stages=stages),
+        PropertyVariant("another place in the batch", (rolled,), _restore_order(problem, {"B": order}), stages=stages),
     )
 
 
 def joined_along(problem: Problem, letter: str) -> Combine:
-    """Return what lays results one after the other along an axis."""
+    """Return a function that concatenates results along an axis."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
         axes = axes_of_stage(problem, stage)
@@ -96,8 +96,8 @@ def _one_call(what: str, problem: Problem, combine: Combine = only_one, **more: 
     return PropertyVariant(what, (FurtherCall(what, problem),), combine, **more)
 
 
-def _back(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
-    """Return what brings a result back into the first call's order."""
+def _restore_order(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
+    """Return a function that restores the order of the first call."""
 
     def combine(stage: str, results: Sequence[Array]) -> Array:
         (array,) = results
@@ -112,40 +112,43 @@ def _back(problem: Problem, orders: dict[str, NDArray[np.intp]]) -> Combine:
 def heads_permuted(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the heads in another order; heads of queries stay with those of the keys that they share."""
     if not per_head(problem):
-        raise SaysNothing(f"{problem.operation} has no axis of heads")
+        raise NotApplicable(f"{problem.operation} has no axis of heads")
     if problem.options.get("norm_over") == "full":
-        raise SaysNothing("the case takes a norm over all heads")
+        raise NotApplicable("the case takes a norm over all heads")
     heads = lengths_of(problem)["H"]
     groups = lengths_of(problem).get("Hkv", heads)
     if heads < 2:
-        raise SaysNothing("the case has one head")
+        raise NotApplicable("the case has one head")
     several = heads // groups
     of_keys = np.roll(np.arange(groups), 1)
-    of_queries = np.array([group * several + each for group in of_keys for each in reversed(range(several))])
+    of_queries = np.array([group * several + member for group in of_keys for member in reversed(range(several))])
     orders = {"H": of_queries, "Hkv": of_keys}
     changes: dict[str, Change] = {letter: taken(order) for letter, order in orders.items()}
-    return (_one_call("the heads in another order", change_along(problem, changes), _back(problem, orders)),)
+    return (_one_call("the heads in another order", change_along(problem, changes), _restore_order(problem, orders)),)
 
 
 def keys_permuted(problem: Problem) -> Sequence[AnyVariant]:
-    """Compute with keys in another order, and with them all that is theirs."""
+    """Compute with keys in another order, together with all inputs along keys."""
     require(problem, lacks=(*_BY_POSITION, "past_key", "cu_seqlens_k"))
     keys = lengths_of(problem).get("Lk", 0)
     if keys < 2 or not any("Lk" in spec.axes for spec in problem.specs.values()):
-        raise SaysNothing("the case has no keys to put in another order")
+        raise NotApplicable("the case has no keys to put in another order")
     orders = {
         "the keys in reverse": np.arange(keys)[::-1],
         "the keys shuffled": np.random.default_rng(_SEED).permutation(keys),
     }
-    changes = {what: (taken(order), _back(problem, {"Lk": order, "T": order})) for what, order in orders.items()}
     return tuple(
-        _one_call(what, change_along(problem, {"Lk": order, "T": order}), back)
-        for what, (order, back) in changes.items()
+        _one_call(
+            what,
+            change_along(problem, dict.fromkeys(("Lk", "T"), taken(order))),
+            _restore_order(problem, {"Lk": order, "T": order}),
+        )
+        for what, order in orders.items()
     )
 
 
 _ADDED = 5
-"""Keys and queries that are added: no multiple of any tile."""
+"""The number of added keys and queries: no multiple of any tile."""
 _PARTS_OF_PREFIX = (1, 2, 7)
 _PARTS_OF_KEYS = (2, 3)
 
@@ -154,25 +157,25 @@ def padding(problem: Problem) -> Sequence[AnyVariant]:
     """Add keys that are masked, keys beyond the lengths, and queries whose output is dropped."""
     require(problem, has=("key",), lacks=("rotary_cos", "cu_seqlens_k"))
     if problem.options.get("alignment") == "bottom_right":
-        raise SaysNothing("positions count from the last key, which would be another one")
+        raise NotApplicable("positions count from the last key, which would be another one")
     if len(result_of(problem)) > 1:
-        raise SaysNothing("gradients by what is added are no result")
-    found = [*_padded_keys(problem), *_padded_queries(problem)]
-    if not found:
-        raise SaysNothing(f"{problem.operation} takes neither a mask nor key lengths")
-    return found
+        raise NotApplicable("gradients by what is added are no result")
+    variants = [*_padded_keys(problem), *_padded_queries(problem)]
+    if not variants:
+        raise NotApplicable(f"{problem.operation} takes neither a mask nor key lengths")
+    return variants
 
 
 def _padded_keys(problem: Problem) -> Iterator[PropertyVariant]:
-    """Add copies of the first key: what a kernel would not notice to be nonsense."""
+    """Add masked copies of the first key, whose numbers look like any other key's."""
     keys = lengths_of(problem)["T"]
-    longer = change_along(problem, {"Lk": _with_copies, "T": _with_nothing})
+    longer = change_along(problem, {"Lk": _with_copies, "T": _with_zeros})
     allowed = np.arange(keys + _ADDED) < keys
     if "mask" in problem.specs and "key_lengths" not in problem.inputs:
         mask = problem.inputs.get("mask", np.ones((1, 1, 1, keys), np.bool_))
-        given = np.broadcast_to(mask, (*mask.shape[:-1], keys))
+        broadcast = np.broadcast_to(mask, (*mask.shape[:-1], keys))
         added = np.zeros((*mask.shape[:-1], _ADDED), np.bool_)
-        masked = longer.but(mask=np.concatenate([given, added], axis=-1) & allowed)
+        masked = longer.but(mask=np.concatenate([broadcast, added], axis=-1) & allowed)
         yield PropertyVariant("keys added with a mask", (FurtherCall("with keys that are masked", masked),))
     if "key_lengths" in problem.specs:
         lengths = problem.inputs.get("key_lengths", np.full(lengths_of(problem)["B"], keys, np.int64))
@@ -184,8 +187,8 @@ def _with_copies(array: Array, axis: int) -> Array:
     return np.concatenate([array, array.take([0] * _ADDED, axis=axis)], axis=axis)
 
 
-def _with_nothing(array: Array, axis: int) -> Array:
-    """Add to a mask that nothing is allowed, to a bias that nothing is added."""
+def _with_zeros(array: Array, axis: int) -> Array:
+    """Extend an array by zeros: a mask allows no more keys, and a bias adds nothing."""
     shape = list(array.shape)
     shape[axis] = _ADDED
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis=axis)
@@ -205,18 +208,18 @@ def _padded_queries(problem: Problem) -> Iterator[PropertyVariant]:
 def packed(problem: Problem) -> Sequence[AnyVariant]:
     """Pack the entries of a batch into one sequence, or take packed sequences apart."""
     require_operation(problem, "attention", "packed_attention")
-    return _taken_apart(problem) if "cu_seqlens_k" in problem.inputs else _packed_up(problem)
+    return _unpacked(problem) if "cu_seqlens_k" in problem.inputs else _packed(problem)
 
 
-def _packed_up(problem: Problem) -> Sequence[AnyVariant]:
+def _packed(problem: Problem) -> Sequence[AnyVariant]:
     folded = ("mask", "bias", "past_key", "rotary_cos", "query_offsets", "query_mask", "mask_fill", "empty_rows")
     require(problem, lacks=folded)
     batch, queries, keys = (lengths_of(problem)[letter] for letter in ("B", "Lq", "Lk"))
     if (problem.options.get("is_causal") or "window" in problem.options) and (
         queries != keys or "key_lengths" in problem.inputs
     ):
-        raise SaysNothing("packed positions count from the last key, those of the case from the first")
-    # Batch entries lie one after the other: (B, H, L, D) becomes (1, H, B*L, D).
+        raise NotApplicable("packed positions count from the last key, those of the case from the first")
+    # Batch entries follow one another: (B, H, L, D) becomes (1, H, B*L, D).
     arrays = {name: problem.inputs[name] for name in QUERY_KEY_VALUE}
     inputs = {name: np.concatenate([*array[:, np.newaxis]], axis=-2) for name, array in arrays.items()}
     starts = np.arange(batch + 1, dtype=np.int64)
@@ -233,11 +236,11 @@ def _packed_up(problem: Problem) -> Sequence[AnyVariant]:
     return (_one_call("packed into one sequence", one, apart),)
 
 
-def _taken_apart(problem: Problem) -> Sequence[AnyVariant]:
+def _unpacked(problem: Problem) -> Sequence[AnyVariant]:
     limits = [problem.inputs[name].astype(np.intp) for name in ("cu_seqlens_q", "cu_seqlens_k")]
     lengths = problem.inputs.get("key_lengths", np.diff(limits[1]))
     calls = []
-    for number, used in enumerate(int(each) for each in lengths):
+    for number, used in enumerate(int(length) for length in lengths):
         rows, first = slice(*limits[0][number : number + 2]), int(limits[1][number])
         inputs = {"query": problem.inputs["query"][:, :, rows]}
         inputs |= {name: problem.inputs[name][:, :, first : first + used] for name in ("key", "value")}
@@ -247,7 +250,7 @@ def _taken_apart(problem: Problem) -> Sequence[AnyVariant]:
 
 
 def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
-    """Pose one sequence as attention, whose last query stands at its last key."""
+    """Return one sequence as attention, with the last query at the last key."""
     options = {name: value for name, value in problem.options.items() if name != "poison"}
     if options.get("is_causal") or "window" in options:
         options["alignment"] = "bottom_right"
@@ -256,23 +259,23 @@ def _aligned(problem: Problem, inputs: dict[str, Array]) -> Problem:
 
 
 def cached_prefix(problem: Problem) -> Sequence[AnyVariant]:
-    """Compute a prefix in parts, each behind a cache of those before it, and then the rest."""
-    tokens, found = _causal_tokens(problem), []
+    """Compute a prefix in parts, each after a cache of the parts before it, and then the rest."""
+    tokens, variants = _causal_tokens(problem), []
     for parts in (parts for parts in _PARTS_OF_PREFIX if parts < tokens):
         cuts = np.linspace(0, tokens, parts + 2).round().astype(int)
         word = "part" if parts == 1 else "parts"
-        found.append(_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
-    return found
+        variants.append(_in_chunks(problem, cuts, f"a prefix cached in {parts} {word}"))
+    return variants
 
 
 def decoding(problem: Problem) -> Sequence[AnyVariant]:
-    """Compute one token after the other, each behind a cache of those before it."""
+    """Compute one token after the other, each after a cache of the tokens before it."""
     tokens = _causal_tokens(problem)
     return (_in_chunks(problem, np.arange(tokens + 1), "token by token"),)
 
 
 def _causal_tokens(problem: Problem) -> int:
-    """Return how many tokens there are that see themselves and those before them. Raises ``SaysNothing``."""
+    """Return the number of tokens, which see themselves and earlier ones. Raises ``NotApplicable``."""
     require_operation(problem, "attention")
     require(
         problem,
@@ -280,47 +283,41 @@ def _causal_tokens(problem: Problem) -> int:
         lacks=("past_key", "key_lengths", "rotary_cos", "query_offsets", "query_mask", "empty_rows"),
     )
     if lengths_of(problem)["Lq"] != lengths_of(problem)["Lk"]:
-        raise SaysNothing("the case has not a key for each query")
+        raise NotApplicable("the case has not a key for each query")
     if lengths_of(problem)["Lq"] < 2:
-        raise SaysNothing("the case has one token")
+        raise NotApplicable("the case has one token")
     return lengths_of(problem)["Lq"]
 
 
 def _in_chunks(problem: Problem, cuts: NDArray[np.intp], what: str) -> PropertyVariant:
-    calls = [
-        FurtherCall(f"queries {first} to {last - 1} behind {first} keys", _chunk(problem, int(first), int(last)))
-        for first, last in pairwise(cuts)
-    ]
+    """Compute the queries between cuts in separate calls, in which the keys before them are cached."""
+    calls = []
+    for first, last in pairwise(cuts.tolist()):
+        queries, seen = np.arange(first, last), np.arange(last)
+        part = change_along(problem, {"Lq": taken(queries), "Lk": taken(queries), "T": taken(seen)})
+        past: dict[str, Array | None] = {
+            f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
+        }
+        chunk = part.but({"alignment": None}, **(past if first else {}))
+        calls.append(FurtherCall(f"queries {first} to {last - 1} behind {first} keys", chunk))
     return PropertyVariant(what, tuple(calls), joined_along(problem, "Lq"))
-
-
-def _chunk(problem: Problem, first: int, last: int) -> Problem:
-    """Return the queries from ``first`` to ``last``, whose keys before them are cached."""
-    own, seen = np.arange(first, last), np.arange(last)
-    part = change_along(problem, {"Lq": taken(own), "Lk": taken(own), "T": taken(seen)})
-    past: dict[str, Array | None] = {
-        f"past_{name}": np.ascontiguousarray(problem.inputs[name][:, :, :first]) for name in ("key", "value")
-    }
-    return part.but({"alignment": None}, **(past if first else {}))
 
 
 def merged_parts(problem: Problem) -> Sequence[AnyVariant]:
     """Compute the keys in parts, whose outputs are merged exactly by their log-sum-exps."""
     require_operation(problem, "attention")
     require(problem, lacks=(*_BY_POSITION, "past_key", "sinks", "mask_fill", "empty_rows"))
-    keys, found = lengths_of(problem)["Lk"], []
+    keys, variants = lengths_of(problem)["Lk"], []
     for parts in (parts for parts in _PARTS_OF_KEYS if parts <= keys):
-        calls = tuple(_keys_alone(problem, own) for own in np.array_split(np.arange(keys), parts))
+        calls = tuple(
+            FurtherCall(f"keys {part[0]} to {part[-1]}", change_along(problem, dict.fromkeys(("Lk", "T"), taken(part))))
+            for part in np.array_split(np.arange(keys), parts)
+        )
         what = f"the keys in {parts} parts"
-        found.append(PropertyVariant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
-    if not found:
-        raise SaysNothing("the case has one key")
-    return found
-
-
-def _keys_alone(problem: Problem, own: NDArray[np.intp]) -> FurtherCall:
-    change: Change = taken(own)
-    return FurtherCall(f"keys {own[0]} to {own[-1]}", change_along(problem, {"Lk": change, "T": change}))
+        variants.append(PropertyVariant(what, calls, stages=("output", "log_sum_exp"), is_merged=True))
+    if not variants:
+        raise NotApplicable("the case has one key")
+    return variants
 
 
 _EXPONENTS = (3, -3)
@@ -330,41 +327,41 @@ _BY_SCORE = ("general_attention", "additive_attention", "cosine_attention")
 _POISONED = ("attention", "packed_attention", "normalized_attention", *_BY_SCORE)
 _LARGE = 1e30
 _SHIFTS = {"by up to 2": (0.25, 17), "by 64": (64.0, 1)}
-"""A step between rows, and after how many rows it begins anew."""
+"""The step between rows, and the number of rows after which it starts again."""
 
 
 def values_scaled(problem: Problem) -> Sequence[AnyVariant]:
-    """Multiply all values by a power of two, which rounds nothing."""
+    """Multiply all values by a power of two, which rounds no number."""
     require_operation(problem, *_SCALED, *_BY_SCORE)
     names = [name for name in _VALUES if name in problem.inputs]
-    found = []
+    variants = []
     for exponent in _EXPONENTS:
         factor = 2.0**exponent
         scaled = {name: times(problem.inputs[name], factor) for name in names}
-        if not all(np.array_equal(times(each, 1 / factor), problem.inputs[name]) for name, each in scaled.items()):
+        if not all(np.array_equal(times(values, 1 / factor), problem.inputs[name]) for name, values in scaled.items()):
             continue  # a value would be beyond the range of the dtype, or tiny
-        found.append(_one_call(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
-    if not found:
-        raise SaysNothing(f"no power of two leaves all values in the range of {problem.dtype}")
-    return found
+        variants.append(_one_call(f"values times 2^{exponent}", problem.but(**scaled), factor=1 / factor))
+    if not variants:
+        raise NotApplicable(f"no power of two leaves all values in the range of {problem.dtype}")
+    return variants
 
 
 def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
-    """Add a number of its own to all scores of each row, through the bias."""
+    """Add a separate number to all scores of each row, through the bias."""
     if "bias" not in problem.specs or result_of(problem) != ("output",):
-        raise SaysNothing(f"{problem.operation} takes no bias, or gives more than an output")
+        raise NotApplicable(f"{problem.operation} takes no bias, or gives more than an output")
     require(problem, lacks=("sinks", "mask_fill"))
     queries, keys = lengths_of(problem)["Lq"], lengths_of(problem)["T"]
     bias = problem.inputs.get("bias", np.zeros((1, 1, queries, keys), problem.inputs["query"].dtype))
-    found = []
+    variants = []
     for what, (step, period) in _SHIFTS.items():
         rows = step * (np.arange(queries) % period - period // 2 if period > 1 else np.ones(queries))
         exact = bias.astype(np.float64) + rows[:, np.newaxis]
         shifted = rounded_once(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
-            raise SaysNothing(f"the bias with a number added is no number of {problem.dtype}")
-        found.append(_one_call(f"scores shifted {what}", problem.but(bias=shifted)))
-    return found
+            raise NotApplicable(f"the bias with a number added is no number of {problem.dtype}")
+        variants.append(_one_call(f"scores shifted {what}", problem.but(bias=shifted)))
+    return variants
 
 
 def poison_large(problem: Problem) -> Sequence[AnyVariant]:
@@ -384,14 +381,14 @@ def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
         return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
     require_operation(problem, *_POISONED)
     value = np.nan if kind == "nan" else min(_LARGE, largest_number(problem.dtype))
-    found = list(_poisoned_keys(problem, value, "NaN" if kind == "nan" else "a huge number"))
-    if not found:
-        raise SaysNothing("every query may attend to every key")
-    return found
+    variants = list(_poison_variants(problem, value, "NaN" if kind == "nan" else "a huge number"))
+    if not variants:
+        raise NotApplicable("every query may attend to every key")
+    return variants
 
 
-def _poisoned_keys(problem: Problem, value: float, word: str) -> Iterator[PropertyVariant]:
-    """Poison keys that nobody may attend to, then one half of the keys, and look at rows that see none of that."""
+def _poison_variants(problem: Problem, value: float, word: str) -> Iterator[PropertyVariant]:
+    """Poison keys that no query may attend to, then each half of the keys; compare rows that see no poison."""
     allowed = allowed_keys(problem)
     dead: NDArray[np.bool_] = np.logical_not(allowed.any(axis=(1, 2)))  # (B, T)
     half, positions = allowed.shape[-1] // 2, np.arange(allowed.shape[-1])
@@ -420,9 +417,9 @@ def _with_poison(
     inputs: dict[str, Array | None] = {}
     for name in names:
         if name in problem.inputs:
-            own = places[:, :past] if name.startswith("past") else places[:, past:]
+            poisoned_keys = places[:, :past] if name.startswith("past") else places[:, past:]
             array = problem.inputs[name].copy()
-            array[np.broadcast_to(own[:, np.newaxis, :, np.newaxis], array.shape)] = value
+            array[np.broadcast_to(poisoned_keys[:, np.newaxis, :, np.newaxis], array.shape)] = value
             inputs[name] = array
     call = FurtherCall(f"with {what}", problem.but(**inputs), problem)
     compared = {"output": rows[..., np.newaxis]}
@@ -437,35 +434,35 @@ _THOUSAND = 1000
 
 
 def layout(problem: Problem) -> Sequence[AnyVariant]:
-    """Lay query, key and value out otherwise, then the mask and the bias."""
-    given = problem.inputs
-    numbers = [name for name in given if name not in _OF_MASKS and problem.specs[name].is_number]
-    masks = [name for name in _OF_MASKS if name in given]
-    found = []
+    """Change the memory layout of query, key and value, then of the mask and the bias."""
+    inputs = problem.inputs
+    numbers = [name for name in inputs if name not in _OF_MASKS and problem.specs[name].is_number]
+    masks = [name for name in _OF_MASKS if name in inputs]
+    variants = []
     for of, kinds in ((numbers, _LAYOUTS), (masks, ("strided", "transposed", "reversed"))):
         for kind in kinds:
             least, most = (4, 4) if kind == "transposed" else (2, np.inf)
-            if names := [name for name in of if least <= given[name].ndim <= most]:
+            if names := [name for name in of if least <= inputs[name].ndim <= most]:
                 what = f"{'inputs' if of is numbers else ' and '.join(names)} {kind}"
                 changed = replace(problem, memory_layout=dict.fromkeys(names, kind))
-                found.append(PropertyVariant(what, (FurtherCall(f"{what} in memory", changed, problem),)))
-    return found
+                variants.append(PropertyVariant(what, (FurtherCall(f"{what} in memory", changed, problem),)))
+    return variants
 
 
 def repeated(problem: Problem) -> Sequence[AnyVariant]:
-    """Make the same call again and again, with other work in between."""
+    """Repeat the same call, with other work in between."""
     steps = tuple(SessionStep(call_for(problem), other_work=number > 0) for number in range(_REPEATED))
     pairs = tuple(Pair(f"call {number + 1} of {_REPEATED}", 0, number, problem) for number in range(1, _REPEATED))
     return (SessionVariant(f"{_REPEATED} calls", Session(steps), pairs),)
 
 
 def fresh_process(problem: Problem) -> Sequence[AnyVariant]:
-    """Make the call in a process that has done nothing else."""
+    """Make the call in a new process."""
     return (_one_call("in a fresh process", problem, where="fresh process"),)
 
 
 def threads(problem: Problem) -> Sequence[AnyVariant]:
-    """Make the call in processes with more threads than one."""
+    """Make the call in processes with several threads."""
     return tuple(
         PropertyVariant(
             f"{number} threads", (FurtherCall(f"with {number} threads", problem),), where="threads", threads=number
@@ -475,7 +472,7 @@ def threads(problem: Problem) -> Sequence[AnyVariant]:
 
 
 def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
-    """Fill the memory that the call may be given with NaN: by hand, and by the same call on NaN."""
+    """Fill the memory that the call may allocate with NaN: directly, and by the same call on NaN."""
     call = call_for(problem)
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
     nan = {name: np.full_like(array, np.nan) for name, array in numbers.items() if array.dtype.name != "float8_e5m2"}
@@ -489,38 +486,38 @@ def output_buffer(problem: Problem) -> Sequence[AnyVariant]:
 
 
 def inputs_unchanged(problem: Problem) -> Sequence[AnyVariant]:
-    """Look at the inputs behind a call."""
+    """Compare the inputs before and after a call."""
     return (SessionVariant("the inputs after the call", Session((SessionStep(call_for(problem)),)), problem=problem),)
 
 
 def outputs_independent(problem: Problem) -> Sequence[AnyVariant]:
-    """Look at what a call returned after the next calls, and whether it is memory of an input."""
+    """Compare the output of a call before and after the next calls; it must not be memory of an input."""
     numbers = {name: array for name, array in problem.inputs.items() if problem.specs[name].is_number}
-    other = call_for(problem.but(**{name: times(array, 0.5) for name, array in numbers.items()}))
-    steps = (SessionStep(call_for(problem), stays=True), SessionStep(other, returns=False, times=2))
+    halved = call_for(problem.but(**{name: times(array, 0.5) for name, array in numbers.items()}))
+    steps = (SessionStep(call_for(problem), stays=True), SessionStep(halved, returns=False, times=2))
     return (SessionVariant("the output after the next calls", Session(steps), problem=problem),)
 
 
 def after_other_shapes(problem: Problem) -> Sequence[AnyVariant]:
-    """Call other shapes between two equal calls, and hold those against calls in a process of their own."""
+    """Call other shapes between two equal calls, and compare them with calls in new processes."""
     others = list(_other_shapes(problem))
     if not others:
-        raise SaysNothing("no other shape can be made of the case")
-    found = []
-    for what, other in others:
-        call, its = call_for(problem), call_for(other)
+        raise NotApplicable("no other shape can be made of the case")
+    variants = []
+    for what, other_problem in others:
+        call, its = call_for(problem), call_for(other_problem)
         session = Session((SessionStep(call), SessionStep(its), SessionStep(call), SessionStep(its)))
         pairs = (
             Pair(f"again after {what}", 0, 2, problem),
-            Pair(f"{what}, after the case's own shape", None, 1, other),
-            Pair(f"{what}, after both shapes", None, 3, other),
+            Pair(f"{what}, after the case's own shape", None, 1, other_problem),
+            Pair(f"{what}, after both shapes", None, 3, other_problem),
         )
-        found.append(SessionVariant(what, session, pairs))
-    return found
+        variants.append(SessionVariant(what, session, pairs))
+    return variants
 
 
 def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Give the same operation with fewer queries, with half of the keys, and with the keys twice."""
+    """Yield the same operation with fewer queries, half of the keys, the keys twice, and one batch entry."""
     lengths = lengths_of(problem)
     if {"cu_seqlens_q", "block_table"}.isdisjoint(problem.inputs):
         if lengths.get("Lq", 0) > 1:
@@ -536,15 +533,18 @@ def _other_shapes(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def after_a_thousand_calls(problem: Problem) -> Sequence[AnyVariant]:
-    """Call something smaller, and the same, a thousand times between two equal calls."""
+    """Make a thousand calls, of another shape and of the same, between two equal calls."""
     call = call_for(problem)
-    other = next((call_for(made) for _, made in _other_shapes(problem)), call)
+    reshaped = next((call_for(made) for _, made in _other_shapes(problem)), call)
     half = _THOUSAND // 2
-    between = (SessionStep(other, returns=False, times=half), SessionStep(call, returns=False, times=_THOUSAND - half))
+    between = (
+        SessionStep(reshaped, returns=False, times=half),
+        SessionStep(call, returns=False, times=_THOUSAND - half),
+    )
     steps = (SessionStep(call), *between, SessionStep(call))
     pair = Pair("after a thousand calls", 0, 3, problem)
     return (SessionVariant("a thousand calls in between", Session(steps), (pair,)),)
 
 
 VARIANTS_OF: Mapping[str, Callable[[Problem], Sequence[AnyVariant]]] = {name: globals()[name] for name in PROPERTIES}
-"""The function of each property; it raises ``SaysNothing`` for a problem of which the property says nothing."""
+"""The function of each property; it raises ``NotApplicable`` if a problem does not have the property."""

@@ -1,8 +1,8 @@
 """Two calls compared with each other: bitwise the same, within the bounds of both, or broken.
 
-Bits are compared first. Where they differ, each call is compared with its own exact answer: the oracle's, of its own
-inputs. Parts of the keys are merged exactly by their log-sum-exps, by the oracle, and compared with the whole.
-``docs/numerics.md`` derives how far two calls (section 7.1), and merged parts (4.5), may be apart.
+Bits are compared first. If they differ, each call is compared with the exact answer of its inputs. The oracle merges
+parts of the keys exactly by their log-sum-exps, and the result is compared with the whole. ``docs/numerics.md`` derives
+how much two calls (section 7.1), and merged parts (4.5), may differ.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ class VariantResult:
 
 
 class Truths:
-    """The exact answers of problems, each worked out once, when it is asked for."""
+    """The exact answers of problems, each computed once, on request."""
 
     def __init__(self, store: Store = NO_STORE) -> None:
         self._store = store
-        self._found: dict[int, tuple[Problem, Truth]] = {}
+        self._truths: dict[int, tuple[Problem, Truth]] = {}
 
     def of(self, problem: Problem) -> Truth:
-        """Return the truth of a problem: of the same object, always the same."""
-        if id(problem) not in self._found:
+        """Return the truth of a problem; it is cached by object."""
+        if id(problem) not in self._truths:
             truth = find_truth(replace(problem, supports_statistics=False), whole=True, store=self._store)
-            self._found[id(problem)] = problem, truth  # the problem stays alive, or another one might get its id
-        return self._found[id(problem)][1]
+            self._truths[id(problem)] = problem, truth  # the problem stays alive, or another one might get its id
+        return self._truths[id(problem)][1]
 
 
 @dataclass(frozen=True, eq=False)
-class Side(Elementwise):
-    """The result of one side, the exact answer, how far from it each element may be, and where it is further."""
+class CallResult(Elementwise):
+    """The result of one of two calls, with its exact answer, the allowed errors, and flags of larger ones."""
 
     what: str
-    given: Array
+    array: Array
     exact: Real
     allowed: Real
     wrong: Flags
@@ -76,20 +76,20 @@ class Side(Elementwise):
     def error(self) -> Real:
         """The distance of each element from the exact answer."""
         with np.errstate(invalid="ignore"):
-            error: Real = np.abs(self.given.astype(np.float64) - self.exact)
+            error: Real = np.abs(self.array.astype(np.float64) - self.exact)
         return np.where(np.isnan(error), np.inf, error)
 
 
-def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> Side:
-    """Hold what a call gave against its exact answer."""
+def side_of(what: str, truth: Truth, stage: str, array: Array, rounding_model: str) -> CallResult:
+    """Compare the result of a call with its exact answer."""
     truth = truth.for_returned({stage: array})
     if stage not in truth.exact:
         nothing = np.full(array.shape, np.nan)
-        return Side(what, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
+        return CallResult(what, array, nothing, nothing, np.zeros(array.shape, bool), np.ones(array.shape, bool))
     reference = truth.reference(stage, rounding_model, array)
     exact, bound = reference.exact, reference.bound
     allowed, wrong = bound.max_error + exact.radius, failing_elements(reference, array)
-    return Side(what, array, exact.high, allowed, wrong, reference.open)
+    return CallResult(what, array, exact.high, allowed, wrong, reference.open)
 
 
 def judge_variant(
@@ -100,36 +100,38 @@ def judge_variant(
     rounding_model: str,
     truths: Truths,
 ) -> VariantResult:
-    """Judge one way to ask a property: the most severe of what its stages come to."""
+    """Judge one variant of a property: the most severe result of its stages."""
     if variant.is_merged:
         return judge_merged(variant, problem, first, others, rounding_model, truths)
-    found = []
+    by_stage = []
     for stage in variant.stages or result_of(problem):
-        arrays = [each[stage] for each in others]
+        arrays = [result[stage] for result in others]
         combined = times(variant.combine(stage, arrays), variant.factor)
 
-        def sides(stage: str = stage, arrays: list[Array] = arrays) -> tuple[Side, Side]:
+        def sides(stage: str = stage, arrays: list[Array] = arrays) -> tuple[CallResult, CallResult]:
             one = side_of("the first call", truths.of(problem), stage, first[stage], rounding_model)
             return one, _combined_side(variant, stage, arrays, rounding_model, truths)
 
         compared, may_spread = variant.compared.get(stage), variant.nan_may_spread
         judged = judge_arrays(stage, first[stage], combined, variant.what, sides, compared, nan_may_spread=may_spread)
-        found.append(judged)
-    return max(found, key=lambda each: each.verdict.severity)
+        by_stage.append(judged)
+    return max(by_stage, key=lambda result: result.verdict.severity)
 
 
 def _combined_side(
     variant: PropertyVariant, stage: str, arrays: Sequence[Array], rounding_model: str, truths: Truths
-) -> Side:
-    """Hold each further call against its own exact answer, and lay all that out as the first call's."""
-    own = [
+) -> CallResult:
+    """Compare each further call with its exact answer, and map all of it back to the first call."""
+    sides = [
         side_of(call.what, truths.of(call.exact_problem), stage, array, rounding_model)
         for call, array in zip(variant.calls, arrays, strict=True)
     ]
-    names = ("given", "exact", "allowed", "wrong", "is_open")
-    given, exact, allowed, *flags = (variant.combine(stage, [getattr(side, name) for side in own]) for name in names)
+    names = ("array", "exact", "allowed", "wrong", "is_open")
+    combined, exact, allowed, *flags = (
+        variant.combine(stage, [getattr(side, name) for side in sides]) for name in names
+    )
     factor = variant.factor
-    return Side(variant.what, times(given, factor), exact * factor, allowed * factor, *flags)
+    return CallResult(variant.what, times(combined, factor), exact * factor, allowed * factor, *flags)
 
 
 def judge_arrays(
@@ -137,12 +139,12 @@ def judge_arrays(
     first: Array,
     second: Array,
     what: str,
-    sides: Callable[[], tuple[Side, Side]],
+    sides: Callable[[], tuple[CallResult, CallResult]],
     compared: Flags | None = None,
     *,
     nan_may_spread: bool = False,
 ) -> VariantResult:
-    """Hold two results of one shape against each other, where they are ``compared``; ``sides`` are made if need be."""
+    """Compare two results in the ``compared`` elements; ``sides`` is called if bits differ, for the exact answers."""
     if first.shape != second.shape or first.dtype != second.dtype:
         message = f"{stage} is {first.dtype} {show(first.shape)}, and {second.dtype} {show(second.shape)}: {what}"
         return VariantResult(PropertyOutcome.BROKEN, message, stage)
@@ -151,8 +153,8 @@ def judge_arrays(
     differing, elements = int(differs.sum()), int(chosen.sum())
     if not differing:
         return VariantResult(PropertyOutcome.BITWISE, f"all {elements} elements: {what}", stage, elements=elements)
-    one, other = (each.mapped(np.asarray) for each in sides())
-    judged = _judged(stage, one, other, differs, chosen, nan_may_spread=nan_may_spread)
+    first_side, second_side = (side.mapped(np.asarray) for side in sides())
+    judged = _judge_sides(stage, first_side, second_side, differs, chosen, nan_may_spread=nan_may_spread)
     return replace(judged, differing=differing, elements=elements)
 
 
@@ -160,66 +162,61 @@ def _is_nan(array: Array) -> Flags:
     return np.isnan(array.astype(np.float64))
 
 
-def _judged(
-    stage: str, one: Side, other: Side, differs: Flags, chosen: Flags, *, nan_may_spread: bool
-) -> VariantResult:
-    """Judge two sides some bits of which differ; where ``nan_may_spread``, NaN on the other alone is a convention."""
-    apart = chosen & _are_apart(one, other)
-    if apart.any():
-        return replace(
-            _named(stage, one, other, index_of_largest(apart), PropertyOutcome.NOT_JUDGED), message=_OTHER_ANSWER
-        )
-    spread = chosen & ~one.wrong & ~_is_nan(one.given) & _is_nan(other.given) & nan_may_spread
-    wrong = chosen & (one.wrong | other.wrong) & ~spread
-    if wrong.any():
-        return _named(stage, one, other, _worst(one, other, wrong), PropertyOutcome.BROKEN)
-    for elements, outcome in (
-        (differs & (_is_nan(one.given) != _is_nan(other.given)) & ~spread, PropertyOutcome.BROKEN),
-        (spread, PropertyOutcome.NAN),
-        (differs & (one.is_open | other.is_open), PropertyOutcome.NOT_JUDGED),
-    ):
-        if elements.any():
-            return _named(stage, one, other, index_of_largest(elements), outcome)
-    return _named(stage, one, other, _worst(one, other, differs), PropertyOutcome.WITHIN_BOUNDS)
-
-
 _OTHER_ANSWER = "the two calls have not the same exact answer, so that they cannot be compared with each other"
-
-
-def _are_apart(one: Side, other: Side) -> Flags:
-    """Return where exact answers differ by more than they are uncertain by, relative to the numbers."""
-    size = np.maximum(np.abs(one.exact), np.abs(other.exact))
-    with np.errstate(invalid="ignore"):
-        apart: Flags = np.abs(one.exact - other.exact) > _SAME * size + one.allowed * _SAME + _LEAST
-    return apart & np.isfinite(one.exact) & np.isfinite(other.exact)
-
-
 _SAME = 2.0**-40
 """Relative to a number: an exact answer is enclosed far more narrowly."""
 _LEAST = 1e-300
 
 
-def _worst(one: Side, other: Side, among: Flags) -> tuple[int, ...]:
-    """Return the element with the largest error over its bound, of either side."""
-    ratios = np.maximum(quotient(one.error, one.allowed), quotient(other.error, other.allowed))
+def _judge_sides(
+    stage: str, before: CallResult, after: CallResult, differs: Flags, chosen: Flags, *, nan_may_spread: bool
+) -> VariantResult:
+    """Judge two results with different bits; if ``nan_may_spread``, NaN only in the second is a convention."""
+    # Exact answers are apart if they differ by more than their uncertainty, relative to the numbers.
+    size = np.maximum(np.abs(before.exact), np.abs(after.exact))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(before.exact - after.exact) > _SAME * size + before.allowed * _SAME + _LEAST
+    apart = chosen & apart & np.isfinite(before.exact) & np.isfinite(after.exact)
+    if apart.any():
+        element = _element_result(stage, before, after, index_of_largest(apart), PropertyOutcome.NOT_JUDGED)
+        return replace(element, message=_OTHER_ANSWER)
+    spread = chosen & ~before.wrong & ~_is_nan(before.array) & _is_nan(after.array) & nan_may_spread
+    wrong = chosen & (before.wrong | after.wrong) & ~spread
+    if wrong.any():
+        return _element_result(stage, before, after, _worst(before, after, wrong), PropertyOutcome.BROKEN)
+    for elements, outcome in (
+        (differs & (_is_nan(before.array) != _is_nan(after.array)) & ~spread, PropertyOutcome.BROKEN),
+        (spread, PropertyOutcome.NAN),
+        (differs & (before.is_open | after.is_open), PropertyOutcome.NOT_JUDGED),
+    ):
+        if elements.any():
+            return _element_result(stage, before, after, index_of_largest(elements), outcome)
+    return _element_result(stage, before, after, _worst(before, after, differs), PropertyOutcome.WITHIN_BOUNDS)
+
+
+def _worst(before: CallResult, after: CallResult, among: Flags) -> tuple[int, ...]:
+    """Return the element with the largest error over its bound in either result."""
+    ratios = np.maximum(quotient(before.error, before.allowed), quotient(after.error, after.allowed))
     return index_of_largest(np.where(among, np.where(np.isnan(ratios), np.inf, ratios), -1))
 
 
-def _named(stage: str, one: Side, other: Side, index: tuple[int, ...], outcome: PropertyOutcome) -> VariantResult:
-    """Name an element with what stands there on both sides, and what may."""
-    first, second = float(one.given[index]), float(other.given[index])
-    bounds = float(one.allowed[index]), float(other.allowed[index])
-    exact = float(one.exact[index])
+def _element_result(
+    stage: str, before: CallResult, after: CallResult, index: tuple[int, ...], outcome: PropertyOutcome
+) -> VariantResult:
+    """Return the outcome at an element, with the numbers and bounds of both results."""
+    first, second = float(before.array[index]), float(after.array[index])
+    bounds = float(before.allowed[index]), float(after.allowed[index])
+    exact = float(before.exact[index])
     at = written_element(index, stage)
     differ = "" if np.isnan(second - first) else f", which differ by {abs(second - first):.3g}"
-    message = f"{at} is {first:.9g}, and {second:.9g} with {other.what}{differ}"
+    message = f"{at} is {first:.9g}, and {second:.9g} with {after.what}{differ}"
     if outcome is PropertyOutcome.NOT_JUDGED:
         message += "; there is no exact answer to hold them against"
     elif outcome is PropertyOutcome.NAN:
         message += "; what NaN does that no query may read is a convention"
     else:
         message += f"; exactly {exact:.9g}, where {bounds[0] + bounds[1]:.3g} is allowed for both together"
-        beyond = [side.what for side in (one, other) if side.wrong[index]]
+        beyond = [side.what for side in (before, after) if side.wrong[index]]
         if outcome is PropertyOutcome.BROKEN and beyond:
             message += f"; beyond its bound is {' and '.join(beyond)}"
     return VariantResult(outcome, message, stage, stored_index(index), first, second, exact, *bounds)
@@ -236,34 +233,34 @@ def judge_merged(
     rounding_model: str,
     truths: Truths,
 ) -> VariantResult:
-    """Judge parts of the keys, each with its output and its log_sum_exp, against the output of all keys."""
-    if any(_STATISTIC not in each for each in others):
+    """Compare parts of the keys, merged by their outputs and log_sum_exps, with the output of all keys."""
+    if any(_STATISTIC not in part for part in others):
         return VariantResult(PropertyOutcome.UNSUPPORTED, f"returns no {_STATISTIC} to merge by")
-    if any(np.isnan(each[_STATISTIC].astype(np.float64)).any() for each in others):
+    if any(np.isnan(part[_STATISTIC].astype(np.float64)).any() for part in others):
         return VariantResult(PropertyOutcome.BROKEN, f"a {_STATISTIC} of a part is NaN", _STATISTIC)
-    outputs = np.stack([each["output"].astype(np.float64) for each in others])
-    statistics = np.stack([each[_STATISTIC].astype(np.float64) for each in others])
-    # Merged as the oracle does, from what came back; a part without a key counts for nothing.
+    outputs = np.stack([part["output"].astype(np.float64) for part in others])
+    statistics = np.stack([part[_STATISTIC].astype(np.float64) for part in others])
+    # The oracle merges the returned parts; a part without a key has no weight.
     parts = Problem("merge_states", {}, {"outputs": outputs, "log_sum_exps": statistics}, "float64")
     merged = find_truth(parts, whole=True).exact["output"]
     rounded = merged.high.astype(first["output"].dtype)
 
-    def sides() -> tuple[Side, Side]:
+    def sides() -> tuple[CallResult, CallResult]:
         one = side_of("the first call", truths.of(problem), "output", first["output"], rounding_model)
-        bound = _bound(variant, others, one.exact, rounding_model, truths) + merged.radius
+        bound = _merged_bound(variant, others, one.exact, rounding_model, truths) + merged.radius
         allowed = bound + np.spacing(np.abs(one.exact))
         with np.errstate(invalid="ignore"):
             error = np.abs(merged.high - one.exact)
         wrong = ~one.is_open & (np.isnan(error) | (error > allowed + one.allowed * 2.0**-50))
-        return one, Side(variant.what, merged.high, one.exact, allowed, wrong, one.is_open)
+        return one, CallResult(variant.what, merged.high, one.exact, allowed, wrong, one.is_open)
 
     return judge_arrays("output", first["output"], rounded, variant.what, sides)
 
 
-def _bound(
+def _merged_bound(
     variant: PropertyVariant, others: Sequence[Results], whole: Real, rounding_model: str, truths: Truths
 ) -> Real:
-    """Return how far the merged output may be off, by the bounds of the parts."""
+    """Return the largest error of the merged output, from the bounds of the parts."""
     exact, allowed, logs, widths = [], [], [], []
     for call, result in zip(variant.calls, others, strict=True):
         truth = truths.of(call.exact_problem)
@@ -274,7 +271,7 @@ def _bound(
         allowed.append(np.where(empty[..., np.newaxis], 0.0, output.allowed))
         logs.append(statistic.exact)
         widths.append(np.where(empty, 0.0, statistic.allowed))
-    # The softmax over parts, of which one at least has a key.
+    # The softmax over parts, of which at least one has a key.
     largest = np.max(logs, axis=0)
     powers = np.exp(np.stack(logs) - np.where(np.isfinite(largest), largest, 0.0))
     weights = (powers / np.maximum(powers.sum(axis=0), np.finfo(np.float64).tiny))[..., np.newaxis]

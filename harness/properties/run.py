@@ -1,4 +1,4 @@
-"""Properties asked of implementations: which cases ask for them, the calls in workers, and the rows that come back."""
+"""Tests of properties: the cases that have them, the calls in workers, and the rows of the results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from attncheck.properties.judging import Results, Truths, VariantResult, judge_v
 from attncheck.properties.variants import (
     AnyVariant,
     FurtherCall,
+    NotApplicable,
     Pair,
     PropertyVariant,
-    SaysNothing,
     SessionVariant,
     call_for,
     result_of,
@@ -40,12 +40,12 @@ from attncheck.settings.config import expected_failures_of, read_config
 from attncheck.spec.verdicts import PropertyOutcome
 
 _WITH_NEGATIVE_STRIDES = "numpy"
-"""The only framework whose arrays have them; every other copies what it is given."""
+"""The only framework whose arrays have negative strides; every other copies such an array."""
 
 
 @dataclass(frozen=True, eq=False)
 class PropertyQuestion:
-    """A property asked of a case in a dtype: the first call, and the ways in which further ones are made."""
+    """A property of a case in a dtype: the first call, and the variants of further calls."""
 
     name: str
     case: Case
@@ -56,7 +56,7 @@ class PropertyQuestion:
 
 @dataclass(frozen=True)
 class Asking:
-    """The properties by name and the dtypes that are asked for, all where none are named, and the limits of workers."""
+    """The requested properties and dtypes, all if none are named, and the limits of workers."""
 
     names: Collection[str] = ()
     dtypes: Collection[str] = ()
@@ -65,9 +65,9 @@ class Asking:
 
 
 def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion]:
-    """Return every property that the cases ask for, by dtype. Raises ``CaseError`` for those that do not fit."""
+    """Return every property of the cases, by dtype. Raises ``CaseError`` for properties that do not apply."""
     faults: list[Diagnostic] = []
-    found = []
+    questions = []
     for case in cases:
         exact = make_exact_inputs(case)
         for dtype in case.dtypes:
@@ -76,35 +76,35 @@ def questions_of(cases: Sequence[Case], asking: Asking) -> list[PropertyQuestion
             problem = problem_of(case, convert_inputs(case, exact, dtype))
             for name in (name for name in case.properties if not asking.names or name in asking.names):
                 try:
-                    found.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
-                except SaysNothing as error:
+                    questions.append(PropertyQuestion(name, case, dtype, problem, VARIANTS_OF[name](problem)))
+                except NotApplicable as error:
                     message = f"{name}: {error} ({dtype})"
                     faults.append(Diagnostic(case.file, message, case.line, case.name, "properties"))
     if faults:
         raise CaseError(faults)
-    return found
+    return questions
 
 
 def ask_implementations(
     implementations: Sequence[Implementation], questions: Sequence[PropertyQuestion], asking: Asking
 ) -> list[Row]:
-    """Ask every property of every implementation, in worker processes."""
+    """Test every property of every implementation, in worker processes."""
     truths = Truths(asking.store)
-    return [row for each in implementations for row in _ask(each, questions, asking.limits, truths)]
+    return [row for implementation in implementations for row in _ask(implementation, questions, asking.limits, truths)]
 
 
 def _ask(
     implementation: Implementation, questions: Sequence[PropertyQuestion], limits: Limits, truths: Truths
 ) -> Iterator[Row]:
     for dtype in dict.fromkeys(question.dtype for question in questions):
-        own = [question for question in questions if question.dtype == dtype]
+        of_dtype = [question for question in questions if question.dtype == dtype]
         model = implementation.rounding_model(dtype)
         if model is None:
             lacking = VariantResult(PropertyOutcome.UNSUPPORTED, f"declares no {dtype}")
-            yield from (_row(implementation, question, "", lacking) for question in own)
+            yield from (_row(implementation, question, "", lacking) for question in of_dtype)
             continue
         with closing(Workers(limits, probes_state=False)) as workers:
-            for question in own:
+            for question in of_dtype:
                 judge = _VariantJudge(implementation, question, workers, truths)
                 for variant in question.variants:
                     yield _row(implementation, question, variant.what, judge.finding(variant))
@@ -120,7 +120,7 @@ def _row(implementation: Implementation, question: PropertyQuestion, variant: st
 
 
 class _VariantJudge:
-    """One question of one implementation; its first call is made once, for all variants."""
+    """Judges the variants of one question on one implementation; the first call is made once for all of them."""
 
     def __init__(
         self, implementation: Implementation, question: PropertyQuestion, workers: Workers, truths: Truths
@@ -133,7 +133,7 @@ class _VariantJudge:
         self._alone: dict[int, Outcome] = {}  # by problem; the question holds them all
 
     def finding(self, variant: AnyVariant) -> VariantResult:
-        """Make the calls of a variant, and judge what comes back."""
+        """Make the calls of a variant, and judge the results."""
         try:
             return self._of_session(variant) if isinstance(variant, SessionVariant) else self._of_calls(variant)
         except _NoResult as reason:
@@ -141,7 +141,7 @@ class _VariantJudge:
 
     @property
     def _usual(self) -> GroupRunner[Any]:
-        """The worker of calls that need nothing of their own."""
+        """The worker of calls without special needs."""
         return self._worker(None)
 
     def _worker(self, threads: int | None) -> GroupRunner[Any]:
@@ -160,8 +160,8 @@ class _VariantJudge:
         if stages not in self._first:
             self._first[stages] = usual.evaluate(call_for(self._call_of(question.problem), stages))
         first = _results(self._first[stages], stages, "the first call")
-        own = self._worker(variant.threads) if variant.where == "threads" else usual
-        with self._fresh() if variant.where == "fresh process" else nullcontext(own) as runner:
+        worker = self._worker(variant.threads) if variant.where == "threads" else usual
+        with self._fresh() if variant.where == "fresh process" else nullcontext(worker) as runner:
             others = [
                 _results(runner.evaluate(call_for(self._call_of(call.problem), stages)), stages, call.what)
                 for call in variant.calls
@@ -171,8 +171,8 @@ class _VariantJudge:
     def _as_read(self, problem: Problem) -> Problem:
         """Return the problem that the function computes if it is called with ``problem``, by its declarations."""
         if id(problem) not in self._read:
-            found = read_as_declared(problem, self._conventions) if self._conventions else None
-            read = problem if found is None else found.problem
+            reading = read_as_declared(problem, self._conventions) if self._conventions else None
+            read = problem if reading is None else reading.problem
             self._read[id(problem)] = problem, read
         return self._read[id(problem)][1]
 
@@ -194,7 +194,7 @@ class _VariantJudge:
         return max(judged, key=lambda result: result.verdict.severity)
 
     def _of_memory(self, variant: SessionVariant, answer: Sequence[StepResult]) -> Iterator[VariantResult]:
-        """Judge what a call did to its inputs, and what became of its output."""
+        """Judge if a call changed its inputs, or if its output changed or shares memory with them."""
         result = answer[0]
         is_of_inputs = self._question.name == "inputs_unchanged"
         changed = result.changed if is_of_inputs else result.altered
@@ -211,24 +211,20 @@ class _VariantJudge:
 
     def _of_pair(self, pair: Pair, answer: Sequence[StepResult]) -> VariantResult:
         stages = result_of(pair.problem)
-        second = _results(answer[pair.other].outcome, stages, pair.what)
-        if pair.one is None:
-            first = _results(self._in_own_process(pair.problem), stages, f"{pair.what}, in a process of its own")
+        second = _results(answer[pair.second].outcome, stages, pair.what)
+        if pair.first is None:
+            if id(pair.problem) not in self._alone:  # one call in a new process serves all pairs
+                with self._fresh() as runner:
+                    self._alone[id(pair.problem)] = runner.evaluate(call_for(pair.problem))
+            first = _results(self._alone[id(pair.problem)], stages, f"{pair.what}, in a process of its own")
         else:
-            first = _results(answer[pair.one].outcome, stages, "the first call")
+            first = _results(answer[pair.first].outcome, stages, "the first call")
         again = PropertyVariant(pair.what, (FurtherCall(pair.what, self._as_read(pair.problem)),))
         return judge_variant(again, self._as_read(pair.problem), first, [second], self._model, self._truths)
 
-    def _in_own_process(self, problem: Problem) -> Outcome:
-        """Make a call in a process that has done nothing else; once, however many calls are compared with it."""
-        if id(problem) not in self._alone:
-            with self._fresh() as runner:
-                self._alone[id(problem)] = runner.evaluate(call_for(problem))
-        return self._alone[id(problem)]
-
 
 class _NoResult(Exception):
-    """A call gave nothing to judge."""
+    """A call returned no result to judge."""
 
     def __init__(self, outcome: Outcome, what: str) -> None:
         assert isinstance(outcome, Failure), "a call that gave a result is judged"
@@ -238,7 +234,7 @@ class _NoResult(Exception):
 
 
 def _results(outcome: Outcome, stages: Sequence[str], what: str) -> Results:
-    """Return the stages that came back. Raises ``_NoResult``."""
+    """Return the stages that a call returned. Raises ``_NoResult``."""
     if isinstance(outcome, Failure):
         raise _NoResult(outcome, what)
     if missing := [stage for stage in stages if stage not in outcome.stages]:
@@ -247,7 +243,7 @@ def _results(outcome: Outcome, stages: Sequence[str], what: str) -> Results:
 
 
 def select_property_cases(patterns: Sequence[str], lists: Sequence[Path] = (), store: Store = NO_STORE) -> Selection:
-    """Read the cases with properties that are named: by default those bundled, and the project's own.
+    """Read the named cases with properties: by default the bundled ones, and those of the project.
 
     Raises ``UsageError`` as ``select_cases`` does.
     """
@@ -264,20 +260,26 @@ def ask_properties(
     *,
     complete: bool = False,
 ) -> list[Row]:
-    """Ask every property, and mark what was expected to fail.
+    """Test every property, and mark expected failures.
 
-    Where the questions are ``complete``, an expected failure that shows in none of them is outdated, and fails. Raises
+    If the questions are ``complete``, an expected failure that no longer happens is outdated, and fails. Raises
     ``CaseError`` for lists that cannot be read.
     """
     backends = [item.entry.name for item in implementations]
-    expected = [each for each in expected_failures_of(backends, lists) if each.entry.property is not None]
+    expected = [entry for entry in expected_failures_of(backends, lists) if entry.entry.property is not None]
     rows = [marked(row, expected) for row in ask_implementations(implementations, questions, asking)]
-    return [*rows, *(_no_longer(rows, expected) if complete else ())]
+    outdated = []
+    for entry in expected if complete else ():
+        asked = [row for row in rows if _concerns(entry, row) and row.verdict in _JUDGED]
+        if asked and entry.must_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
+            message = f"an expected failure ({entry.location}) no longer happens; remove it"
+            outdated.append(replace(asked[0], verdict=PropertyOutcome.XPASS.value, message=message, claim=""))
+    return [*rows, *outdated]
 
 
 def marked(row: Row, expected: Iterable[ExpectedFailure]) -> Row:
-    """Mark a row that fails as a list of expected failures says, and say why."""
-    entry = next((each for each in expected if _concerns(each, row)), None)
+    """Mark a failing row with the expected failure that covers it, if any."""
+    entry = next((listed for listed in expected if _concerns(listed, row)), None)
     if entry is None or row.verdict != PropertyOutcome.BROKEN:
         return row
     return replace(row, xfail=True, message=f"{row.message}; expected: {entry.entry.reason}")
@@ -287,17 +289,6 @@ def _concerns(expected: ExpectedFailure, row: Row) -> bool:
     return expected.concerns(row.implementation, row.case, row.dtype, row.property_name)
 
 
-def _no_longer(rows: Sequence[Row], expected: Sequence[ExpectedFailure]) -> list[Row]:
-    """Return a failing row for every entry that was asked for and did not happen."""
-    found = []
-    for each in expected:
-        asked = [row for row in rows if _concerns(each, row) and row.verdict in _JUDGED]
-        if asked and each.must_happen and not any(row.verdict == PropertyOutcome.BROKEN for row in asked):
-            message = f"an expected failure ({each.location}) no longer happens; remove it"
-            found.append(replace(asked[0], verdict=PropertyOutcome.XPASS.value, message=message, claim=""))
-    return found
-
-
 _JUDGED = (PropertyOutcome.BITWISE, PropertyOutcome.WITHIN_BOUNDS, PropertyOutcome.NAN, PropertyOutcome.BROKEN)
 
 
@@ -305,5 +296,5 @@ def described_call(question: PropertyQuestion) -> str:
     """Describe the first call of a question in a line."""
     problem = question.problem
     shapes = [f"{name} {'x'.join(map(str, array.shape))}" for name, array in problem.inputs.items()]
-    given = [f"{name}={value}" for name, value in problem.options.items()]
-    return f"{problem.operation}({', '.join([*shapes, *given])}) in {question.dtype}"
+    options = [f"{name}={value}" for name, value in problem.options.items()]
+    return f"{problem.operation}({', '.join([*shapes, *options])}) in {question.dtype}"

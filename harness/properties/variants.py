@@ -1,7 +1,7 @@
-"""A problem as a property sees it, whose axes have names, and what a property asks of it.
+"""Variants of properties: changes of a problem along named axes, and the further calls that they give.
 
-A property makes further problems of one: it cuts, orders or fills along axes, whatever inputs have them. Their calls
-bring results that are mapped back to what the first call gave.
+A property makes further problems from one: it cuts, orders or fills along axes, in all inputs that have them. The
+results of their calls are mapped back to the result of the first call.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from attncheck.reading.shapes import axis_lengths, optional_gradients, stage_axe
 from attncheck.spec import OPERATIONS, Axes, result_stages
 
 Change = Callable[[Array, int], Array]
-"""What is done to an array along an axis, which is counted from the end."""
+"""Changes an array along an axis, which is counted from the end."""
 
 
-class SaysNothing(Exception):
-    """A property says nothing of a problem; says why."""
+class NotApplicable(Exception):
+    """A property does not apply to a problem; the message is the reason."""
 
 
 def lengths_of(problem: Problem) -> Mapping[str, int]:
-    """Return the length of every axis by its letter; the keys of a problem that has only scores are Lk, too."""
+    """Return the length of every axis by its letter; the keys of a problem with only scores are Lk, too."""
     shapes = {name: array.shape for name, array in problem.inputs.items()}
     return axis_lengths(problem.operation, problem.options, shapes)
 
@@ -44,7 +44,7 @@ def call_for(problem: Problem, stages: Sequence[str] | None = None) -> Problem:
 
 
 def change_along(problem: Problem, letters: Mapping[str, Change]) -> Problem:
-    """Change every input that has one of these axes; an axis of length 1 that stands for all stays."""
+    """Change every input that has one of these axes; an axis of length 1 that is broadcast stays."""
     changed: dict[str, Array] = {}
     for name, array in problem.inputs.items():
         for letter, change in letters.items():
@@ -54,17 +54,17 @@ def change_along(problem: Problem, letters: Mapping[str, Change]) -> Problem:
 
 
 def axis_of_input(problem: Problem, name: str, letter: str) -> int | None:
-    """Return an input's axis, from the end; None without one, or where one of length 1 stands for all."""
+    """Return an input's axis, from the end; None without one, or if it is broadcast."""
     return _axis(problem, problem.specs[name].axes, letter, problem.inputs[name].shape)
 
 
 def axis_of_stage(problem: Problem, stage: str, letter: str, shape: tuple[int, ...]) -> int | None:
-    """Return a stage's axis, from the end; None without one, or where one of length 1 stands for all."""
+    """Return a stage's axis, from the end; None without one, or if it is broadcast."""
     return _axis(problem, axes_of_stage(problem, stage), letter, shape)
 
 
 def axes_of_stage(problem: Problem, stage: str) -> Axes:
-    """Return the axes of a stage: of the gradient of what may be left out, those of that input."""
+    """Return the axes of a stage: for the gradient of an optional input, those of that input."""
     if name := optional_gradients(problem.operation).get(stage):
         return problem.specs[name].axes
     return stage_axes(problem.operation, {*lengths_of(problem), "H*Dv"})[stage]
@@ -80,7 +80,7 @@ def _axis(problem: Problem, axes: Axes, letter: str, shape: tuple[int, ...]) -> 
 
 
 def allowed_keys(problem: Problem) -> NDArray[np.bool_]:
-    """Return which query may attend to which key, (B, H, Lq, T), of what the problem is once it is laid out."""
+    """Return flags of keys that queries may attend to, (B, H, Lq, T), for the problem without a layout."""
     plain = problem.without_layout().canonical()
     query, key = plain.inputs["query"], plain.inputs["key"]
     shape = (query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])
@@ -93,27 +93,27 @@ def allowed_keys(problem: Problem) -> NDArray[np.bool_]:
 
 
 def require(problem: Problem, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:
-    """Raise ``SaysNothing`` where a problem lacks an input or option that is needed, or has one that does not fit."""
-    given = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
-    if missing := [name for name in has if name not in given]:
-        raise SaysNothing(f"the case has no {missing[0]}")
-    if there := [name for name in lacks if name in given]:
-        raise SaysNothing(f"the case has {there[0]}")
+    """Raise ``NotApplicable`` if a problem lacks an input or option, or has one that does not fit."""
+    present = {*problem.inputs, *(name for name, value in problem.options.items() if value not in (None, False))}
+    if missing := [name for name in has if name not in present]:
+        raise NotApplicable(f"the case has no {missing[0]}")
+    if there := [name for name in lacks if name in present]:
+        raise NotApplicable(f"the case has {there[0]}")
 
 
 def require_operation(problem: Problem, *names: str) -> None:
-    """Raise ``SaysNothing`` for any other operation than these."""
+    """Raise ``NotApplicable`` for any other operation than these."""
     if problem.operation not in names:
-        raise SaysNothing(f"it says nothing of {problem.operation}")
+        raise NotApplicable(f"it says nothing of {problem.operation}")
 
 
 def taken(indices: Sequence[int] | NDArray[np.intp]) -> Change:
-    """Return what takes these along an axis, in this order."""
+    """Return a change that takes these indices along an axis, in this order."""
     return lambda array, axis: array.take(np.asarray(indices, np.intp), axis=axis)
 
 
 def times(array: Array, factor: float) -> Array:
-    """Multiply by a power of two, which rounds no number that is neither tiny nor huge."""
+    """Multiply by a power of two, which rounds only tiny and huge numbers."""
     if factor == 1:
         return array
     with np.errstate(over="ignore"):
@@ -121,24 +121,24 @@ def times(array: Array, factor: float) -> Array:
 
 
 def per_head(problem: Problem) -> bool:
-    """Tell if the operation has an axis of heads and no projections."""
-    own = OPERATIONS[problem.operation]
-    return not own.has_projections and any("H" in spec.axes for spec in problem.specs.values())
+    """Return whether the operation has an axis of heads and no projections."""
+    operation = OPERATIONS[problem.operation]
+    return not operation.has_projections and any("H" in spec.axes for spec in problem.specs.values())
 
 
 Combine = Callable[[str, Sequence[Array]], Array]
-"""Lays the results of calls out as the first call's, stage by stage: it moves elements, and computes nothing."""
+"""Maps the results of calls back to the first call's, stage by stage, only by moving elements."""
 
 
 def only_one(stage: str, results: Sequence[Array]) -> Array:
-    """Map the result of the only call: it lies as the first call's does."""
+    """Return the result of the only call, which has the first call's layout."""
     (result,) = results
     return result
 
 
 @dataclass(frozen=True, eq=False)
 class FurtherCall:
-    """One further call; ``truth`` is the problem whose exact answer it has to give, by default its own."""
+    """One further call; ``truth`` is the problem whose exact answer is right, by default ``problem``."""
 
     what: str
     problem: Problem
@@ -152,12 +152,12 @@ class FurtherCall:
 
 @dataclass(frozen=True, eq=False)
 class PropertyVariant:
-    """One way in which a property is asked: calls, and what becomes of their results.
+    """One way to test a property: further calls, and how their results are combined.
 
-    What is combined times ``factor``, a power of two, is compared with what the first call gave, where ``compared``
-    says so. Where it ``is_merged``, every call is of a part of the keys, and the outputs are merged by their log-sum-
-    exps. Where ``nan_may_spread``, NaN from the further calls is a convention. The calls are made ``where`` it says,
-    with so many ``threads``.
+    The combined result times ``factor``, a power of two, is compared with the result of the first call, in the elements
+    that ``compared`` flags by stage (by default all). If it ``is_merged``, every call has a part of the keys, and the
+    outputs are merged by their log-sum-exps. If ``nan_may_spread``, NaN from the further calls is a convention.
+    ``where`` is the process of the calls, which may have several ``threads``.
     """
 
     what: str
@@ -174,22 +174,22 @@ class PropertyVariant:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two results of a session, by the numbers of their steps, that are to be the same; the truth is the problem's.
+    """Two results of a session, by the numbers of their steps, that have to be the same; ``problem`` has the truth.
 
-    Without a number, the first result is that of a process that has done nothing else.
+    If the first number is None, the first result is that of a new process.
     """
 
     what: str
-    one: int | None
-    other: int
+    first: int | None
+    second: int
     problem: Problem
 
 
 @dataclass(frozen=True, eq=False)
 class SessionVariant:
-    """Calls one after the other in one process, and which of their results are to be the same.
+    """Calls one after the other in one process, and pairs of their results that have to be the same.
 
-    Of a ``problem``, the first step is its call, whose inputs, and whose kept result, may not change.
+    With a ``problem``, the first step is its call, whose inputs and kept result must not change.
     """
 
     what: str

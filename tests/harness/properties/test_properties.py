@@ -19,7 +19,7 @@ from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import user_implementation
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, evaluate_on
-from attncheck.properties.judging import Side, Truths, _combined_side, judge_arrays, judge_merged, side_of
+from attncheck.properties.judging import CallResult, Truths, _combined_side, judge_arrays, judge_merged, side_of
 from attncheck.properties.run import Asking, PropertyQuestion, ask_implementations, questions_of
 from attncheck.properties.variants import PropertyVariant, SessionVariant, call_for, result_of
 from attncheck.reading.case import Case
@@ -43,20 +43,22 @@ TABLES = tables_beside(__file__)
 ALLOWED = 1e-6
 
 
-def side(what: str, given: Real, exact: Real, is_open: bool) -> Side:
+def side(what: str, given: Real, exact: Real, is_open: bool) -> CallResult:
     """Return a side of which an error beyond the bound is wrong where there is an exact answer."""
     own = np.full(given.shape, is_open)
     wrong = ~(np.abs(given - exact) <= ALLOWED) & ~own
-    return Side(what, given, exact, np.full(given.shape, ALLOWED), wrong, own)
+    return CallResult(what, given, exact, np.full(given.shape, ALLOWED), wrong, own)
 
 
-def sides(first: Real, second: Real, exact: Sequence[Real], is_open: str) -> Callable[[], tuple[Side, Side]]:
+def sides(
+    first: Real, second: Real, exact: Sequence[Real], is_open: str
+) -> Callable[[], tuple[CallResult, CallResult]]:
     opens, names = [letter == "?" for letter in is_open], ("the first call", "the further")
     one, other = map(side, names, (first, second), exact, opens)
     return lambda: (one, other)
 
 
-def refused() -> tuple[Side, Side]:
+def refused() -> tuple[CallResult, CallResult]:
     raise AssertionError("where every bit is the same nothing else is asked")
 
 
@@ -177,7 +179,7 @@ def test_sessions_compare_results_of_one_problem() -> None:
     assert sessions
     for variant in sessions:
         for pair in variant.pairs:
-            step, wanted = variant.session.steps[pair.other], call_for(pair.problem)
+            step, wanted = variant.session.steps[pair.second], call_for(pair.problem)
             assert (step.returns, step.problem.operation) == (True, wanted.operation)
             given, expected = (
                 {name: each.tobytes() for name, each in problem.inputs.items()} for problem in (step.problem, wanted)
