@@ -206,8 +206,8 @@ def _engine(store: Store) -> Engine:
 
 def _remember(implementation: Implementation, question: Question, answer: Answer) -> list[Question]:
     """Remember a question and return those before it; one that ended the process is the last of its own."""
-    from attncheck.asking.engine import process_group_for
     from attncheck.asking.question import Question
+    from attncheck.execution.workers import process_group_for
     from attncheck.results.last_failed import killed_the_worker
 
     worker = process_group_for(implementation, question.dtype).name

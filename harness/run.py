@@ -305,7 +305,7 @@ class _CaseRun:
         ]
         if not few or self.settings.cluster is not None:
             return {}
-        from attncheck.asking.accuracy import find_widening
+        from attncheck.execution.suggested_requirements import suggest_requirements
         from attncheck.results.parts import read_rows
 
         table, _ = read_rows(self.settings.output)
@@ -316,8 +316,8 @@ class _CaseRun:
             refused = {row["case"] for row in of_item if row["verdict"] in (Verdict.UNSUPPORTED, Verdict.ERROR)}
             refused -= judged.get(item.name, set())
             cases = [case for case in self.plan.cases if case.id in refused]
-            if widening := find_widening(item, cases, self.settings.limits):
-                found[item.name] = widening.words(item)
+            if suggestion := suggest_requirements(item, cases, self.settings.limits):
+                found[item.name] = suggestion.words(item)
         return found
 
     def _alike(self, failing: Sequence[Row]) -> dict[str, str]:

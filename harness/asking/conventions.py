@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attncheck.asking.engine import Workers
 from attncheck.backends.families import FAMILIES
 from attncheck.common.errors import UsageError
 from attncheck.diagnosis.declared import rewrite_for_conventions
@@ -31,6 +30,7 @@ from attncheck.execution.implementations import Implementation, UserImplementati
 from attncheck.execution.padding import lack_of
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.execution.workers import Workers
 from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array

@@ -13,82 +13,19 @@ A check runs thousands of questions in parallel; ``executors`` do that with the 
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from attncheck.asking.answer import Answer, judge_outcome
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
 from attncheck.execution.call import Limits, WorkerProcesses
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import Group, GroupRunner, group_by_process
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.execution.workers import Workers
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.settings.config import expected_failures_of
-
-
-class Workers:
-    """Worker processes that are reused until they are closed, and fresh ones."""
-
-    def __init__(self, limits: Limits | None = None, *, probes_state: bool = True) -> None:
-        """Make a pool without a process.
-
-        Args:
-            limits: Limits of the processes.
-            probes_state: Whether a user's function is called around some cases with one option or input changed.
-        """
-        self.limits = limits or Limits()
-        self._probes_state = probes_state
-        self._folder = tempfile.TemporaryDirectory(prefix="attncheck")
-        self._number = 0
-        self._kept: dict[tuple[str, int], GroupRunner[Any]] = {}
-        self._fresh: list[GroupRunner[Any]] = []
-
-    def worker_for(self, implementation: Implementation, dtype: str, threads: int | None = None) -> GroupRunner[Any]:
-        """Return the worker of an implementation that serves a dtype, with so many threads."""
-        group, threads = process_group_for(implementation, dtype), threads or self.limits.threads
-        if (group.name, threads) not in self._kept:
-            self._kept[group.name, threads] = self._runner(group, replace(self.limits, threads=threads))
-        return self._kept[group.name, threads]
-
-    @contextmanager
-    def fresh(
-        self, implementation: Implementation, dtype: str, *, keep_going: bool = False
-    ) -> Iterator[GroupRunner[Any]]:
-        """Yield a worker with a new process, which is ended afterwards.
-
-        With ``keep_going``, a process that ends is replaced, without a limit.
-        """
-        limits = replace(self.limits, keep_going=keep_going or self.limits.keep_going)
-        runner = self._runner(process_group_for(implementation, dtype), limits)
-        self._fresh.append(runner)
-        try:
-            yield runner
-        finally:
-            self._fresh.remove(runner)
-            runner.close()
-
-    def _runner(self, group: Group, limits: Limits) -> GroupRunner[Any]:
-        self._number += 1
-        logs = Path(self._folder.name)
-        return GroupRunner(group, limits, logs, number=self._number, probes_state=self._probes_state)
-
-    def stop(self) -> None:
-        """Kill running calls; the workers run no more."""
-        for runner in (*self._kept.values(), *self._fresh):
-            runner.stop()
-
-    def close(self) -> None:
-        """End the processes."""
-        for runner in self._kept.values():
-            runner.close()
-        self._kept.clear()
-        self._folder.cleanup()
 
 
 class Engine:
@@ -172,12 +109,6 @@ class Engine:
             self._judging.close()
         finally:
             self.workers.close()
-
-
-def process_group_for(implementation: Implementation, dtype: str) -> Group:
-    """Return the group of dtypes of an implementation that share one process with a dtype."""
-    declared = [name for name in implementation.declared.classes if implementation.rounding_model(name)]
-    return next(group for group in group_by_process(implementation, declared) if dtype in group.dtypes)
 
 
 def _no_dtype(implementation: Implementation, dtype: str) -> Failure | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attncheck.asking.engine import Workers
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import stored_index, written_element
@@ -18,6 +17,7 @@ from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.sessions import StepResult
 from attncheck.execution.worker import Computed, Failure, Outcome
+from attncheck.execution.workers import Workers
 from attncheck.properties.calls import VARIANTS_OF
 from attncheck.properties.judging import Results, Truths, VariantResult, judge_variant
 from attncheck.properties.variants import (

@@ -34,7 +34,7 @@ from evaluating import own
 from here import own_code_here
 from tables import CASES
 
-from attncheck.asking import accuracy
+from attncheck.execution import suggested_requirements
 from attncheck.execution.call import Limits
 from attncheck.reading.selection import select_cases
 from attncheck.results.reader import read_run
@@ -131,9 +131,9 @@ def test_the_loosest_requirements_are_advised_unless_to_find_them_takes_too_long
     cases = select_cases(["attention/*", "values/*", "kernel_shapes/lengths/*"]).cases
     with own_code_here():
         kernel = own(f"{tmp_path / 'kernel.py'}:attention")
-        found = accuracy.find_widening(kernel, cases, Limits())
-        monkeypatch.setattr(accuracy, "_MOST_SECONDS", 0.0)
-        assert accuracy.find_widening(kernel, cases, Limits()) is None
+        found = suggested_requirements.suggest_requirements(kernel, cases, Limits())
+        monkeypatch.setattr(suggested_requirements, "_MOST_SECONDS", 0.0)
+        assert suggested_requirements.suggest_requirements(kernel, cases, Limits()) is None
     assert found is not None
     assert found.requires.items() >= {("lengths", "equal"), ("value_width", "equal")}
     assert max(value for value in found.requires.values() if isinstance(value, int)) == 16
