@@ -1,10 +1,10 @@
-"""What is found of variants: stage by stage, by other tolerances too, as a row of each unit, and as names of faults.
+"""The judgement of variants: of each stage, also by other tolerances, as a row for each unit, and as names of faults.
 
 Common tolerances are compared with the correctly rounded answer: ``|got - exact| <= absolute + relative |exact|``.
 ``numpy.allclose`` and ``torch.testing.assert_close`` by default also refuse NaN, and both pass equal infinities.
 
-Each fault of the catalogue says what it is (``Mutant.diagnosis``). What is diagnosed is decided as in any run, from the
-cases that it fails: the first of them that are small, so that naming costs no more than finding.
+Each fault of the catalogue has its right names (``Mutant.diagnosis``). The diagnosis is decided as in any run, from the
+cases that it fails: from the first small ones, so that naming costs no more than finding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.verdicts import Verdict
 
 OF_NUMBERS = frozenset({str(Tier.PROVEN), str(Tier.STATISTICAL), str(Verdict.NONFINITE)})
-"""The tiers of wrong numbers: what is wrong in form or raises has no cause that could be named by its numbers."""
+"""The tiers of wrong numbers: a wrong form or an error has no cause that its numbers could name."""
 
 REFERENCE_CLASSES: Mapping[str, str] = EAGER
 """The dtypes in which variants are judged, and the reference's rounding model in each.
@@ -38,16 +38,16 @@ there are kernels that compute in float32 between their ends.
 
 
 class StageResult(NamedTuple):
-    """What is found of one stage; empty where the subject raised.
+    """The judgement of one stage; ``stage`` is empty if the subject raised an error.
 
-    ``tier`` is what found a fault: proven, statistical, or the verdict where form or NaN did; None where the stage
-    agrees. ``own`` is false where the stage only inherits its error from one before it. ``ratio`` is the largest error
-    over its bound. Of the ``RULES``, each says whether it rejects the stage.
+    ``tier`` is the bound that a fault exceeds: proven, statistical, or the verdict on form or NaN; None if the stage
+    agrees. ``is_origin`` is false if the stage only inherits its error from one before it. ``ratio`` is the largest
+    error over its bound. Each of the ``RULES`` is true if it rejects the stage.
     """
 
     stage: str
     tier: str | None
-    own: bool = True
+    is_origin: bool = True
     ratio: float | None = None
     assert_close: bool | None = None
     allclose: bool | None = None
@@ -55,17 +55,17 @@ class StageResult(NamedTuple):
 
     @property
     def caught(self) -> bool:
-        """Whether the stage is flagged."""
+        """True if the stage is flagged."""
         return self.tier is not None
 
 
 RULES = ("assert_close", "allclose", "rtol_1e_3")
 Findings = tuple[StageResult, ...]
-"""What is found of one evaluation, stage by stage; one without a stage where it raised."""
+"""The judged stages of one evaluation; a single one without a name if it raised an error."""
 
 
 def stage_result(judgement: StageJudgement, got: Array, exact: Enclosure | None, dtype: str) -> StageResult:
-    """Return what a judgement and other rules say of a stage, with its exact answer where there is one."""
+    """Return the result of a stage by its judgement and by other rules, with the exact answer if there is one."""
     measured = [item for item in (judgement.accumulated, judgement.introduced) if item is not None]
     tier = None
     if judgement.verdict is Verdict.NUMERIC:
@@ -99,10 +99,10 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of(cls, subject: str, unit: tuple[str, str, int, bool, bool], findings: Findings) -> Evaluation:
-        """Return the row of what was found of a subject on a unit: case, dtype, seed, drawn and complete."""
-        wrong, ratios = first_wrong(findings), [each.ratio for each in findings if each.ratio is not None]
+        """Return the row of a subject on a unit: case, dtype, seed, drawn and complete."""
+        wrong, ratios = first_wrong(findings), [finding.ratio for finding in findings if finding.ratio is not None]
         largest = max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
-        rejects = frozenset(rule for rule in ("caught", *RULES) if any(getattr(each, rule) for each in findings))
+        rejects = frozenset(rule for rule in ("caught", *RULES) if any(getattr(finding, rule) for finding in findings))
         if wrong is None:
             return cls(subject, *unit, None, "", math.nan, largest, rejects)
         ratio = math.nan if wrong.ratio is None else wrong.ratio
@@ -110,9 +110,9 @@ class Evaluation(NamedTuple):
 
 
 def first_wrong(findings: Findings) -> StageResult | None:
-    """Return the first flagged stage that is itself at fault, else the first flagged one; None where none is."""
-    flagged = [each for each in findings if each.caught]
-    return next((each for each in flagged if each.own), flagged[0] if flagged else None)
+    """Return the first flagged stage that is itself at fault, else the first flagged one; None without any."""
+    flagged = [finding for finding in findings if finding.caught]
+    return next((finding for finding in flagged if finding.is_origin), flagged[0] if flagged else None)
 
 
 _ASSERT_CLOSE: Mapping[str, tuple[float, float]] = {
@@ -125,7 +125,7 @@ _ASSERT_CLOSE: Mapping[str, tuple[float, float]] = {
 
 
 def rejected_by_rules(got: Array, exact: Array, dtype: str) -> dict[str, bool]:
-    """Return which rules find that an array is not the exact answer, rounded once to the working dtype.
+    """Return which rules reject an array, compared with the exact answer, rounded once to the working dtype.
 
     To nearest in float64 and then once more: off by one unit in the last place where the first hits a midpoint.
     """
@@ -150,7 +150,7 @@ RIGHTLY, WRONGLY, NOT_NAMED = "rightly", "wrongly", "not"
 
 
 Failed = Mapping[tuple[str, str, int], Evidence]
-"""What units say that a subject fails (case, dtype, seed), in their order."""
+"""The evidence of units that a subject fails (case, dtype, seed), in their order."""
 
 
 def names_from(evidence: Mapping[str, Failed]) -> dict[str, tuple[str, ...]]:
@@ -160,11 +160,11 @@ def names_from(evidence: Mapping[str, Failed]) -> dict[str, tuple[str, ...]]:
 
 def names_of(decisions: Iterable[Decision]) -> tuple[str, ...]:
     """Return the names that were diagnosed, each once."""
-    return tuple(dict.fromkeys(each.fit.name for each in decisions if each.fit is not None))
+    return tuple(dict.fromkeys(decision.fit.name for decision in decisions if decision.fit is not None))
 
 
 def how_named(subject: Subject, names: Sequence[str]) -> str:
-    """Say whether the diagnosis of a subject is what it is; a control has none."""
+    """Return whether the diagnosis of a subject is right, wrong or missing; a control has no right one."""
     if not names:
         return NOT_NAMED
     right = set(subject.diagnosis) if isinstance(subject, Mutant) else set()

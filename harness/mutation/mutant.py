@@ -1,8 +1,8 @@
-"""Variants of the NumPy backend with some of its steps replaced, and the faults and right variants that they stand for.
+"""Variants of the NumPy backend with some of its steps replaced, and the faults and right variants that they represent.
 
-A step is a function of ``numpy_backend``, a private one too. A variant has all of the backend's functions, rebuilt in a
-namespace in which the step's name is another function. So what attention is stands in the backend alone, and an option
-that the backend learns, every variant has.
+A step is a function of ``numpy_backend``, also a private one. A variant has all of the backend's functions, rebuilt in
+a namespace in which the step's name is another function. So only the backend defines attention, and every variant has
+each new option of the backend.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from attncheck.spec import LOGITS
 
 Step: TypeAlias = Callable[..., Any]
 Steps: TypeAlias = dict[str, Any]
-"""What replaces which step: ``_dot`` wherever it is used, ``dot_scores._dot`` where ``dot_scores`` uses it.
+"""Replacements by step: ``_dot`` wherever it is used, ``dot_scores._dot`` only in ``dot_scores``.
 
 A value is a function, ``PerCall`` for a function of the backend, or, under a name such as ``_cap.np``, the library.
 """
 
 _FUNCTIONS: Mapping[str, FunctionType] = {
-    name: each
-    for name, each in vars(numpy_backend).items()
-    if isfunction(each) and each.__module__ == numpy_backend.__name__
+    name: value
+    for name, value in vars(numpy_backend).items()
+    if isfunction(value) and value.__module__ == numpy_backend.__name__
 }
 _SIGNATURES: Mapping[str, Signature] = {
-    name: signature(each) for name, each in _FUNCTIONS.items() if not name.startswith("_")
+    name: signature(function) for name, function in _FUNCTIONS.items() if not name.startswith("_")
 }
 _CONVERSIONS = ("prepare", "describe", "from_numpy", "to_numpy")
 OPERATIONS = tuple(name for name in _SIGNATURES if name not in _CONVERSIONS)
@@ -45,15 +45,15 @@ OPERATIONS = tuple(name for name in _SIGNATURES if name not in _CONVERSIONS)
 
 @dataclass(frozen=True)
 class PerCall:
-    """Steps that a function of the backend uses, made anew for each of its calls from what it is handed."""
+    """Steps of a function of the backend, made for each of its calls from the arguments."""
 
     steps_of: Callable[[Call], Steps]
 
 
 class Call:
-    """What ``attention`` or ``attention_gradients`` is called with, by name, and what follows from it.
+    """The arguments of ``attention`` or ``attention_gradients``, by name, and values that follow from them.
 
-    ``stages`` are all of the variant's forward pass, worked out where they are asked for.
+    ``stages`` are all stages of the variant's forward pass, computed on request.
     """
 
     def __init__(self, namespace: Mapping[str, Any], attention: Step, arguments: Mapping[str, Any]) -> None:
@@ -72,23 +72,23 @@ class Call:
 
     @property
     def factor(self) -> float:
-        """What the raw scores are multiplied with, before a number of each head."""
+        """The factor of the raw scores, before the factor of each head."""
         return numpy_backend._scale_of(self.query, self.scale if self.head_scale is None else 1.0)
 
     @property
     def past(self) -> int:
-        """How many keys come from a cache."""
+        """The number of keys from a cache."""
         past_key = self._arguments.get("past_key")
         return 0 if past_key is None else int(past_key.shape[-2])
 
     @property
     def query_offsets(self) -> Array | None:
-        """Where the first query of each batch entry stands, if that is said; gradients are not asked so."""
+        """The position of the first query of each batch entry, if given; never for gradients."""
         return self._arguments.get("query_offsets")
 
     @property
     def has_groups(self) -> bool:
-        """Whether query heads share heads of keys and values."""
+        """True if query heads share heads of keys and values."""
         return bool(self.query.shape[1] != self.key.shape[1])
 
     @property
@@ -100,11 +100,13 @@ class Call:
     def stages(self) -> Stages:
         """The stages of the forward pass."""
         taken = _SIGNATURES["attention"].parameters
-        return cast(Stages, self._attention(**{name: each for name, each in self._arguments.items() if name in taken}))
+        return cast(
+            Stages, self._attention(**{name: value for name, value in self._arguments.items() if name in taken})
+        )
 
     @property
     def scores(self) -> Array:
-        """The scores that bias and mask meet, (B, H, Lq, T)."""
+        """The scores to which bias and mask are applied, (B, H, Lq, T)."""
         return cast(Array, self.stages.get("capped", self.stages["scores"]))
 
     @property
@@ -119,12 +121,12 @@ class Call:
 
     @property
     def masked(self) -> Array:
-        """The logits with -inf for what is forbidden, rows without a key too."""
+        """The logits with -inf for forbidden keys, also in rows without a key."""
         return cast(Array, self.stages.get("masked", self.unmasked))
 
     @property
     def logits(self) -> Array:
-        """What the softmax saw."""
+        """The input of the softmax."""
         return numpy_backend._fill_empty_rows(self.masked, self.sinks, self.empty_rows)
 
     @property
@@ -136,8 +138,8 @@ class Call:
 class Variant:
     """One implementation under the contract's names: the NumPy backend with some of its steps replaced.
 
-    ``hidden`` stages are not returned, as a kernel does not return what it never has. ``steps`` are those that are
-    replaced; None where that cannot be told.
+    ``hidden`` stages are not returned, as a kernel does not return stages that it never has. ``steps`` are the replaced
+    ones; None if they are unknown.
     """
 
     if TYPE_CHECKING:
@@ -148,37 +150,39 @@ class Variant:
     def __init__(self, steps: Steps | None = None, *, hidden: frozenset[str] = frozenset()) -> None:
         self.hidden = hidden
         self.steps: Steps | None = steps or {}
-        self._namespace = _rebuilt(self.steps)
+        self._namespace = _namespace_with(self.steps)
         for name in _SIGNATURES:
             self._offer(name, self._namespace[name])
 
     def function(self, name: str) -> Step:
-        """Return a function of the backend as this variant has it."""
+        """Return this variant's version of a function of the backend."""
         return cast(Step, self._namespace[name])
 
     @cached_property
     def replaced(self) -> Mapping[tuple[str | None, str], Step]:
-        """The backend's functions in whose place another one is called, by one caller or by any (None).
+        """The functions that replace functions of the backend, for one caller or for any (None).
 
-        Where a step is no function of the backend, such as its library, the function that uses it is another one.
+        If a step is not a function of the backend, such as its library, the function that uses it counts as replaced.
         """
-        found: dict[tuple[str | None, str], Step] = {}
+        functions: dict[tuple[str | None, str], Step] = {}
         for key, step in (self.steps or {}).items():
             function, _, name = key.rpartition(".")
             if function and name in _FUNCTIONS:
-                found[function, name] = step
+                functions[function, name] = step
             elif function:
-                found[None, function] = self._namespace[function].__call__  # as a whole, also where it is made per call
+                functions[None, function] = self._namespace[
+                    function
+                ].__call__  # as a whole, also where it is made per call
             else:
-                found.setdefault((None, name), self._namespace[name])
-        return found
+                functions.setdefault((None, name), self._namespace[name])
+        return functions
 
     def _offer(self, name: str, function: Step) -> None:
-        """Offer a function under the contract's name and parameters, without what is hidden."""
+        """Set a function under the contract's name and parameters, without the hidden stages."""
 
         @wraps(_FUNCTIONS[name])
-        def run(*arrays: Any, **given: Any) -> Any:
-            returned = function(*arrays, **given)
+        def run(*arrays: Any, **keywords: Any) -> Any:
+            returned = function(*arrays, **keywords)
             if name in _CONVERSIONS:
                 return returned
             return {stage: array for stage, array in returned.items() if stage not in self.hidden}
@@ -187,9 +191,9 @@ class Variant:
 
 
 def recording(record: Callable[[str, Step], Step]) -> dict[str, Step]:
-    """Return the backend's functions, each handed to ``record`` with its name; they call what that returns."""
+    """Pass each function of the backend to ``record`` with its name; return the results, which call each other."""
     namespace = dict(vars(numpy_backend))
-    recorded = {name: record(name, _in(each, namespace)) for name, each in _FUNCTIONS.items()}
+    recorded = {name: record(name, _in_namespace(function, namespace)) for name, function in _FUNCTIONS.items()}
     namespace |= recorded
     return recorded
 
@@ -197,32 +201,32 @@ def recording(record: Callable[[str, Step], Step]) -> dict[str, Step]:
 def within(function: Step, **names: Any) -> Step:
     """Return a function in which some global names mean something else. Raises ``KeyError`` for one that it lacks."""
     assert isinstance(function, FunctionType)
-    _check(function, names)
-    return _in(function, {**function.__globals__, **names})
+    _check_used(function, names)
+    return _in_namespace(function, {**function.__globals__, **names})
 
 
 def numpy_with(**functions: Any) -> SimpleNamespace:
-    """Return NumPy with other functions, as a library has them that approximates its own."""
+    """Return NumPy with some functions replaced, like a library with approximations."""
     return SimpleNamespace(**{**vars(np), **functions})
 
 
-def _in(function: FunctionType, namespace: dict[str, Any]) -> FunctionType:
+def _in_namespace(function: FunctionType, namespace: dict[str, Any]) -> FunctionType:
     again = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
     again.__kwdefaults__ = function.__kwdefaults__
     return again
 
 
-def _check(function: FunctionType, names: Iterable[str]) -> None:
-    """Refuse what would change nothing."""
+def _check_used(function: FunctionType, names: Iterable[str]) -> None:
+    """Raise ``KeyError`` for a name whose replacement would change nothing."""
     for name in names:
         if name not in function.__code__.co_names or name not in vars(numpy_backend):
             raise KeyError(f"{function.__name__} of numpy_backend uses no {name}")
 
 
-def _rebuilt(steps: Steps) -> dict[str, Any]:
+def _namespace_with(steps: Steps) -> dict[str, Any]:
     """Return the backend's namespace with other steps. Raises ``KeyError`` for a step that it does not have."""
     namespace = dict(vars(numpy_backend))
-    namespace |= {name: _in(function, namespace) for name, function in _FUNCTIONS.items()}
+    namespace |= {name: _in_namespace(function, namespace) for name, function in _FUNCTIONS.items()}
     local: dict[str, dict[str, Any]] = {}
     for key, step in steps.items():
         function, _, name = key.rpartition(".")
@@ -230,11 +234,11 @@ def _rebuilt(steps: Steps) -> dict[str, Any]:
             raise KeyError(f"numpy_backend has no function {function or name}")
         if function:
             local.setdefault(function, {})[name] = step
-            _check(_FUNCTIONS[function], [name])
+            _check_used(_FUNCTIONS[function], [name])
         elif not isinstance(step, PerCall):
             namespace[name] = step
     scopes: dict[str, dict[str, Any]] = {function: {} for function in local}
-    namespace |= {function: _in(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
+    namespace |= {function: _in_namespace(_FUNCTIONS[function], scope) for function, scope in scopes.items()}
     per_call = {name: step for name, step in steps.items() if isinstance(step, PerCall)}
     namespace |= {name: MadePerCall(name, step, namespace[name], namespace) for name, step in per_call.items()}
     for function, scope in scopes.items():
@@ -251,17 +255,19 @@ class MadePerCall:
     plain: FunctionType
     namespace: Mapping[str, Any]
 
-    def __call__(self, *arrays: Any, **given: Any) -> Any:
+    def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         """Call the function with the steps of this call."""
-        return _in(self.plain, {**self.plain.__globals__, **self.steps_of(arrays, given)})(*arrays, **given)
+        return _in_namespace(self.plain, {**self.plain.__globals__, **self.steps_of(arrays, keywords)})(
+            *arrays, **keywords
+        )
 
-    def steps_of(self, arrays: tuple[Any, ...], given: Mapping[str, Any]) -> Steps:
-        """Return what replaces which name in one call. Raises ``KeyError`` for a name that is not used."""
-        bound = _SIGNATURES[self.name].bind(*arrays, **given)
+    def steps_of(self, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> Steps:
+        """Return the replacements by name in one call. Raises ``KeyError`` for a name that is not used."""
+        bound = _SIGNATURES[self.name].bind(*arrays, **keywords)
         bound.apply_defaults()
         attention = self.plain if self.name == "attention" else self.namespace["attention"]
         steps = self.step.steps_of(Call(self.namespace, attention, bound.arguments))
-        _check(_FUNCTIONS[self.name], steps)
+        _check_used(_FUNCTIONS[self.name], steps)
         return steps
 
 
@@ -278,15 +284,14 @@ REFERENCE = "reference"
 ACCURACY_OF_16_BITS = ("accuracy-of-16-bits",)
 """The diagnosis of a fault that rounds an intermediate to a 16-bit format, or to TF32."""
 ROUNDED: Mapping[str, Any] = {"dtypes": WIDE, "diagnosis": ACCURACY_OF_16_BITS}
-"""What such a fault has in common with others."""
+"""The fields that such faults have in common."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A variant, with the ``description`` of what it stands for, or of why it is right.
+    """A variant, with the ``description`` of its defect, or of the reason why it is right.
 
-    ``dtypes`` are those in which it is asked, ``classes`` the rounding models that it claims to be of, where they are
-    not the reference's.
+    It runs in ``dtypes``. ``classes`` are the rounding models that it declares, if they are not the reference's.
     """
 
     name: str
@@ -301,7 +306,7 @@ class Subject:
         return type(self).__name__.lower()
 
     def is_shown_by(self, case: Case) -> bool:
-        """Whether a case may show what the variant does."""
+        """Return whether a case may show the effect of the variant."""
         return True
 
 
@@ -338,19 +343,19 @@ class Mutant(Subject):
 
     @property
     def is_generated(self) -> bool:
-        """Whether it follows from the specification, and nobody is known to have made it."""
+        """True if it is derived from the specification, and is not known to have occurred."""
         return self.of is not None and not self.is_met
 
     def is_shown_by(self, case: Case) -> bool:
-        """Whether a case is of the operation that alone has the fault, and gives the argument that it is a fault of."""
+        """Return whether a case has the fault's operation and argument, if it is limited to any."""
         operation, argument = self.of or (case.operation, self.needs)
         return case.operation == operation and (not argument or argument in case.inputs or argument in case.options)
 
 
 Form: TypeAlias = str | Callable[[Any], Steps | Variant] | None
-"""How a variant is made of what is decorated.
+"""How a decorated object becomes a variant.
 
-The name of the step whose place it takes, or a function that makes steps of it; None where it is steps already.
+The name of the step that it replaces, or a function that makes steps of it; None if it is steps already.
 """
 Decorated = TypeVar("Decorated", bound=Any)
 
@@ -358,7 +363,7 @@ _REGISTERED: list[tuple[str, Subject]] = []
 
 
 def subjects_of_module(module: str) -> tuple[Subject, ...]:
-    """Return what a module has registered, in the order of its lines."""
+    """Return the subjects that a module has registered, in the order of its lines."""
     return tuple(subject for name, subject in _REGISTERED if name == module)
 
 
@@ -370,7 +375,7 @@ def _registering(
     hidden: frozenset[str],
     change: Any,
 ) -> Callable[[Decorated], Decorated]:
-    """Register what is made of a name, a text and an implementation: of a row's ``change``, or of what is decorated."""
+    """Register a subject from a name, a text and an implementation: a row's ``change``, or the decorated object."""
     module = sys._getframe(2).f_globals.get("__name__", "")  # the catalogue is in its order, whoever imports it first
 
     def register(step: Decorated) -> Decorated:
@@ -398,8 +403,8 @@ def mutant(
 ) -> Callable[[Decorated], Decorated]:
     """Register a fault; ``at`` is the first stage that it gets wrong, and ``more`` are other fields of ``Mutant``.
 
-    A row has all of it, what it does as its ``change``. What takes statements is decorated: it has its own name, and
-    its defect may be its docstring.
+    A row has all of it, with its effect as ``change``. A decorated function has its own name, and its defect may be its
+    docstring.
     """
     names = (diagnosis,) if isinstance(diagnosis, str) else diagnosis
     make = partial(Mutant, topic=topic, first_wrong_stage=at, diagnosis=names, **more)
@@ -415,12 +420,12 @@ def control(
     hidden: frozenset[str] = frozenset(),
     **more: Any,
 ) -> Callable[[Decorated], Decorated]:
-    """Register what is right, and ``why`` it is: a row, or what is decorated, as faults are."""
+    """Register a right variant, and ``why`` it is right: as a row or a decorator, like faults."""
     return _registering(partial(Control, **more), form, name, why, hidden, change)
 
 
 def equivalent(
     form: Form = None, *, defect: str, name: str | None = None, **more: Any
 ) -> Callable[[Decorated], Decorated]:
-    """Register what is decorated as a fault that no input can show, by its ``proof``."""
+    """Register the decorated object as a fault that no input can show, by its ``proof``."""
     return _registering(partial(Equivalent, **more), form, name, defect, frozenset(), None)

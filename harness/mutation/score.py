@@ -1,8 +1,8 @@
-"""The mutation score: cases are put to faults and right variants in sweeps, and what they find is summed up in frames.
+"""The mutation score: cases run on faults and right variants in sweeps, and frames sum up the results.
 
-A sweep is a list of units and of subjects, and depends on no other one, in whatever processes they run. A fault is put
-to small cases until as many as are ``Enough`` catch and name it. Large cases come last, for those that small ones did
-not settle. Right variants are put to a share of the cases.
+A sweep is a list of units and of subjects, and does not depend on other sweeps or on the process. Small cases run on a
+fault until it meets the ``StopRule``: enough cases catch and name it. Large cases run last, on faults that small ones
+did not settle. A share of the cases runs on right variants.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from attncheck.showing.json_schema import MutantsDocument
 from attncheck.spec import STAGES
 
 SEED_STEP = 1_000_003
-"""Fresh seeds lie so far apart (an odd number) that no case's k-th seed is another case's own."""
+"""The distance of fresh seeds, odd and so large that no case's k-th seed is the first seed of another case."""
 
 BLOCKS = 2
-"""Sweeps that right variants and faults by hand are dealt out to: each makes exact answers and readings anew."""
+"""Sweeps among which right variants and faults by hand are divided: each computes exact answers and readings again."""
 FAULTS_OF_A_SWEEP = 48
-"""Faults that follow from the specification and are put to the same cases by one sweep."""
+"""Faults derived from the specification that share the cases of one sweep."""
 RIGHT_CASES = 40
-"""Cases that a right variant is put to, beside the first where it is not the reference: so many of all."""
+"""Cases that run on a right variant, in addition to the first ones that distinguish it from the reference."""
 IN_ONE_TURN = 8
-"""Right variants, neighbours in the catalogue, that are put to the same cases: the exact answers cost most."""
+"""Right variants, neighbours in the catalogue, that share their cases: the exact answers cost most."""
 
 
-class Enough(NamedTuple):
-    """Cases after which a subject is settled, in a dtype and a seed.
+class StopRule(NamedTuple):
+    """The numbers of cases after which a subject is settled, in a dtype and a seed.
 
-    So many small ones, or large ones, have to catch a fault, and so many say what it is; on so many, a right variant is
-    not the reference.
+    ``small`` or ``large`` cases have to catch a fault, and ``names`` cases to give evidence of its diagnosis;
+    ``differing`` cases have to distinguish a right variant from the reference.
     """
 
     small: int
@@ -77,89 +77,85 @@ class Enough(NamedTuple):
     differing: int
 
 
-BY_HAND, GENERATED = Enough(4, 2, 12, 6), Enough(1, 1, 0, 0)
+BY_HAND, GENERATED = StopRule(4, 2, 12, 6), StopRule(1, 1, 0, 0)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Units in their order and, by name, the subjects that they are put to until those are settled.
+    """Units in their order and, by name, the subjects on which they run until these are settled.
 
-    Where it is ``exhaustive``, small cases are put to all. A settled right variant is put to one in ``share`` of the
-    cases.
+    If it is ``exhaustive``, small cases run on all subjects. One in ``share`` cases runs on a settled right variant.
     """
 
     units: tuple[Unit, ...]
     subjects: tuple[str, ...]
-    enough: Enough
+    stop_rule: StopRule
     share: int = 1
     exhaustive: bool = False
 
 
 @dataclass
-class Swept:
-    """What a sweep found, what that says of faults, who was caught how often by a seed, and who was spared units."""
+class SweepResult:
+    """The evaluations of a sweep, evidence on faults, catches by seed, and the faults that skipped units."""
 
-    found: list[Evaluation] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     evidence: dict[str, dict[tuple[str, str, int], Evidence]] = field(default_factory=lambda: defaultdict(dict))
     counts: Counter[tuple[str, str, int | None]] = field(default_factory=Counter)
     spared: set[tuple[str, str]] = field(default_factory=set)
 
 
-def put_to(sweep: Sweep, subjects: Mapping[str, Subject] = SUBJECTS) -> Swept:
-    """Put the units of a sweep to its subjects."""
-    swept = Swept()
+def run_sweep(sweep: Sweep, subjects: Mapping[str, Subject] = SUBJECTS) -> SweepResult:
+    """Run the units of a sweep on its subjects."""
+    swept = SweepResult()
     chosen = [subjects[name] for name in sweep.subjects]
     for unit in sweep.units:
         of_dtype = [subject for subject in chosen if unit.dtype in subject.dtypes and subject.is_shown_by(unit.case)]
         asked = [subject for subject in of_dtype if _is_asked(subject, unit, sweep, swept)]
-        left = {each.name for each in of_dtype if isinstance(each, Mutant)} - {each.name for each in asked}
-        swept.spared |= {(name, unit.dtype) for name in left}
+        mutants = {subject.name for subject in of_dtype if isinstance(subject, Mutant)}
+        swept.spared |= {(name, unit.dtype) for name in mutants.difference(subject.name for subject in asked)}
         if asked:
-            _put_unit(UnitScorer(unit), asked, sweep, swept)
+            _run_unit(UnitScorer(unit), asked, sweep, swept)
     return swept
 
 
-def _put_unit(scorer: UnitScorer, asked: Sequence[Subject], sweep: Sweep, swept: Swept) -> None:
-    """Put a unit to subjects, and ask what those are that fail it by their numbers."""
+def _run_unit(scorer: UnitScorer, asked: Sequence[Subject], sweep: Sweep, swept: SweepResult) -> None:
+    """Run a unit on subjects, and collect evidence on the subjects that fail by their numbers."""
     unit, failing = scorer.unit, []
     for subject in asked:
         findings = scorer.findings(subject)
         if findings is None:
             continue
         of_unit = unit.case.id, unit.dtype, unit.seed, unit.case.random is not None, unit.is_for_all
-        found = Evaluation.of(subject.name, of_unit, findings)
-        swept.found.append(found)
-        swept.counts[subject.name, unit.dtype, None if found.stage is None else unit.seed] += 1
-        if any(each.tier in OF_NUMBERS for each in findings):
+        evaluation = Evaluation.of(subject.name, of_unit, findings)
+        swept.evaluations.append(evaluation)
+        swept.counts[subject.name, unit.dtype, None if evaluation.stage is None else unit.seed] += 1
+        if any(finding.tier in OF_NUMBERS for finding in findings):
             failing.append(subject)
     for subject in failing if unit.is_for_all and unit.serves_naming else ():
-        if len(swept.evidence.get(subject.name, ())) < sweep.enough.names:
+        if len(swept.evidence.get(subject.name, ())) < sweep.stop_rule.names:
             evidence = scorer.evidence(subject)
             if evidence is not None:
                 swept.evidence[subject.name][unit.case.id, unit.dtype, unit.seed] = evidence
 
 
-def _is_asked(subject: Subject, unit: Unit, sweep: Sweep, swept: Swept) -> bool:
-    """Whether a unit is put to a subject: to faults until enough cases catch and name them.
+def _is_asked(subject: Subject, unit: Unit, sweep: Sweep, swept: SweepResult) -> bool:
+    """Return whether a unit runs on a subject: on faults until enough cases catch and name them.
 
-    Right variants are put to a share of the cases, and to the first ones where they are not the reference.
+    Right variants run on a share of the cases, and on the first ones that distinguish them from the reference.
     """
-    enough = sweep.enough
+    stop_rule = sweep.stop_rule
     if not isinstance(subject, Mutant):
-        is_new = swept.counts[subject.name, unit.dtype, None] < enough.differing
-        return is_new or sweep.exhaustive or _is_in_turn(subject, unit, sweep)
+        is_new = swept.counts[subject.name, unit.dtype, None] < stop_rule.differing
+        if is_new or sweep.exhaustive:
+            return True
+        # The share of a subject is that of its neighbours, and the same in every run.
+        first = sweep.subjects[sweep.subjects.index(subject.name) // IN_ONE_TURN * IN_ONE_TURN]
+        return crc32(f"{first} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % sweep.share == 0
     caught = swept.counts[subject.name, unit.dtype, unit.seed]
-    if caught < (enough.small if unit.is_for_all else enough.large):
+    if caught < (stop_rule.small if unit.is_for_all else stop_rule.large):
         return True
-    is_named = len(swept.evidence.get(subject.name, ())) >= enough.names
+    is_named = len(swept.evidence.get(subject.name, ())) >= stop_rule.names
     return unit.is_for_all and (sweep.exhaustive or (unit.serves_naming and not is_named))
-
-
-def _is_in_turn(subject: Subject, unit: Unit, sweep: Sweep) -> bool:
-    """Whether a unit is in a subject's share, which is that of few others, and the same in every run."""
-    turn = sweep.subjects.index(subject.name) // IN_ONE_TURN
-    first = sweep.subjects[turn * IN_ONE_TURN]
-    return crc32(f"{first} {unit.case.id} {unit.dtype} {unit.seed}".encode()) % sweep.share == 0
 
 
 _THREADS = "OPENBLAS_NUM_THREADS"
@@ -167,7 +163,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 @contextmanager
 def in_processes(count: int) -> Iterator[Executor]:
-    """Offer so many processes that put cases to subjects of the catalogue."""
+    """Yield a pool of processes that run cases on subjects of the catalogue."""
     os.environ.setdefault(_THREADS, "1")  # each process has a core, and its products are small
     with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent) as pool:
         yield pool
@@ -183,16 +179,23 @@ def run_mutants(
 ) -> MutationFrames:
     """Run every subject on every case, dtype and seed, except for faults that enough cases caught before.
 
-    Seed 0 is the case's own; seed k redraws what is drawn. Cases that draw nothing count in every seed. Where this is
-    ``exhaustive``, small cases are put to everything, and large ones to every right variant. A ``pool`` of processes
-    may put cases to subjects of the catalogue; what comes of it is the same.
+    Seed 0 is the case's seed; seed k redraws the inputs that are drawn. Cases that draw nothing count in every seed. If
+    ``exhaustive``, small cases run on all subjects, and large ones on every right variant. A ``pool`` of processes may
+    run cases on subjects of the catalogue, with the same result.
     """
-    units = _by_size(cases, seeds)
+    units = [
+        Unit(redrawn(case, seed), dtype, seed)
+        for case in cases
+        for seed in (seeds if case.random is not None else seeds[:1])
+        for dtype in case.dtypes
+        if dtype in REFERENCE_CLASSES
+    ]
+    units.sort(key=lambda unit: max(unit.scores, MAX_SCORES_FOR_ALL))  # small cases first, then large ones by size
     share = 1 if exhaustive else max(1, len({(unit.case.id, unit.seed) for unit in units}) // RIGHT_CASES)
     common = Sweep(tuple(units), (), BY_HAND, share, exhaustive)
     sweeps = list(_sweeps(common, subjects))
     known = {subject.name: subject for subject in subjects}
-    swept = map(partial(put_to, subjects=known), sweeps) if pool is None else pool.map(put_to, sweeps)
+    swept = map(partial(run_sweep, subjects=known), sweeps) if pool is None else pool.map(run_sweep, sweeps)
     return summarise(list(swept), subjects, seeds, exhaustive=exhaustive)
 
 
@@ -202,22 +205,24 @@ def _sweeps(common: Sweep, subjects: Sequence[Subject]) -> Iterator[Sweep]:
     Then come the faults of each operation with its units, the smallest first.
     """
     right, by_hand, of_operation = list[str](), list[str](), defaultdict[str, list[str]](list)
-    for each in subjects:
-        if not isinstance(each, Mutant):
-            right.append(each.name)
-        elif each.of is None or each.is_met:
-            by_hand.append(each.name)
+    for subject in subjects:
+        if not isinstance(subject, Mutant):
+            right.append(subject.name)
+        elif subject.of is None or subject.is_met:
+            by_hand.append(subject.name)
         else:
-            of_operation[each.of[0]].append(each.name)
-    blocks = zip_longest(*(_cut(names, -(-len(names) // BLOCKS) or 1) for names in (right, by_hand)), fillvalue=())
+            of_operation[subject.of[0]].append(subject.name)
+    blocks = zip_longest(*(_blocks(names, -(-len(names) // BLOCKS) or 1) for names in (right, by_hand)), fillvalue=())
     yield from (replace(common, subjects=(*others, *faults)) for others, faults in blocks)
     for operation, names in of_operation.items():
-        own = sorted((unit for unit in common.units if unit.case.operation == operation), key=lambda unit: unit.scores)
-        generated = replace(common, units=tuple(own), enough=GENERATED)
-        yield from (replace(generated, subjects=block) for block in _cut(names, FAULTS_OF_A_SWEEP))
+        units = sorted(
+            (unit for unit in common.units if unit.case.operation == operation), key=lambda unit: unit.scores
+        )
+        generated = replace(common, units=tuple(units), stop_rule=GENERATED)
+        yield from (replace(generated, subjects=block) for block in _blocks(names, FAULTS_OF_A_SWEEP))
 
 
-def _cut(names: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+def _blocks(names: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     return (tuple(names[start : start + size]) for start in range(0, len(names), size))
 
 
@@ -235,28 +240,16 @@ def subjects_of(topics: Collection[str]) -> tuple[Subject, ...]:
 
 
 def redrawn(case: Case, seed: int) -> Case:
-    """Return the case with its k-th fresh seed; k = 0 is its own."""
+    """Return the case with its k-th fresh seed, or the case itself for k = 0."""
     if case.random is None or seed == 0:
         return case
     fresh = (case.random.seed + seed * SEED_STEP) % 2**32
     return replace(case, random=case.random.model_copy(update={"seed": fresh}))
 
 
-def _by_size(cases: Iterable[Case], seeds: Sequence[int]) -> list[Unit]:
-    """Return the small cases, each with its seeds and dtypes, and then the large ones by size."""
-    units = [
-        Unit(redrawn(case, seed), dtype, seed)
-        for case in cases
-        for seed in (seeds if case.random is not None else seeds[:1])
-        for dtype in case.dtypes
-        if dtype in REFERENCE_CLASSES
-    ]
-    return sorted(units, key=lambda unit: max(unit.scores, MAX_SCORES_FOR_ALL))
-
-
 @dataclass(frozen=True, eq=False)
 class MutationFrames:
-    """What a run of the catalogue came to.
+    """The results of a run of the catalogue.
 
     ``evaluations``  one row per subject, case, dtype and seed (``Evaluation``); of a faulty variant only where anything
                      that it returned differs from the reference
@@ -306,19 +299,19 @@ class MutationFrames:
 
     @property
     def wrongly_named(self) -> pd.DataFrame:
-        """The faults that were diagnosed as something else than they are, a row each."""
+        """The faults with a wrong diagnosis, a row each."""
         return self.faults[self.faults["how_named"].eq(WRONGLY)].drop_duplicates("subject")
 
     @property
     def names_well(self) -> bool:
-        """Whether no more faults are named wrongly than may be."""
+        """True if the share of wrongly named faults is at most ``MAX_WRONGLY``."""
         counts = self.naming()
         return counts[WRONGLY] <= MAX_WRONGLY * sum(counts.values())
 
     def naming(self) -> dict[str, int]:
         """Count faults by how they are named."""
-        found = self.faults.drop_duplicates("subject")["how_named"]
-        return {how: int(found.eq(how).sum()) for how in (RIGHTLY, WRONGLY, NOT_NAMED)}
+        names = self.faults.drop_duplicates("subject")["how_named"]
+        return {how: int(names.eq(how).sum()) for how in (RIGHTLY, WRONGLY, NOT_NAMED)}
 
     @property
     def score(self) -> float:
@@ -332,14 +325,14 @@ Evaluations: TypeAlias = Mapping[tuple[str, str], Sequence[Evaluation]]
 
 
 def summarise(
-    swept: Sequence[Swept], subjects: Sequence[Subject], seeds: Sequence[int], *, exhaustive: bool = True
+    swept: Sequence[SweepResult], subjects: Sequence[Subject], seeds: Sequence[int], *, exhaustive: bool = True
 ) -> MutationFrames:
-    """Sum up what was found, and what sweeps say of the faults' names and of who was spared cases."""
-    names = {name: said for each in swept for name, said in names_from(each.evidence).items()}
-    spared = {pair for each in swept for pair in each.spared}
+    """Sum up the evaluations, the faults' names and the faults that skipped cases."""
+    names = {name: said for result in swept for name, said in names_from(result.evidence).items()}
+    spared = {pair for result in swept for pair in result.spared}
     evaluations: dict[tuple[str, str], list[Evaluation]] = defaultdict(list)
-    for found in (found for each in swept for found in each.found):
-        evaluations[found.subject, found.dtype].append(found)
+    for evaluation in (evaluation for result in swept for evaluation in result.evaluations):
+        evaluations[evaluation.subject, evaluation.dtype].append(evaluation)
     dtypes = sorted({dtype for _, dtype in evaluations})
     rows = [
         {**row, "spared": (subject.name, dtype) in spared}
@@ -347,35 +340,37 @@ def summarise(
         for dtype in dtypes
         if (row := _row(subject, dtype, evaluations.get((subject.name, dtype), ()), len(seeds), names))
     ]
-    every = [found for each in evaluations.values() for found in each]
+    every = [evaluation for group in evaluations.values() for evaluation in group]
     rules = _rules(evaluations, subjects, dtypes if exhaustive else [])
     return MutationFrames(every, _catches(evaluations), pd.DataFrame(rows), rules, exhaustive)
 
 
 def _catches(evaluations: Evaluations) -> pd.DataFrame:
     rows = []
-    for (subject, dtype), found in sorted(evaluations.items()):
-        caught = sorted((each for each in found if each.stage is not None), key=lambda each: (each.case, each.seed))
-        for case, of_case in groupby(caught, key=lambda each: each.case):
+    for (subject, dtype), group in sorted(evaluations.items()):
+        flagged = (evaluation for evaluation in group if evaluation.stage is not None)
+        caught = sorted(flagged, key=lambda evaluation: (evaluation.case, evaluation.seed))
+        for case, of_case in groupby(caught, key=lambda evaluation: evaluation.case):
             first, *others = of_case
-            tiers = _joined(each.tier for each in (first, *others))
+            tiers = _join_sorted(evaluation.tier for evaluation in (first, *others))
             rows.append((subject, dtype, case, first.stage, tiers, 1 + len(others)))
     return pd.DataFrame(rows, columns=["subject", "dtype", "case", "stage", "tiers", "seeds"])
 
 
-def _joined(names: Iterable[str]) -> str:
+def _join_sorted(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
 def _row(
-    subject: Subject, dtype: str, found: Sequence[Evaluation], seeds: int, names: Mapping[str, Sequence[str]]
+    subject: Subject, dtype: str, evaluations: Sequence[Evaluation], seeds: int, names: Mapping[str, Sequence[str]]
 ) -> dict[str, object]:
-    """Return the row of a subject in a dtype; nothing where it does not count in that."""
-    if not _counts(subject, dtype, reached=bool(found)):
+    """Return the row of a subject in a dtype; an empty row if the subject does not count in it."""
+    if not _counts(subject, dtype, reached=bool(evaluations)):
         return {}
-    caught = [each for each in found if each.stage is not None]
-    cases, stages = {each.case for each in caught}, {each.stage for each in caught}
-    is_caught_undrawn = any(not each.drawn for each in caught)
+    caught = [evaluation for evaluation in evaluations if evaluation.stage is not None]
+    cases, stages = {evaluation.case for evaluation in caught}, {evaluation.stage for evaluation in caught}
+    ratios = (evaluation.largest for evaluation in evaluations if not math.isnan(evaluation.largest))
+    is_caught_undrawn = any(not evaluation.drawn for evaluation in caught)
     said = names.get(subject.name, ())
     return {
         "subject": subject.name,
@@ -383,14 +378,14 @@ def _row(
         "topic": subject.topic if isinstance(subject, Mutant) else "",
         "dtype": dtype,
         "seeds": seeds,
-        "caught_in": seeds if is_caught_undrawn else len({each.seed for each in caught}),
-        "reached_by": len({each.case for each in found}),
+        "caught_in": seeds if is_caught_undrawn else len({evaluation.seed for evaluation in caught}),
+        "reached_by": len({evaluation.case for evaluation in evaluations}),
         "caught_by": len(cases),
-        "tiers": _joined(each.tier for each in caught),
+        "tiers": _join_sorted(evaluation.tier for evaluation in caught),
         "stages": ", ".join(stage for stage in ("", *STAGES) if stage in stages),
         "first_case": min(cases, default=""),
-        "largest_ratio": max((each.largest for each in found if not math.isnan(each.largest)), default=math.nan),
-        **{rule: any(rule in each.rejects for each in found) for rule in RULES},
+        "largest_ratio": max(ratios, default=math.nan),
+        **{rule: any(rule in evaluation.rejects for evaluation in evaluations) for rule in RULES},
         "named": ", ".join(said),
         "how_named": "" if isinstance(subject, Mutant) and subject.is_generated else how_named(subject, said),
         "description": subject.description,
@@ -398,21 +393,23 @@ def _row(
 
 
 def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
-    """Whether a subject counts in a dtype. Few cases are about 16 bits: there it does where some case reaches it."""
+    """Return whether a subject counts in a dtype. Few cases are about 16 bits: there, some case has to reach it."""
     return dtype in subject.dtypes and (reached or dtype in WIDE)
 
 
 def _rules(evaluations: Evaluations, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
-    """Count, per rule, mutants that any case shows, and evaluations (all stages of a case) of controls."""
+    """Count, per rule, mutants that any case catches, and rejected evaluations (all stages of a case) of controls."""
     rows = []
     for dtype in dtypes:
-        found = [(subject, evaluations.get((subject.name, dtype), ())) for subject in subjects]
-        faults = [(subject, each) for subject, each in found if isinstance(subject, Mutant)]
-        controls = [one for subject, each in found if isinstance(subject, Control) for one in each]
-        mutants = sum(_counts(subject, dtype, reached=bool(each)) for subject, each in faults)
+        groups = [(subject, evaluations.get((subject.name, dtype), ())) for subject in subjects]
+        faults = [(subject, group) for subject, group in groups if isinstance(subject, Mutant)]
+        controls = [evaluation for subject, group in groups if isinstance(subject, Control) for evaluation in group]
+        mutants = sum(_counts(subject, dtype, reached=bool(group)) for subject, group in faults)
         for rule in ("caught", *RULES):
-            caught = sum(any(one.complete and rule in one.rejects for one in each) for _, each in faults)
-            rejected = sum(rule in one.rejects for one in controls)
+            caught = sum(
+                any(evaluation.complete and rule in evaluation.rejects for evaluation in group) for _, group in faults
+            )
+            rejected = sum(rule in evaluation.rejects for evaluation in controls)
             name = "attncheck" if rule == "caught" else rule
             rows.append((dtype, name, mutants, caught, len(controls), rejected))
     return pd.DataFrame(rows, columns=["dtype", "rule", "mutants", "mutants_caught", "controls", "controls_rejected"])
@@ -442,9 +439,9 @@ def run(
     exhaustive: bool,
     as_json: bool,
 ) -> tuple[ExitCode, MutantsDocument | None]:
-    """Put the cases to the faults of these topics, or of all; print the score, or return it ``as_json``.
+    """Run the cases on the faults of these topics, or of all; print the score, or return it ``as_json``.
 
-    Returns the exit code too. Raises ``UsageError`` for a topic that does not exist.
+    Also returns the exit code. Raises ``UsageError`` for a topic that does not exist.
     """
     subjects = subjects_of(topics)
     with in_processes(processes or available_processors()) as pool:
@@ -458,9 +455,9 @@ def run(
 
 
 def print_mutation(frames: MutationFrames) -> None:
-    """Print every fault with what catches it, the survivors, what is wrongly flagged, the score, and other rules."""
+    """Print every fault with the cases that catch it, the survivors, false alarms, the score, and other rules."""
     console = plain_console()
-    console.print(_caught(frames.faults))
+    console.print(_faults_table(frames.faults))
     for line in _wrong_lines(frames):
         console.print(line, style="red", soft_wrap=True)
     for row in records(frames.caught_once):
@@ -470,7 +467,7 @@ def print_mutation(frames: MutationFrames) -> None:
     for row in records(frames.wrongly_named):
         line = f"wrongly named: {row['subject']} is said to be {row['named']}: {row['description']}"
         console.print(line, style="red", soft_wrap=True)
-    console.print(_score(frames), style="bold", soft_wrap=True)
+    console.print(_score_line(frames), style="bold", soft_wrap=True)
     named = "Faults named rightly {rightly}, wrongly {wrongly}, not named {not}.".format(**frames.naming())
     console.print(named, style="bold", soft_wrap=True)
     if not frames.exhaustive:
@@ -492,7 +489,7 @@ def _wrong_lines(frames: MutationFrames) -> Iterator[str]:
         )
 
 
-def _score(frames: MutationFrames) -> str:
+def _score_line(frames: MutationFrames) -> str:
     return (
         f"Mutation score {frames.score:.1%}: {frames.faults['subject'].nunique()} faults, "
         f"{frames.survivors['subject'].nunique()} survive, {len(frames.caught_once)} are caught by one case alone; "
@@ -506,7 +503,7 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
     names = ("survivors", "caught_once", "flagged", "subjects", "catches", "rules")
     tables: dict[str, Any] = {name: rows_of(getattr(frames, name)) for name in names}
     return MutantsDocument(
-        **opening("mutants", code, _score(frames)),
+        **opening("mutants", code, _score_line(frames)),
         notes=[*notes, *([] if frames.exhaustive else [_SPARED])],
         score=frames.score,
         naming=frames.naming(),
@@ -514,7 +511,7 @@ def mutants_document(frames: MutationFrames, code: ExitCode, notes: Sequence[str
     )
 
 
-def _caught(faults: pd.DataFrame) -> Table:
+def _faults_table(faults: pd.DataFrame) -> Table:
     headings = ("fault", "topic", "dtype", "cases", "tiers", "stages", "first case that catches it", "named")
     rows = []
     for row in records(faults[faults["caught_in"] > 0]):

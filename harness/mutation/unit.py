@@ -1,13 +1,13 @@
-"""One case in one dtype, with the inputs of one seed, put to faults and right variants.
+"""One case in one dtype, with the inputs of one seed, on faults and right variants.
 
-A variant is the reference's own code with some steps replaced. So it differs only where the reference calls a function
-that holds a replaced step, and only if what that function returns is not the same there, bit by bit. The reference's
-calls are recorded once for each computation. A variant's functions are handed what the reference's were handed, which
-costs a fraction of the whole; whoever differs anywhere has to compute all of it.
+A variant is the reference's code with some steps replaced. So its result can differ only if the reference calls a
+function with a replaced step, and only if that function returns other bits there. The reference's calls are recorded
+once for each computation. A variant's functions get the arguments of the recorded calls, which costs a fraction of the
+whole; a variant that differs in any call has to compute everything.
 
 Many implementations are judged by one truth, one after the other. Most faults change a single step, so that all stages
-before it are the reference's: what begins with the same stages, bit by bit, is judged once. Behind a stage that is
-itself wrong nothing more is to be learnt: those are judged by the exact answer alone, and not by their own step.
+before it are the reference's: results that begin with the same stages, bit by bit, share the judgement of these. Stages
+after one that is itself wrong are only compared with the exact answer, and not with their own step.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from attncheck.reading.shapes import score_elements
 from attncheck.spec import STAGES
 
 MAX_SCORES_FOR_ALL = 1 << 10
-"""Elements of the score matrix up to which a case is put to every fault; beyond, to those caught too seldom."""
+"""Elements of the score matrix up to which a case runs on every fault; larger ones run on faults caught too seldom."""
 MAX_SCORES = 1 << 11
-"""Elements of the score matrix of a case by which a fault is named."""
+"""The most elements of the score matrix of a case that names faults."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,12 @@ class Unit:
 
     @property
     def is_for_all(self) -> bool:
-        """Whether every fault is asked: what is large is for those that smaller cases did not catch often enough."""
+        """True if the unit runs on every fault; large ones run on faults that small ones caught too seldom."""
         return self.scores <= MAX_SCORES_FOR_ALL
 
     @property
     def serves_naming(self) -> bool:
-        """Whether what fails here is used to name it: small cases, in 64 bits, and some in 32."""
+        """True if failures are evidence for a name: of small cases in 64 bits, and of some in 32."""
         is_some = self.dtype == "float32" and len(self.case.id) % 4 == 0
         return self.scores <= MAX_SCORES and (self.dtype == "float64" or is_some)
 
@@ -72,12 +72,12 @@ def count_scores(case: Case) -> int:
 
 
 Fingerprint: TypeAlias = tuple[tuple[str, str, tuple[int, ...], bytes], ...] | Failure
-"""Tells two outcomes apart: of each stage its dtype, shape and a digest of every bit, or why there are none."""
+"""Distinguishes two outcomes: the dtype, shape and a digest of every bit of each stage, or the failure."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitScorer:
-    """Judges what subjects make of one unit."""
+    """Judges the results of subjects on one unit."""
 
     unit: Unit
     _without: dict[Variant, Fingerprint] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class UnitScorer:
 
     @cached_property
     def call(self) -> Problem:
-        """The call that every subject is asked."""
+        """The call that every subject gets."""
         return problem_of(self.unit.case, self.inputs).as_call()
 
     @cached_property
@@ -101,31 +101,34 @@ class UnitScorer:
         return find_truth(problem_of(self.unit.case, self.inputs), whole=True)
 
     def findings(self, subject: Subject) -> Findings | None:
-        """Return what is found of a subject.
+        """Return the judged stages of a subject.
 
-        None where it is as without its fault, or as the reference, which alone is judged for it; and where it never
-        holds what is asked.
+        None if the subject gives the result that it has without its fault, or that of the reference, which is judged
+        only once; and if it never has the result of the operation.
         """
         outcome, fingerprint = self._evaluated(subject.backend)
-        if _holds_nothing(subject, outcome) or self._is_as_without(subject, fingerprint):
+        # A variant that hides the operation's result would not have it at all.
+        refused = tuple(f"{NOT_RETURNED} {stage}" for stage in subject.backend.hidden)
+        has_none = isinstance(outcome, Failure) and outcome.message.endswith(refused)
+        if has_none or self._is_without_effect(subject, fingerprint):
             return None
         if isinstance(outcome, Failure):
             return (StageResult("", None if outcome.verdict == "unsupported" else outcome.verdict),)
         known = fingerprint, self._model_of(subject)
         if known not in self._findings:
             results = [result for _, result in self._judge(outcome.stages, *known)]
-            self._findings[known] = tuple(sorted(results, key=lambda each: STAGES.index(each.stage)))
+            self._findings[known] = tuple(sorted(results, key=lambda result: STAGES.index(result.stage)))
         return self._findings[known]
 
     def evidence(self, subject: Subject) -> Evidence | None:
-        """Return what the unit says of a fault; None where it does not fail by its numbers."""
+        """Return the unit's evidence on a fault; None if the fault does not fail by its numbers."""
         outcome, fingerprint = self._evaluated(subject.backend)
         known = fingerprint, self._model_of(subject)
         if not isinstance(outcome, Failure) and known not in self._evidence:
             judgements = [judgement for judgement, _ in self._judge(outcome.stages, *known)]
             case = self.unit.case
             judged = judge_and_diagnose(self.truth, outcome.stages, case.stage_shapes, known[1], judgements=judgements)
-            failing = [each.stage for each in judged.judgements if each.verdict in DIAGNOSABLE]
+            failing = [judgement.stage for judgement in judged.judgements if judgement.verdict in DIAGNOSABLE]
             evidence = evidence_of(judged.findings, failing[0], case.operation) if failing else None
             self._evidence[known] = evidence
         return self._evidence.get(known)
@@ -145,8 +148,8 @@ class UnitScorer:
         outcome = evaluate_on(backend, self.call)
         return outcome, _fingerprint(outcome)
 
-    def _is_as_without(self, subject: Subject, fingerprint: Fingerprint) -> bool:
-        """Whether the case does not reach a fault, or what a right variant does in another way."""
+    def _is_without_effect(self, subject: Subject, fingerprint: Fingerprint) -> bool:
+        """Return whether the case does not reach a fault, or the step that a right variant replaces."""
         if not isinstance(subject, Mutant) or subject.without is None:
             return fingerprint == self._reference[1] and subject.name != REFERENCE
         if subject.without not in self._without:
@@ -158,32 +161,26 @@ class UnitScorer:
     ) -> list[tuple[StageJudgement, StageResult]]:
         """Judge every stage, in the order of computation."""
         assert not isinstance(fingerprint, Failure)
-        shapes, bits = self.unit.case.stage_shapes, {each[0]: each for each in fingerprint}
+        shapes, bits = self.unit.case.stage_shapes, {stage_bits[0]: stage_bits for stage_bits in fingerprint}
         truth = self.truth.for_returned(stages)
         sound = sound_stages(truth, stages, shapes)
         past: tuple[Any, ...] = (rounding_model, truth.bounds.has_wide_statistics)
-        found: list[tuple[StageJudgement, StageResult]] = []
+        results: list[tuple[StageJudgement, StageResult]] = []
         for stage in in_order(stages, truth.judged.canonical.options):
             past = (*past, bits[stage])
             if past not in self._judged:
-                has_step = not any(result.caught and result.own for _, result in found)
+                has_step = not any(result.caught and result.is_origin for _, result in results)
                 judgement = judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model, has_step=has_step)
                 result = stage_result(judgement, stages[stage], truth.exact.get(stage), self.unit.dtype)
                 self._judged[past] = judgement, result
-            found.append(self._judged[past])
-        return found
-
-
-def _holds_nothing(subject: Subject, outcome: Outcome) -> bool:
-    """Whether a variant hides the operation's result, as one that never holds it would not have it at all."""
-    refused = tuple(f"{NOT_RETURNED} {stage}" for stage in subject.backend.hidden)
-    return isinstance(outcome, Failure) and outcome.message.endswith(refused)
+            results.append(self._judged[past])
+        return results
 
 
 def _fingerprint(outcome: Outcome) -> Fingerprint:
     if isinstance(outcome, Failure):
         return outcome
-    return tuple((name, _name_of(each.dtype), each.shape, digest(each)) for name, each in outcome.stages.items())
+    return tuple((name, _name_of(array.dtype), array.shape, digest(array)) for name, array in outcome.stages.items())
 
 
 @lru_cache
@@ -193,63 +190,63 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 @dataclass(eq=False)
 class _Call:
-    """One call of a function of the backend by another one, or from outside, and what it returned."""
+    """One call of a function of the backend by another one, or from outside, and its result."""
 
     name: str
     caller: str | None
     arrays: tuple[Any, ...]
-    given: Mapping[str, Any]
+    keywords: Mapping[str, Any]
     returned: Any = None
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRun:
-    """What the reference makes of a call, with the functions that it calls, in the order in which the calls begin."""
+    """The reference's result of a call, and the calls of its functions, in the order in which they begin."""
 
     outcome: Outcome
     calls: tuple[_Call, ...]
 
     def has_the_bits_of(self, variant: Variant) -> bool:
-        """Whether a variant provably returns the same; where it may or may not, False."""
+        """Return whether a variant provably returns the same; False if that is unknown."""
         if variant.steps is None or variant.hidden or not isinstance(self.outcome, Computed):
             return False
         replaced = dict(variant.replaced)
         try:
             with np.errstate(all="ignore"):
-                return all(_gives_the_same(call, replaced) for call in self.calls)
+                return all(_returns_the_same(call, replaced) for call in self.calls)
         except BaseException:  # whatever a step raises has to be seen where it is raised
             return False
 
 
-def _gives_the_same(call: _Call, replaced: dict[tuple[str | None, str], Step]) -> bool:
-    """Whether what a variant calls in the place of a call of the reference returns the same.
+def _returns_the_same(call: _Call, replaced: dict[tuple[str | None, str], Step]) -> bool:
+    """Return whether the function that a variant calls instead of the reference's returns the same.
 
-    A function whose steps are made for each call is the same if all that it calls is: these are added.
+    A function whose steps are made for each call is the same if all that it calls is; these are added to ``replaced``.
     """
     function = replaced.get((call.caller, call.name)) or replaced.get((None, call.name))
     if isinstance(function, MadePerCall):
-        steps = function.steps_of(call.arrays, call.given)
+        steps = function.steps_of(call.arrays, call.keywords)
         replaced |= {(call.name, name): step for name, step in steps.items()}
         return all(map(callable, steps.values()))  # and none is a library
-    if function is None or (isinstance(function, ReadAs) and function.read(*call.arrays, **call.given) is None):
+    if function is None or (isinstance(function, ReadAs) and function.read(*call.arrays, **call.keywords) is None):
         return True
     if call.caller is None:
         return False  # to compare what it returns is to compute everything
-    return bool(_bits(function(*call.arrays, **call.given)) == _bits(call.returned))
+    return bool(_all_bits(function(*call.arrays, **call.keywords)) == _all_bits(call.returned))
 
 
 _CALLS: list[_Call] = []
 _RUNNING: list[str] = []
 
 
-def _recorded(name: str, function: Step) -> Step:
+def _recording(name: str, function: Step) -> Step:
     @wraps(function)
-    def run(*arrays: Any, **given: Any) -> Any:
-        call = _Call(name, _RUNNING[-1] if _RUNNING else None, arrays, given)
+    def run(*arrays: Any, **keywords: Any) -> Any:
+        call = _Call(name, _RUNNING[-1] if _RUNNING else None, arrays, keywords)
         _CALLS.append(call)
         _RUNNING.append(name)
         try:
-            call.returned = _kept(function(*arrays, **given))
+            call.returned = _protected(function(*arrays, **keywords))
         finally:
             _RUNNING.pop()
         return call.returned
@@ -257,8 +254,8 @@ def _recorded(name: str, function: Step) -> Step:
     return run
 
 
-def _kept(returned: Any) -> Any:
-    """Keep what was returned from changes: stages are added to what others returned, and a step may write in place."""
+def _protected(returned: Any) -> Any:
+    """Protect a result from changes: callers add stages to the dictionary, and a step may write in place."""
     for array in returned.values() if isinstance(returned, dict) else (returned,):
         if isinstance(array, np.ndarray):
             array.setflags(write=False)
@@ -266,7 +263,7 @@ def _kept(returned: Any) -> Any:
 
 
 def run_reference(call: Problem) -> ReferenceRun:
-    """Evaluate a call, and take note of the reference's calls."""
+    """Evaluate a call, and record the reference's calls."""
     _CALLS.clear()
     outcome = evaluate_on(_recorder(), call)
     return ReferenceRun(outcome, tuple(_CALLS))
@@ -275,21 +272,21 @@ def run_reference(call: Problem) -> ReferenceRun:
 @lru_cache
 def _recorder() -> Variant:
     backend = Variant()
-    for name, function in recording(_recorded).items():
+    for name, function in recording(_recording).items():
         if not name.startswith("_"):
             setattr(backend, name, function)
     return backend
 
 
-def _bits(value: Any) -> Any:
-    """Return all by which code can tell a value from another one: its type, its bits, and how arrays lie in memory."""
+def _all_bits(value: Any) -> Any:
+    """Return everything that distinguishes a value for code: its type, its bits, and the memory layout of arrays."""
     match value:
         case np.ndarray() | np.generic():
             return type(value), value.dtype, value.shape, value.strides, value.tobytes()
         case dict():
-            return [(name, _bits(each)) for name, each in value.items()]
+            return [(name, _all_bits(item)) for name, item in value.items()]
         case tuple() | list():
-            return type(value), *map(_bits, value)
+            return type(value), *map(_all_bits, value)
         case bool() | int() | float() | str():
             return type(value), repr(value)
     return value
