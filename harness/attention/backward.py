@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attncheck.attention.errors import (
-    NOTHING,
+    ZERO,
     Logits,
     Operand,
     Real,
@@ -31,7 +31,7 @@ from attncheck.attention.errors import (
     summation_variance,
     transposed,
 )
-from attncheck.attention.flags import handed_on
+from attncheck.attention.flags import pass_through
 from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, rise_of_tanh, slope_of_tanh, through_mask
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of
@@ -47,7 +47,7 @@ from attncheck.attention.softmax import (
     stored_log_sum_exp_variance,
     total_error,
 )
-from attncheck.attention.step import At, Step
+from attncheck.attention.step import ErrorContext, Step
 from attncheck.attention.weighted_mean import exact_grad_weights, output_bound, reach_of_grad_weights
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import RoundingModel
@@ -86,7 +86,9 @@ class BackwardWeights:
         return p * np.sqrt(self.of_columns + sum_of_row(p * p * self.of_columns))
 
 
-def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, scores: Logits) -> BackwardWeights:
+def _error_of_weights(
+    at: ErrorContext, weights: Weights, query: Operand, key: Operand, scores: Logits
+) -> BackwardWeights:
     rows, rounding = weights.rows, at.rounding
     attended = rows.attended.astype(np.float64)
     largest = _largest_weights(rows if rounding == _DOUBLE else at.walk_in(_DOUBLE).node("weights").rows)
@@ -103,7 +105,7 @@ def _error_of_weights(at: At, weights: Weights, query: Operand, key: Operand, sc
     of_sum = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     if rounding.recomputes or rounding.from_log_sum_exp:
         of_sum = of_sum + stored_log_sum_exp_variance(rows, rounding)
-    of_columns = NOTHING
+    of_columns = ZERO
     if rounding.product_unit:
         of_columns = _variance_of_exponents(at.problem, query, key.value**2) * rounding.product_spread**2
         of_columns = of_columns + rounding.product_common * scores.value**2
@@ -131,7 +133,7 @@ def _variance_of_exponents(problem: Computation, query: Operand, square: Real) -
     return variance
 
 
-BACKWARD_WEIGHTS = Step(handed_on, _error_of_weights, reach=handed_on)
+BACKWARD_WEIGHTS = Step(pass_through, _error_of_weights, reach=pass_through)
 
 
 def _largest_weights(rows: Rows) -> Real:
@@ -166,18 +168,18 @@ class GradWeights:
     shares_errors: bool  # whether it does anything
 
 
-def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> GradWeights:
+def _error_of_grad_weights(at: ErrorContext, grad_output: Operand, value: Operand) -> GradWeights:
     grad_output = stored_operand_of("grad_output", grad_output, at.rounding)
     gradient, rounding, dp = grad_output.value, at.rounding, at.value
     values = every_head(value.value, gradient.shape[1])
     of_codes = error_of_codes("backward_value", np.abs(finite(value.value)), rounding)
-    of_codes = of_codes if of_codes is NOTHING else every_head(of_codes, gradient.shape[1])
+    of_codes = of_codes if of_codes is ZERO else every_head(of_codes, gradient.shape[1])
     square, squares = dp**2, gradient**2 @ transposed(values**2)
     variance = product_variance(rounding, values.shape[-1], square, squares)
     of_factors = rounding.product_spread**2 * squares
     if grad_output.variance is not None:
         of_factors = of_factors + grad_output.variance @ transposed(values**2)
-    if of_codes is not NOTHING:
+    if of_codes is not ZERO:
         of_factors = of_factors + gradient**2 @ transposed(of_codes**2)
     return GradWeights(
         value=dp,
@@ -186,7 +188,7 @@ def _error_of_grad_weights(at: At, grad_output: Operand, value: Operand) -> Grad
         max_error=_max_error_of_grad_weights(grad_output, values, of_codes, np.abs(dp), rounding),
         variance=variance + rounding.weight_gradient_unit**2 * square,
         of_factors=of_factors,
-        shares_errors=bool(rounding.product_unit) or grad_output.variance is not None or of_codes is not NOTHING,
+        shares_errors=bool(rounding.product_unit) or grad_output.variance is not None or of_codes is not ZERO,
     )
 
 
@@ -204,7 +206,7 @@ def _max_error_of_grad_weights(
     summed = relative * (largest @ met)
     if gradient.max_error is not None:
         summed = summed + gradient.max_error @ met
-    if of_codes is not NOTHING:
+    if of_codes is not ZERO:
         summed = summed + gradient.magnitude @ transposed(of_codes)
     error: Real = summed + rounding.weight_gradient_unit * (size + summed)
     error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
@@ -251,7 +253,7 @@ class GradLogits:
         return self.centred.weights
 
 
-def _error_of_grad_logits(at: At, weights: BackwardWeights, gradient: GradWeights, _: Logits) -> GradLogits:
+def _error_of_grad_logits(at: ErrorContext, weights: BackwardWeights, gradient: GradWeights, _: Logits) -> GradLogits:
     centred, rounding = _centred(weights, gradient), at.rounding
     value = weights.rows.weights * centred.value
     of_delta, rounded = _variance_of_delta(centred, rounding), _variance_of_roundings(centred, value, rounding)
@@ -473,7 +475,7 @@ class GradScores:
         return STORAGE_COUNT * (unit**2 * self.value**2 + self.logits.weights.attended * lost)
 
 
-def _error_of_slope(at: At, scores: Logits) -> Slope:
+def _error_of_slope(at: ErrorContext, scores: Logits) -> Slope:
     problem, cap, rounding = at.problem, cap_of(at.problem), at.rounding
     if cap is None:
         whole = _ONE if problem.fill is None else np.ones(scores.value.shape)
@@ -498,7 +500,7 @@ def _variance_of_slope(scores: Logits, argument: Real, slope: Real, cap: float, 
     return 4 * height * of_height + of_height**2 + unit**2 * 4 * (height + slope**2)
 
 
-def _error_of_grad_scores(at: At, logits: GradLogits, slope: Slope) -> GradScores:
+def _error_of_grad_scores(at: ErrorContext, logits: GradLogits, slope: Slope) -> GradScores:
     value, error = slope.times(logits.value), _through_softcap(logits, slope, at.rounding)
     of_codes = error_of_codes("grad_scores", np.abs(value) + error, at.rounding)
     return GradScores(logits, slope, value, added(error, of_codes), of_codes)
@@ -518,5 +520,5 @@ def _through_softcap(logits: GradLogits, slope: Slope, rounding: RoundingModel) 
 
 
 # A slope is that of a score, which the weights of its row follow from: it reaches nothing more.
-SLOPE = Step(exact_slope, _error_of_slope, reach=handed_on, magnitude=abs)
-GRAD_SCORES = Step(exact_grad_scores, _error_of_grad_scores, reach=handed_on)
+SLOPE = Step(exact_slope, _error_of_slope, reach=pass_through, magnitude=abs)
+GRAD_SCORES = Step(exact_grad_scores, _error_of_grad_scores, reach=pass_through)

@@ -30,8 +30,8 @@ from attncheck.attention.backward import (
     storage_of,
 )
 from attncheck.attention.errors import (
-    NOTHING,
     ORDER_FACTOR,
+    ZERO,
     Bound,
     Finished,
     Operand,
@@ -46,7 +46,7 @@ from attncheck.attention.errors import (
     summation_variance,
     transposed,
 )
-from attncheck.attention.flags import handed_on
+from attncheck.attention.flags import pass_through
 from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spread_over
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import (
@@ -61,7 +61,7 @@ from attncheck.attention.scores import (
     scale_of,
 )
 from attncheck.attention.softmax import is_linear
-from attncheck.attention.step import At, Node, Step
+from attncheck.attention.step import ErrorContext, GraphNode, Step
 from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
 from attncheck.reading.lowering import Factor
 from attncheck.spec import Shape
@@ -99,8 +99,8 @@ class Scaling:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """Sums over keys or queries of an error-prone factor times inputs, per query head: (B, H, L, D) or ``NOTHING``."""
+class GradientSums:
+    """Sums over keys or queries of an error-prone factor times inputs, per query head: (B, H, L, D) or ``ZERO``."""
 
     value: Real
     magnitude: Real  # of what is added up, errors included
@@ -128,7 +128,7 @@ def scaling_of(scale: Factor, rounding: RoundingModel) -> Scaling:
     )
 
 
-def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel) -> Bound:
+def bound_of_sums(sums: GradientSums, exact: Real, length: int, rounding: RoundingModel) -> Bound:
     """Add up the heads of each group, with the roundings of sums and storage; ``length`` is that of the summed axis."""
     heads = exact.shape[-3]
     group = sums.value.shape[-3] // heads if heads else 1
@@ -153,11 +153,11 @@ def bound_of_sums(sums: Sums, exact: Real, length: int, rounding: RoundingModel)
     max_error = (together(sums.max_error) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
     max_error = max_error + floor
     variance, heads_square, exact_square = together(sums.variance), together(sums.value**2), exact * exact
-    if sums.lost is not NOTHING:
+    if sums.lost is not ZERO:
         max_error, variance = max_error + together(sums.floor), variance + together(sums.lost)
-    if sums.moves is not NOTHING:
+    if sums.moves is not ZERO:
         variance = variance + sums.constants * together(sums.moves) ** 2
-    if sums.deviation is not NOTHING:
+    if sums.deviation is not ZERO:
         variance = variance + together(sums.deviation) ** 2
     of_total, of_squares = product_factors(rounding, count)
     variance = variance + of_total * np.maximum(exact_square, heads_square)
@@ -216,7 +216,7 @@ def _reached_elements(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...
     return np.broadcast_to(shared, shape)
 
 
-def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
+def _error_of_query(at: ErrorContext, scores: GradScores, key: Operand) -> Finished:
     key = stored_operand_of("backward_key", key, at.rounding)
     keys = every_head(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
@@ -227,7 +227,7 @@ def _error_of_query(at: At, scores: GradScores, key: Operand) -> Finished:
     return finished("grad_query", scores.logits.weights, at.value, bound)
 
 
-def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Finished:
+def _error_of_key(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> Finished:
     factor, query = scale_of(at.problem), stored_operand_of("backward_query", query, at.rounding)
     sums = _with_operand_errors(
         _sums_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True
@@ -236,18 +236,18 @@ def _error_of_key(at: At, scores: GradScores, query: Operand, _: Operand) -> Fin
     return finished("grad_key", scores.logits.weights, at.value, bound)
 
 
-def _error_of_value(at: At, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
+def _error_of_value(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
     sums = _sums_of_weights(weights, stored_operand_of("grad_output", grad_output, at.rounding), at.rounding)
     bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
     return finished("grad_value", weights, at.value, bound)
 
 
-def _error_of_bias(at: At, logits: GradLogits) -> Finished:
+def _error_of_bias(at: ErrorContext, logits: GradLogits) -> Finished:
     columns = slice(None, logits.value.shape[-1] - at.problem.added_keys)
     return bound_of_summed_logits(at, logits, at.value.shape, columns)
 
 
-def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: slice) -> Finished:
+def bound_of_summed_logits(at: ErrorContext, logits: GradLogits, shape: Shape, columns: slice) -> Finished:
     """Bound some columns of the logits' gradient, added up over the axes that a shape has not, or has of length 1.
 
     The value that the step returns has as many elements as the shape.
@@ -261,8 +261,8 @@ def bound_of_summed_logits(at: At, logits: GradLogits, shape: Shape, columns: sl
 
 
 def _with_operand_errors(
-    sums: Sums, scores: GradScores, operand: Operand, factor: Factor, *, by_key: bool = False
-) -> Sums:
+    sums: GradientSums, scores: GradScores, operand: Operand, factor: Factor, *, by_key: bool = False
+) -> GradientSums:
     """Add the errors of the computed keys or queries by which ds is multiplied."""
     if operand.max_error is None or operand.variance is None:
         return sums
@@ -281,7 +281,7 @@ def _with_operand_errors(
 
 def _sums_of_scores(
     scores: GradScores, operand: Real, factor: Factor, rounding: RoundingModel, *, by_key: bool = False
-) -> Sums:
+) -> GradientSums:
     """Return a ds k, or a ds^T q, but for its variance."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(operand)
     of_scores, errors, attended, count = np.abs(scores.value), scores.max_error, weights.attended, weights.rows.count
@@ -292,28 +292,28 @@ def _sums_of_scores(
     max_error = scale * (errors @ size)
     value = transposed(scores.value) if by_key else scores.value
     lost = _underflow(factor, attended @ square_operand, squares.sum(axis=-1, keepdims=True), rounding, power=2)
-    if scores.of_codes is not NOTHING:  # small ones all lose alike
+    if scores.of_codes is not ZERO:  # small ones all lose alike
         lost = lost + (scale * ((transposed(scores.of_codes) if by_key else scores.of_codes) @ size)) ** 2
-    return Sums(
+    return GradientSums(
         value=factor * (value @ operand),
         magnitude=scale * (of_scores @ size) + max_error,
         squares=scale**2 * (squares @ square_operand),
         max_error=max_error,
-        variance=NOTHING,
+        variance=ZERO,
         scaling=scaling_of(factor, rounding),
         count=count,
         constants=weights.rows.constants(rounding),
-        moves=NOTHING,
-        deviation=NOTHING,
+        moves=ZERO,
+        deviation=ZERO,
         floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
         lost=lost,
     )
 
 
-def _sums_over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> Sums:
+def _sums_over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> GradientSums:
     """Return a ds^T q."""
     sums, scale, size = _sums_of_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
-    deviation = NOTHING
+    deviation = ZERO
     if scores.logits.weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
     moves = factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query)
@@ -325,14 +325,14 @@ def _sums_over_queries(scores: GradScores, query: Real, factor: Factor, rounding
     )
 
 
-def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> Sums:
+def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> GradientSums:
     """Return p^T g."""
-    gradient, rows, deviation, lost = grad_output.value, weights.rows, NOTHING, NOTHING
+    gradient, rows, deviation, lost = grad_output.value, weights.rows, ZERO, ZERO
     size, square = grad_output.magnitude, gradient * gradient
     of_codes = error_of_codes("backward_weights", weights.largest + weights.max_error, rounding)
     error, met = added(weights.max_error, of_codes), weights.largest
     max_error, variance = transposed(error) @ size, transposed(weights.variance(rounding)) @ square
-    if of_codes is not NOTHING:  # small ones all lose alike
+    if of_codes is not ZERO:  # small ones all lose alike
         lost = (transposed(of_codes) @ size) ** 2
     if grad_output.max_error is not None and grad_output.variance is not None:
         if rounding.quantized:  # their errors are not small
@@ -341,7 +341,7 @@ def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: R
         variance = variance + transposed(rows.weights * rows.weights) @ grad_output.variance
     if weights.shares_errors:
         deviation = transposed(weights.deviation()) @ size
-    return Sums(
+    return GradientSums(
         value=transposed(rows.weights) @ gradient,
         magnitude=transposed(weights.largest + error) @ size,
         squares=transposed(rows.weights * rows.weights) @ square,
@@ -352,7 +352,7 @@ def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: R
         constants=rows.constants(rounding),
         moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
         deviation=deviation,
-        floor=NOTHING,
+        floor=ZERO,
         lost=lost,
     )
 
@@ -365,7 +365,7 @@ def _underflow(factor: Factor, entries: Real, gradients: Real, rounding: Roundin
     return floor
 
 
-def _bound_of_columns(logits: GradLogits, exact: Real, columns: slice, at: At) -> Bound:
+def _bound_of_columns(logits: GradLogits, exact: Real, columns: slice, at: ErrorContext) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
     rounding = at.rounding
     shape, axes = spread_over(exact.shape, exact.ndim)
@@ -408,24 +408,24 @@ def value_of_summed_logits(logits: Real, shape: Shape, columns: slice) -> Real:
     return summed.reshape(shape)
 
 
-GRAD_QUERY = Step(exact_grad_query, _error_of_query, reach=handed_on)
+GRAD_QUERY = Step(exact_grad_query, _error_of_query, reach=pass_through)
 GRAD_KEY = Step(exact_grad_key, _error_of_key, reach=reach_of_grad_key)
 GRAD_VALUE = Step(exact_grad_value, _error_of_value, reach=reach_of_grad_value)
 GRAD_BIAS = Step(exact_grad_bias, _error_of_bias, reach=reach_of_grad_bias, value=_value_of_bias)
 
 
-GRADIENTS: Mapping[str, Node] = {
-    "grad_weights": Node(GRAD_WEIGHTS, ("grad_output", "value")),
-    "backward_weights": Node(BACKWARD_WEIGHTS, ("weights", "query", "key", "scores")),
-    "grad_logits": Node(GRAD_LOGITS, ("backward_weights", "grad_weights", "masked")),
-    "slope": Node(SLOPE, ("scores",)),
-    "grad_scores": Node(GRAD_SCORES, ("grad_logits", "slope")),
+GRADIENTS: Mapping[str, GraphNode] = {
+    "grad_weights": GraphNode(GRAD_WEIGHTS, ("grad_output", "value")),
+    "backward_weights": GraphNode(BACKWARD_WEIGHTS, ("weights", "query", "key", "scores")),
+    "grad_logits": GraphNode(GRAD_LOGITS, ("backward_weights", "grad_weights", "masked")),
+    "slope": GraphNode(SLOPE, ("scores",)),
+    "grad_scores": GraphNode(GRAD_SCORES, ("grad_logits", "slope")),
     # What the scale rounds counts with the sums: it may be in front of them, behind them, or in what is added up.
-    "grad_products": Node(Step(exact_scaled, lambda _, scores: scores, reach=handed_on), ("grad_scores",)),
-    "grad_query": Node(GRAD_QUERY, ("grad_products", "key")),
-    "grad_key": Node(GRAD_KEY, ("grad_products", "query", "key")),
-    "grad_value": Node(GRAD_VALUE, ("backward_weights", "grad_output", "value")),
-    "grad_bias": Node(GRAD_BIAS, ("grad_logits",)),
+    "grad_products": GraphNode(Step(exact_scaled, lambda _, scores: scores, reach=pass_through), ("grad_scores",)),
+    "grad_query": GraphNode(GRAD_QUERY, ("grad_products", "key")),
+    "grad_key": GraphNode(GRAD_KEY, ("grad_products", "query", "key")),
+    "grad_value": GraphNode(GRAD_VALUE, ("backward_weights", "grad_output", "value")),
+    "grad_bias": GraphNode(GRAD_BIAS, ("grad_logits",)),
 }
 
 

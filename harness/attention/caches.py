@@ -26,7 +26,7 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.projection import linear_layer
 from attncheck.attention.scores import PRODUCT, Products, products_of, scale_of
 from attncheck.attention.softmax import Weights
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 
 
@@ -37,12 +37,12 @@ def joined_of(name: str) -> Step:
     def exact(problem: Computation, new: ExactArray) -> ExactArray:
         return joined([problem.exact(problem.array(cached)), new], axis=-2)
 
-    def error(at: At, new: Operand) -> Operand:
+    def error(at: ErrorContext, new: Operand) -> Operand:
         none = np.zeros(at.problem.array(cached).shape)
         errors = (new.max_error, new.variance)
         return Operand(at.value, *(None if part is None else _concatenated(none, part) for part in errors))
 
-    def radius(around: Around, _: Real, new: Ball) -> Real:
+    def radius(around: RadiusContext, _: Real, new: Ball) -> Real:
         return _concatenated(around.radii[cached], new.radius)
 
     def reach(known: Reach, new: Flags) -> Flags:
@@ -69,7 +69,7 @@ def dequantization_of(name: str) -> Step:
         shifted = codes - problem.exact(problem.array(shift)) if shift in problem.inputs else codes
         return shifted * problem.exact(problem.array(factor))
 
-    def error(at: At, codes: Operand) -> Operand:
+    def error(at: ErrorContext, codes: Operand) -> Operand:
         size, count = np.abs(at.value), 2
         lost: Real | float = 1.0
         if at.problem.array(factor).shape[-1] > 1:  # scales of blocks, which may be multiplied before the codes are
@@ -96,7 +96,7 @@ def made_of_latents(name: str) -> Step:
     def exact(problem: Computation, latents: ExactArray) -> ExactArray:
         return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
 
-    def error(at: At, latents: Operand) -> Operand:
+    def error(at: ErrorContext, latents: Operand) -> Operand:
         weight = _projection(at.problem, name)
         width, columns = weight.shape[-2:]
         inputs = Operand(latents.value[..., :width])
@@ -104,7 +104,7 @@ def made_of_latents(name: str) -> Step:
         rest = np.zeros((*made.value.shape[:-1], at.value.shape[-1] - columns))
         return Operand(at.value, *(np.concatenate([part, rest], axis=-1) for part in made.errors))
 
-    def radius(around: Around, _: Real, latents: Ball) -> Real:
+    def radius(around: RadiusContext, _: Real, latents: Ball) -> Real:
         weight, width = around.ball(f"{name}_projection"), latents.value.shape[-1]
         return latents.radius_of_product(_with_identity(weight.value, width), _with_identity(weight.radius, width, 0))
 
@@ -137,7 +137,7 @@ def _with_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
     return whole
 
 
-def _error_of_product(at: At, query: Operand, key: Operand) -> Products:
+def _error_of_product(at: ErrorContext, query: Operand, key: Operand) -> Products:
     made, absorbed = products_of(query, key, at.rounding), _absorbed_products(at, query)
     added, variance = _storage_error(at, query.value, key.value)
     carried = np.maximum(made.carried, absorbed.carried)
@@ -154,7 +154,7 @@ def _error_of_product(at: At, query: Operand, key: Operand) -> Products:
     )
 
 
-def _absorbed_products(at: At, query: Operand) -> Products:
+def _absorbed_products(at: ErrorContext, query: Operand) -> Products:
     """Prepare the bounds of a query that the projection is part of, times latent vectors."""
     weight, latents = _projection(at.problem, "key"), at.problem.array("key")
     columns = weight.shape[-1]
@@ -165,7 +165,7 @@ def _absorbed_products(at: At, query: Operand) -> Products:
     return products_of(Operand(*(np.concatenate(pair, axis=-1) for pair in parts)), Operand(latents), at.rounding)
 
 
-def _storage_error(at: At, query: Real, key: Real) -> tuple[Real, Real]:
+def _storage_error(at: ErrorContext, query: Real, key: Real) -> tuple[Real, Real]:
     """Bound the storage of two products before they are added up, and its variance; 0 if there is only one product."""
     columns, unit = _projection(at.problem, "key").shape[-1], at.rounding.score_unit
     if query.shape[-1] == columns:
@@ -177,7 +177,7 @@ def _storage_error(at: At, query: Real, key: Real) -> tuple[Real, Real]:
     return unit * (content + rotary) + underflow, unit**2 * (content**2 + rotary**2)
 
 
-def _error_of_mean(at: At, weights: Weights | Operand, value: Operand) -> Finished:
+def _error_of_mean(at: ErrorContext, weights: Weights | Operand, value: Operand) -> Finished:
     made = WEIGHTED_MEAN.error(at, weights, value).finished
     exact_values = WEIGHTED_MEAN.error(at, weights, Operand(value.value)).finished
     absorbed = _absorbed_mean(at, weights, exact_values)
@@ -186,7 +186,7 @@ def _error_of_mean(at: At, weights: Weights | Operand, value: Operand) -> Finish
     )
 
 
-def _absorbed_mean(at: At, weights: Weights | Operand, exact_values: Bound) -> Bound:
+def _absorbed_mean(at: ErrorContext, weights: Weights | Operand, exact_values: Bound) -> Bound:
     """Bound a mean of latent vectors that is projected, given the bound of a mean of exact values."""
     rounding, weight = at.rounding, _projection(at.problem, "value")
     exact, size, count = _sizes(weights)
@@ -209,7 +209,7 @@ def _sizes(weights: Weights | Operand) -> tuple[Real, Real, Real]:
     return weights.value, weights.magnitude, count
 
 
-def _mean_of_latents(at: At, exact: Real, size: Real, count: Real) -> Operand:
+def _mean_of_latents(at: ErrorContext, exact: Real, size: Real, count: Real) -> Operand:
     """Return the weighted mean of latent vectors with its error: (B, H, Lq, C)."""
     rounding, latents = at.rounding, at.problem.array("value")
     terms = count + np.ceil(count / rounding.block)

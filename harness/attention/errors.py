@@ -27,7 +27,7 @@ Real = NDArray[np.float64]
 
 _OWN_ROUNDING = 1 + 2.0**-30
 """The formulas are sums of non-negative terms: float64 evaluates them far better than this."""
-NOTHING: Real = np.zeros((1, 1))
+ZERO: Real = np.zeros((1, 1))
 """An error, or a variance, that is known to be 0 everywhere, so that no sum needs it."""
 _ONE: Real = np.ones((1, 1))
 _MIN_VARIANCE = 2.0**-900
@@ -186,10 +186,10 @@ def largest_of(exact: Real, max_error: Real) -> Real:
 
 
 def added(first: Real, second: Real) -> Real:
-    """Add two errors, or variances, each of which may be ``NOTHING``."""
-    if second is NOTHING:
+    """Add two errors, or variances, each of which may be ``ZERO``."""
+    if second is ZERO:
         return first
-    return second if first is NOTHING else first + second
+    return second if first is ZERO else first + second
 
 
 def summation_variance(unit: float, length: int | Real, total_square: Real, squares: Real) -> Real:
@@ -224,7 +224,7 @@ def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, 
     They make its variance in a product of matrices, of which both factors may be rounded. Where they are cut off
     instead, what all have in common of that is a relative error of the result.
     """
-    of_total, of_squares = (variance_of_sum(rounding, length, *terms) for terms in ((_ONE, NOTHING), (NOTHING, _ONE)))
+    of_total, of_squares = (variance_of_sum(rounding, length, *terms) for terms in ((_ONE, ZERO), (ZERO, _ONE)))
     if not rounding.product_unit:
         return of_total, of_squares
     return of_total + rounding.product_common, of_squares + 2 * rounding.product_spread**2
@@ -346,7 +346,7 @@ def error_of_mean(name: str, operand: Operand, rounding: RoundingModel) -> Real:
     """Bound the error of each element by the subtraction of a mean whose product is added back later."""
     quantization = rounding.quantization_of(name)
     if quantization is None or not quantization.is_centred or not operand.value.size:
-        return NOTHING
+        return ZERO
     mean, (length, width) = mean_of(operand.value, quantization), operand.value.shape[-2:]
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
     summed = width * rounding.of_scores.accumulate_unit + (length + 4) * _SINGLE
@@ -372,13 +372,13 @@ _TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,
 
 
 def error_of_codes(name: str, size: Real, rounding: RoundingModel, whole: Real | float | None = None) -> Real:
-    """Return what codes lose of an operand, by the largest size of each element; ``NOTHING`` where it has none.
+    """Return what codes lose of an operand, by the largest size of each element; ``ZERO`` where it has none.
 
     ``whole`` is what a second scale makes the largest code of, if not the largest of all.
     """
     quantization = rounding.quantization_of(name)
     if quantization is None or not size.size:
-        return NOTHING
+        return ZERO
     grid = quantization.grid
     if quantization.per == "none":
         scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter), 0.0)

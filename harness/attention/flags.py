@@ -59,6 +59,6 @@ def reach_of_scores(*shared: str) -> Callable[[Reach, Flags, Flags], Flags]:
     return reach
 
 
-def handed_on(_: object, first: Any, *__: Any) -> Any:
+def pass_through(_: object, first: Any, *__: Any) -> Any:
     """Return the first operand: flags follow it element by element."""
     return first

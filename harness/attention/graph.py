@@ -43,33 +43,33 @@ from attncheck.attention.rotary import rotation_of
 from attncheck.attention.scores import PRODUCT, RAW_SCORES, SCORES
 from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
-from attncheck.attention.step import Node, Step
+from attncheck.attention.step import GraphNode, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import OPERATIONS, PROJECTIONS, QUERY_KEY_VALUE, ROTATIONS
 
-Graph = Mapping[str, Node]
+Graph = Mapping[str, GraphNode]
 
 _LATE_NORM = "norm_after_rotation"
 _LOGIT_STEPS = {"capped": SOFTCAP, "biased": BIAS, "masked": MASK}
 
 _DOT: Graph = {
-    "product": Node(PRODUCT, ("query", "key")),
-    "raw_scores": Node(RAW_SCORES, ("product",)),
-    "scores": Node(SCORES, ("product",)),
+    "product": GraphNode(PRODUCT, ("query", "key")),
+    "raw_scores": GraphNode(RAW_SCORES, ("product",)),
+    "scores": GraphNode(SCORES, ("product",)),
 }
 _MERGED: Graph = {
-    "logits": Node(PART_LOGITS, ("scores",)),
-    "exponentials": Node(PART_EXPONENTIALS, ("logits",)),
-    "weights": Node(PART_WEIGHTS, ("exponentials",)),
-    "log_sum_exp": Node(PART_LOG_SUM_EXP, ("exponentials",)),
-    "output": Node(MERGED_MEAN, ("weights", "row_values")),
+    "logits": GraphNode(PART_LOGITS, ("scores",)),
+    "exponentials": GraphNode(PART_EXPONENTIALS, ("logits",)),
+    "weights": GraphNode(PART_WEIGHTS, ("exponentials",)),
+    "log_sum_exp": GraphNode(PART_LOG_SUM_EXP, ("exponentials",)),
+    "output": GraphNode(MERGED_MEAN, ("weights", "row_values")),
 }
 _SCORES: Mapping[str, Graph] = {
     "dot": _DOT,
     "scaled_dot": _DOT,
-    "general": {"scores": Node(GENERAL_SCORES, ("query", "key"))},
-    "additive": {"scores": Node(ADDITIVE_SCORES, ("query", "key"))},
-    "cosine": {"scores": Node(COSINE_SCORES, ("query", "key"))},
+    "general": {"scores": GraphNode(GENERAL_SCORES, ("query", "key"))},
+    "additive": {"scores": GraphNode(ADDITIVE_SCORES, ("query", "key"))},
+    "cosine": {"scores": GraphNode(COSINE_SCORES, ("query", "key"))},
 }
 _INPUTS_WITH_STEPS = frozenset(
     {"sinks", "query_cos", "key_factor", "query_factor", "query_norm", "cached_key", "key_projection", "gate"}
@@ -96,29 +96,29 @@ def _graph(operation: str, score: str, softcap_follows: str, present: frozenset[
         return _MERGED
     graph = {} if operation in ("softmax", "masking") else dict(_SCORES[score])
     order = _order(softcap_follows)
-    graph |= {stage: Node(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}
+    graph |= {stage: GraphNode(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}
     if "sinks" in present:
-        graph["logits"] = Node(SINKS, order[-1:])
+        graph["logits"] = GraphNode(SINKS, order[-1:])
     graph |= {
-        "exponentials": Node(EXPONENTIALS, ("logits",) if "sinks" in present else order[-1:]),
-        "weights": Node(WEIGHTS, ("exponentials",)),
-        "log_sum_exp": Node(LOG_SUM_EXP, ("exponentials",)),
+        "exponentials": GraphNode(EXPONENTIALS, ("logits",) if "sinks" in present else order[-1:]),
+        "weights": GraphNode(WEIGHTS, ("exponentials",)),
+        "log_sum_exp": GraphNode(LOG_SUM_EXP, ("exponentials",)),
     }
     if operation == "attention" or OPERATIONS[operation].score:
-        graph["output"] = Node(WEIGHTED_MEAN, ("weights", "value"))
+        graph["output"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
     if operation == "multi_head_attention":
-        graph |= {name: Node(projection_of(name), ()) for name in PROJECTIONS}
-        graph["context"] = Node(WEIGHTED_MEAN, ("weights", "value"))
-        graph["output"] = Node(OUTPUT_PROJECTION, ("context",))
+        graph |= {name: GraphNode(projection_of(name), ()) for name in PROJECTIONS}
+        graph["context"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
+        graph["output"] = GraphNode(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
-        graph |= {**GRADIENTS, "grad_sinks": Node(GRAD_SINKS, ("grad_logits",))}
+        graph |= {**GRADIENTS, "grad_sinks": GraphNode(GRAD_SINKS, ("grad_logits",))}
     if "gate" in present:
         graph = dict(_with_gate(graph))
     if "key_projection" in present:
         return {
             **_with_step_after(graph, "projected", made_of_latents),
-            "product": Node(LATENT_PRODUCT, ("query", "projected_key")),
-            "output": Node(LATENT_MEAN, ("weights", "projected_value")),
+            "product": GraphNode(LATENT_PRODUCT, ("query", "projected_key")),
+            "output": GraphNode(LATENT_MEAN, ("weights", "projected_value")),
         }
     if "key_factor" in present:
         names = QUERY_KEY_VALUE if "query_factor" in present else QUERY_KEY_VALUE[1:]
@@ -135,28 +135,32 @@ def _with_step_after(
     """Insert a step after each of some inputs: everything that follows from the input follows from the step."""
     made = {name: f"{word}_{name}" for name in names}
     moved = {
-        name: Node(node.step, tuple(made.get(operand, operand) for operand in node.follows))
+        name: GraphNode(node.step, tuple(made.get(operand, operand) for operand in node.follows))
         for name, node in graph.items()
     }
-    return moved | {made_name: Node(step_of(name), (name,)) for name, made_name in made.items()}
+    return moved | {made_name: GraphNode(step_of(name), (name,)) for name, made_name in made.items()}
 
 
 def _with_gate(graph: Graph) -> Graph:
     """Insert a gate between the mean of the values and the output, or into the gradients."""
-    gated = {**graph, "sigmoid": Node(SIGMOID, ("gate",)), "context": Node(WEIGHTED_MEAN, ("weights", "value"))}
+    gated = {
+        **graph,
+        "sigmoid": GraphNode(SIGMOID, ("gate",)),
+        "context": GraphNode(WEIGHTED_MEAN, ("weights", "value")),
+    }
     if "output" in graph:
-        return {**gated, "output": Node(GATED_OUTPUT, ("context", "sigmoid"))}
+        return {**gated, "output": GraphNode(GATED_OUTPUT, ("context", "sigmoid"))}
     moved = {
-        name: Node(
+        name: GraphNode(
             node.step, tuple("grad_context" if operand == "grad_output" else operand for operand in node.follows)
         )
         for name, node in gated.items()
     }
     return {
         **moved,
-        "sigmoid_slope": Node(SIGMOID_SLOPE, ("gate",)),
-        "grad_context": Node(GRAD_CONTEXT, ("grad_output", "sigmoid")),
-        "grad_gate": Node(GRAD_GATE, ("grad_output", "context", "sigmoid_slope")),
+        "sigmoid_slope": GraphNode(SIGMOID_SLOPE, ("gate",)),
+        "grad_context": GraphNode(GRAD_CONTEXT, ("grad_output", "sigmoid")),
+        "grad_gate": GraphNode(GRAD_GATE, ("grad_output", "context", "sigmoid_slope")),
     }
 
 
@@ -170,13 +174,15 @@ def _with_rotation(graph: Graph) -> Graph:
     rotated = {name.removeprefix("rotated_"): name for name in ROTATIONS}
     gradients = {f"grad_{name}": f"grad_{turned}" for name, turned in rotated.items() if f"grad_{name}" in graph}
     moved = {
-        gradients.get(name, name): Node(node.step, tuple(rotated.get(operand, operand) for operand in node.follows))
+        gradients.get(name, name): GraphNode(
+            node.step, tuple(rotated.get(operand, operand) for operand in node.follows)
+        )
         for name, node in graph.items()
     }
     for name, turned in rotated.items():
-        moved[turned] = Node(rotation_of(name), (name,))
+        moved[turned] = GraphNode(rotation_of(name), (name,))
         if f"grad_{name}" in gradients:
-            moved[f"grad_{name}"] = Node(rotation_of(name, -1), (f"grad_{turned}",))
+            moved[f"grad_{name}"] = GraphNode(rotation_of(name, -1), (f"grad_{turned}",))
     return moved
 
 

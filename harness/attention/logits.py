@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of, handed_on
+from attncheck.attention.flags import Flags, Reach, any_of, pass_through
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import Around, At, Step, stored_behind_bias, stored_logits
+from attncheck.attention.step import ErrorContext, RadiusContext, Step, stored_after_bias, stored_logits
 from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
 
@@ -27,14 +27,14 @@ def _bias_exact(problem: Computation, before: ExactArray) -> ExactArray:
     return before + problem.exact(problem.on_scores(problem.inputs["bias"], before.shape))
 
 
-def _bias_radius(around: Around, value: Real, before: Ball) -> Real:
+def _bias_radius(around: RadiusContext, value: Real, before: Ball) -> Real:
     if "bias" not in around.problem.inputs:
         return before.radius
     radius = around.problem.on_scores(around.radii["bias"], value.shape)
     return np.where(np.isinf(value), 0, before.radius + radius)
 
 
-def _bias_error(at: At, before: Logits) -> Logits:
+def _bias_error(at: ErrorContext, before: Logits) -> Logits:
     return _error_of_biased(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
 
 
@@ -88,7 +88,7 @@ def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
     return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_keys]
 
 
-BIAS = Step(_bias_exact, _bias_error, _bias_radius, stored_behind_bias, _bias_reach)
+BIAS = Step(_bias_exact, _bias_error, _bias_radius, stored_after_bias, _bias_reach)
 
 
 def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
@@ -99,23 +99,23 @@ def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
     return filled.with_attended(None if before.attended is None else before.attended | ~kept)
 
 
-def _mask_radius(around: Around, _: Real, before: Ball) -> Real:
+def _mask_radius(around: RadiusContext, _: Real, before: Ball) -> Real:
     kept = around.problem.kept(before.value.shape)
     return before.radius if kept is None else np.where(kept, before.radius, 0)
 
 
-def _mask_error(at: At, before: Logits) -> Logits:
+def _mask_error(at: ErrorContext, before: Logits) -> Logits:
     replaced = filled(at.problem, before.value.shape)
     return replace(before, value=at.value) if replaced is None else _with_fill(at, before, at.value, replaced)
 
 
-def _stored(at: At, value: Real) -> Logits:
+def _stored(at: ErrorContext, value: Real) -> Logits:
     """Take returned logits; a returned fill is the number that was used."""
-    logits, replaced = stored_behind_bias(at, value), filled(at.problem, value.shape)
+    logits, replaced = stored_after_bias(at, value), filled(at.problem, value.shape)
     return logits if replaced is None else _with_fill(at, logits, value, replaced & (value == at.problem.fill))
 
 
-def _with_fill(at: At, logits: Logits, value: Real, replaced: NDArray[np.bool_]) -> Logits:
+def _with_fill(at: ErrorContext, logits: Logits, value: Real, replaced: NDArray[np.bool_]) -> Logits:
     assert at.problem.fill is not None
     error = at.rounding.compute_unit * abs(at.problem.fill) if at.rounding.folding == "base" else 0.0
     of_score = np.broadcast_to(logits.value, value.shape)
@@ -175,12 +175,12 @@ def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
     return capped.where(capped.attended, -cap).with_attended()  # the tanh of -inf is -1
 
 
-def _softcap_radius(around: Around, _: Real, scores: Ball) -> Real:
+def _softcap_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
     cap = cap_of(around.problem)
     return scores.radius if cap is None else np.minimum(scores.radius, 2 * cap)
 
 
-def _softcap_error(at: At, scores: Logits) -> Logits:
+def _softcap_error(at: ErrorContext, scores: Logits) -> Logits:
     cap = cap_of(at.problem)
     return scores if cap is None else _error_of_capped(scores, cap, at.value, at.rounding)
 
@@ -230,4 +230,4 @@ def exact_grad_scores(problem: Computation, grad_logits: ExactArray, slope: Exac
     return grad_logits * slope
 
 
-SOFTCAP = Step(_softcap_exact, _softcap_error, _softcap_radius, stored_logits, handed_on)
+SOFTCAP = Step(_softcap_exact, _softcap_error, _softcap_radius, stored_logits, pass_through)

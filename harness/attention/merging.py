@@ -24,7 +24,7 @@ from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Rows, Softmax, Weights
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import statistics_dtype
 from attncheck.spec.classes import rounding_model_named
@@ -72,11 +72,11 @@ def _exact_logits(problem: Computation, scores: ExactArray) -> ExactArray:
     return scores if _is_natural(problem) else scores * problem.exact(_TWO).log()
 
 
-def _logits_radius(around: Around, _: Real, scores: Ball) -> Real:
+def _logits_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
     return scores.radius if _is_natural(around.problem) else scores.radius * math.log(2)
 
 
-def _logits_error(at: At, _: Logits) -> Logits:
+def _logits_error(at: ErrorContext, _: Logits) -> Logits:
     value, rounding = at.value, statistics_rounding(at.rounding)
     attended = value > -np.inf
     largest, spread = _size_of_rows(value)
@@ -120,7 +120,7 @@ class _PartWeights(Weights):
         return super().bound(statistics_rounding(rounding))
 
 
-def _exponentials_error(at: At, logits: Logits) -> Rows:
+def _exponentials_error(at: ErrorContext, logits: Logits) -> Rows:
     rows: Rows = EXPONENTIALS.error(replace(at, rounding=statistics_rounding(at.rounding)), logits)
     return rows
 
@@ -141,12 +141,12 @@ def _log_sum_exp(problem: Computation, both: Softmax) -> Real:
     return both.log_sum_exp if _is_natural(problem) else both.log_sum_exp / math.log(2)
 
 
-def _log_sum_exp_radius(around: Around, _: Real, both: Any) -> Real:
+def _log_sum_exp_radius(around: RadiusContext, _: Real, both: Any) -> Real:
     radius: Real = both.radius.log_sum_exp
     return radius if _is_natural(around.problem) else radius / math.log(2)
 
 
-def _log_sum_exp_error(at: At, rows: Rows) -> Finished:
+def _log_sum_exp_error(at: ErrorContext, rows: Rows) -> Finished:
     rounding, base = statistics_rounding(at.rounding), 1.0 if _is_natural(at.problem) else math.log(2)
     natural = replace(at, rounding=rounding, own_value=lambda: at.value * base)
     natural_bound: Bound = LOG_SUM_EXP.error(natural, rows).finished
@@ -175,12 +175,12 @@ def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -
     return mean.reshaped((*leading, queries, values.shape[-1]))
 
 
-def _mean_radius(around: Around, value: Real, weights: Ball, values: Ball) -> Real:
+def _mean_radius(around: RadiusContext, value: Real, weights: Ball, values: Ball) -> Real:
     moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_as_rows), values)[..., 0, :]
     return moved
 
 
-def _mean_error(at: At, weights: Weights | Operand, values: Operand) -> Finished:
+def _mean_error(at: ErrorContext, weights: Weights | Operand, values: Operand) -> Finished:
     rounding, has_keys = _mean_rounding(at.rounding), at.problem.array("scores") > -np.inf
     if isinstance(weights, Weights):
         rows: Weights | Operand = Weights(_as_rows(weights.value), weights.rows.mapped(_as_rows))

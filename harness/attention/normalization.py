@@ -20,7 +20,7 @@ from attncheck.attention.errors import Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import At, Step
+from attncheck.attention.step import ErrorContext, Step
 
 DEFAULT_EPSILON = 1e-6
 _EPSILON_AT = {"rms": "inside", "l2": "maximum"}
@@ -108,7 +108,7 @@ def normalization_of(name: str) -> Step:
         # 0 / 0, of a key that is added if epsilon is 0, is 0.
         return weight_of(problem, name) * (array / np.where(divisor > 0, divisor, 1))
 
-    def error(at: At, operand: Operand) -> Operand:
+    def error(at: ErrorContext, operand: Operand) -> Operand:
         if is_left_out(at.problem, name):
             return Operand(operand.value, *operand.errors, operand.common)
         return _error(at, operand, weight_of(at.problem, name))
@@ -142,7 +142,7 @@ def _exact(problem: Computation, array: ExactArray, weight: ExactArray) -> Exact
     return weighted / divisor.where(~divisor.is_zero(), 1.0)  # a row of zeros stays what it is
 
 
-def _error(at: At, operand: Operand, weight: Real) -> Operand:
+def _error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:
     norm, rounding, size = _Norm.of(at.problem.options), at.rounding, np.abs(weight)
     divisor = norm.divisor(operand.value)
     width = norm.width(operand.value.shape)

@@ -20,7 +20,7 @@ from attncheck.attention.logits import slope_of_tanh
 from attncheck.attention.problem import Computation, per_head
 from attncheck.attention.projection import flushed_factors
 from attncheck.attention.scores import is_power_of_two, scale_of
-from attncheck.attention.step import Around, At, Step, stored_logits
+from attncheck.attention.step import ErrorContext, RadiusContext, Step, stored_logits
 from attncheck.spec.rounding import RoundingModel
 
 
@@ -34,14 +34,14 @@ def _bias(problem: Computation) -> Real:
     return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
 
 
-def _radius_of_general(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+def _radius_of_general(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
     weight = around.ball("weight")
     turned = Ball(query.value @ weight.value, query.radius_of_product(weight.value, weight.radius))
     radius = turned.radius_of_product(transposed(key.value), transposed(key.radius))
     return radius + per_head(around.radii["score_bias"]) if "score_bias" in around.problem.inputs else radius
 
 
-def _error_of_general(at: At, query: Operand, key: Operand) -> Logits:
+def _error_of_general(at: ErrorContext, query: Operand, key: Operand) -> Logits:
     bias, weight = _bias(at.problem), at.problem.array("weight")
     error = _general_error(query.value, key.value, weight, at.value - bias, at.rounding)
     if "score_bias" not in at.problem.inputs:
@@ -133,7 +133,7 @@ def _value_of_additive(problem: Computation, query: Real, key: Real) -> Real:
     return scores
 
 
-def _radius_of_additive(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+def _radius_of_additive(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
     of_query, of_key, vector = (around.ball(name) for name in ("query_weight", "key_weight", "score_vector"))
     radius = _outer(
         query.radius_of_product(of_query.value, of_query.radius), key.radius_of_product(of_key.value, of_key.radius)
@@ -150,7 +150,7 @@ def _outer(of_query: Real | None, of_key: Real | None) -> Real:
     return of_query[..., :, np.newaxis, :] + of_key[..., np.newaxis, :, :]
 
 
-def _error_of_additive(at: At, query: Operand, key: Operand) -> Logits:
+def _error_of_additive(at: ErrorContext, query: Operand, key: Operand) -> Logits:
     return _additive_error({**at.problem.inputs, "query": query.value, "key": key.value}, at.value, at.rounding)
 
 
@@ -232,7 +232,7 @@ def _value_of_cosine(problem: Computation, query: Real, key: Real) -> Real:
     return scores
 
 
-def _radius_of_cosine(around: Around, _: Real, query: Ball, key: Ball) -> Real:
+def _radius_of_cosine(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
     moved = _moved_direction(query)[..., :, np.newaxis] + _moved_direction(key)[..., np.newaxis, :]
     radius: Real = np.minimum(moved, 2) * abs(scale_of(around.problem))
     return radius
@@ -243,7 +243,7 @@ def _moved_direction(vectors: Ball) -> Real:
     return moved
 
 
-def _error_of_cosine(at: At, query: Operand, key: Operand) -> Logits:
+def _error_of_cosine(at: ErrorContext, query: Operand, key: Operand) -> Logits:
     return _cosine_error(query, key, scale_of(at.problem), at.value, at.rounding)
 
 

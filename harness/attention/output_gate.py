@@ -14,9 +14,9 @@ import numpy as np
 from attncheck.attention.backward import storage_of
 from attncheck.attention.errors import Finished, Operand, Real, bound_of
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, handed_on
+from attncheck.attention.flags import Flags, Reach, pass_through
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import At, Step
+from attncheck.attention.step import ErrorContext, Step
 from attncheck.spec.rounding import RoundingModel
 
 _STORED_PRODUCTS = 5
@@ -38,7 +38,7 @@ def _sigmoid(gate: Real) -> Real:
     return value
 
 
-def _error_of_sigmoid(at: At, gate: Operand) -> Operand:
+def _error_of_sigmoid(at: ErrorContext, gate: Operand) -> Operand:
     value, rounding = at.value, at.rounding
     exponent = 2 * rounding.sum_unit * np.abs(gate.value) * _sigmoid(-gate.value)
     stored, floor = max(2 * rounding.compute_unit, rounding.output_unit), 2 * _underflow(rounding)
@@ -60,9 +60,9 @@ def _value_of_slope(_: Computation, gate: Real) -> Real:
     return _sigmoid(gate) * _sigmoid(-gate)
 
 
-def _error_of_slope(at: At, gate: Operand) -> Operand:
+def _error_of_slope(at: ErrorContext, gate: Operand) -> Operand:
     rounding, steep = at.rounding, np.abs(np.tanh(gate.value / 2))  # |1 - 2s|
-    sigmoid = _error_of_sigmoid(At(at.problem, rounding, lambda: _sigmoid(gate.value), at.walk_in), gate)
+    sigmoid = _error_of_sigmoid(ErrorContext(at.problem, rounding, lambda: _sigmoid(gate.value), at.walk_in), gate)
     of_sigmoid, variance = sigmoid.errors
     unit, floor = 4 * rounding.compute_unit, 2 * _underflow(rounding)
     moved = steep * of_sigmoid + of_sigmoid**2
@@ -70,19 +70,21 @@ def _error_of_slope(at: At, gate: Operand) -> Operand:
     return Operand(at.value, moved + unit * (at.value + moved) + floor, variance)
 
 
-def _error_of_output(at: At, context: Finished | Operand, sigmoid: Operand) -> Finished:
+def _error_of_output(at: ErrorContext, context: Finished | Operand, sigmoid: Operand) -> Finished:
     max_error, variance = _errors_of_product(_before_storage(at, context), sigmoid)
     return _stored_result(at, max_error, variance, 0.0)
 
 
-def _error_of_gradient(at: At, grad_output: Operand, sigmoid: Operand) -> Operand:
+def _error_of_gradient(at: ErrorContext, grad_output: Operand, sigmoid: Operand) -> Operand:
     (unit, underflow), size = storage_of(at.rounding), np.abs(at.value)
     max_error, variance = _errors_of_product(grad_output, sigmoid)
     max_error = max_error + unit * (size + max_error) + underflow
     return Operand(at.value, max_error, variance + (unit * size) ** 2 + underflow**2)
 
 
-def _error_of_grad_gate(at: At, grad_output: Operand, context: Finished | Operand, slope: Operand) -> Finished:
+def _error_of_grad_gate(
+    at: ErrorContext, grad_output: Operand, context: Finished | Operand, slope: Operand
+) -> Finished:
     (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
     max_error, variance = _errors_of_product(_before_storage(at, context), slope)
     max_error, variance = gradient * max_error, gradient**2 * variance
@@ -91,7 +93,7 @@ def _error_of_grad_gate(at: At, grad_output: Operand, context: Finished | Operan
     return _stored_result(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
 
 
-def _before_storage(at: At, context: Finished | Operand) -> Finished | Operand:
+def _before_storage(at: ErrorContext, context: Finished | Operand) -> Finished | Operand:
     """Add the rounding of storage to a returned context: the gate may multiply it before it is stored."""
     if isinstance(context, Finished):
         return context
@@ -108,7 +110,7 @@ def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real
     return of_first * second_size + (first_size + of_first) * of_second, variance
 
 
-def _stored_result(at: At, max_error: Real, variance: Real, floor: Real | float) -> Finished:
+def _stored_result(at: ErrorContext, max_error: Real, variance: Real, floor: Real | float) -> Finished:
     """Return a result with its bound, after the roundings of its storage."""
     count, unit, underflow = at.rounding.output_count, at.rounding.output_unit, at.rounding.output_underflow
     size = np.abs(at.value)
@@ -124,10 +126,10 @@ def _reach_of_product(_: Reach, *flags: Flags) -> Flags:
 SIGMOID = Step(
     _exact_sigmoid,
     _error_of_sigmoid,
-    reach=handed_on,
+    reach=pass_through,
     magnitude=abs,
 )
-SIGMOID_SLOPE = Step(_exact_slope, _error_of_slope, reach=handed_on, value=_value_of_slope, magnitude=abs)
+SIGMOID_SLOPE = Step(_exact_slope, _error_of_slope, reach=pass_through, value=_value_of_slope, magnitude=abs)
 GATED_OUTPUT = Step(
     lambda _, context, sigmoid: context * sigmoid,
     _error_of_output,

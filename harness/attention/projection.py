@@ -17,7 +17,7 @@ from attncheck.attention.errors import ORDER_FACTOR, Ball, Finished, Operand, Re
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.spec.rounding import RoundingModel
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -49,13 +49,13 @@ def projection_of(name: str) -> Step:
             projected = projected + problem.inputs[f"{name}_bias"]
         return problem.with_added(name, split_heads(projected, problem.heads_of(name)))
 
-    def error(at: At) -> Operand:
+    def error(at: ErrorContext) -> Operand:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
         weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
         flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
         return Operand(at.value, *(at.problem.with_added(name, split_heads(part, heads)) for part in flat.errors))
 
-    def radius(around: Around, _: Real) -> Real:
+    def radius(around: RadiusContext, _: Real) -> Real:
         per_head = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
         return around.problem.with_added(name, per_head)
 
@@ -76,12 +76,12 @@ def _exact_output(problem: Computation, context: ExactArray) -> ExactArray:
     return output + problem.exact(problem.array("output_bias"), output.shape)
 
 
-def _radius_of_output(around: Around, _: Real, context: Ball) -> Real:
+def _radius_of_output(around: RadiusContext, _: Real, context: Ball) -> Real:
     merged = context.mapped(merge_heads)
     return _linear_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
 
 
-def _error_of_output(at: At, context: Finished | Operand) -> Finished | Operand:
+def _error_of_output(at: ErrorContext, context: Finished | Operand) -> Finished | Operand:
     exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
     if isinstance(context, Operand):
         merged = context.mapped(merge_heads)
@@ -105,7 +105,7 @@ def _reach_of_output(known: Reach, context: Flags) -> Flags:
 OUTPUT_PROJECTION = Step(_exact_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
 
 
-def _linear_radius(around: Around, inputs: Ball, name: str) -> Real:
+def _linear_radius(around: RadiusContext, inputs: Ball, name: str) -> Real:
     weight = around.ball(f"{name}_weight")
     radius = inputs.radius_of_product(weight.value, weight.radius)
     return radius + around.radii[f"{name}_bias"] if f"{name}_bias" in around.problem.inputs else radius

@@ -20,7 +20,7 @@ from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import ErrorContext, RadiusContext, Step
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
@@ -37,7 +37,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         turned = array.with_part((..., first), x * cos + y * sin * signs[0])
         return turned.with_part((..., second), y * cos + x * sin * signs[1])
 
-    def error(at: At, operand: Operand) -> Operand:
+    def error(at: ErrorContext, operand: Operand) -> Operand:
         problem = at.problem
         max_error, variance = operand.errors
         moved = _moved(at, name, operand.value, max_error)
@@ -46,7 +46,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         carried = _rotated_sum(variance, cos**2, sin**2, pairs)
         return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance, operand.common)
 
-    def error_of_gradient(at: At, finished: Finished) -> Finished:
+    def error_of_gradient(at: ErrorContext, finished: Finished) -> Finished:
         cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
         # The errors of a pair may have causes in common.
         sigma = _rotated_sum(finished.finished.sigma, cos, sin, pairs_of(at.problem, name))
@@ -54,7 +54,7 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         max_error = _moved(at, name, finished.value, finished.finished.max_error)
         return Finished(at.value, Bound(max_error, np.minimum(sigma + rounded, max_error)))
 
-    def radius(around: Around, _: Real, ball: Ball) -> Real:
+    def radius(around: RadiusContext, _: Real, ball: Ball) -> Real:
         pairs = pairs_of(around.problem, name)
         cos, sin = (around.ball(f"{name}_{part}") for part in ("cos", "sin"))
         moved = _rotated_sum(ball.radius, np.abs(cos.value), np.abs(sin.value), pairs)
@@ -102,7 +102,7 @@ class _Rounded(NamedTuple):
     variance: Real
 
 
-def _roundings(at: At, name: str, value: Real) -> _Rounded:
+def _roundings(at: ErrorContext, name: str, value: Real) -> _Rounded:
     """Return u (|x c| + |y s| + |x'|) plus underflow, and its variance; 0 for elements that are not rounded."""
     problem, pairs = at.problem, pairs_of(at.problem, name)
     cos, sin = (np.abs(table) for table in tables_of(problem, name))
@@ -119,7 +119,7 @@ def _roundings(at: At, name: str, value: Real) -> _Rounded:
     return _Rounded(np.where(rounds, rounded, 0.0), np.where(rounds, variance, 0.0))
 
 
-def _moved(at: At, name: str, value: Real, max_error: Real) -> Real:
+def _moved(at: ErrorContext, name: str, value: Real, max_error: Real) -> Real:
     cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
     carried, rounded = (
         _rotated_sum(max_error, cos, sin, pairs_of(at.problem, name)),

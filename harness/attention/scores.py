@@ -23,7 +23,7 @@ from flint import ctx
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import (
-    NOTHING,
+    ZERO,
     Ball,
     Logits,
     Operand,
@@ -40,9 +40,9 @@ from attncheck.attention.errors import (
     variance_of_sum,
 )
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, handed_on, reach_of_scores
+from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, pass_through, reach_of_scores
 from attncheck.attention.problem import Computation, per_head
-from attncheck.attention.step import Around, At, Step, stored_logits
+from attncheck.attention.step import ErrorContext, RadiusContext, Step, stored_logits
 from attncheck.reading.lowering import Factor
 from attncheck.spec.rounding import RoundingModel
 
@@ -57,7 +57,7 @@ def _exact(_: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     return query @ key.for_heads_of(query).transposed()
 
 
-def _error(at: At, query: Operand, key: Operand) -> Products:
+def _error(at: ErrorContext, query: Operand, key: Operand) -> Products:
     stored = stored_operand_of("query", query, at.rounding)
     met = stored_operand_of("key", key, at.rounding)
     if query.max_error is not None and met.value is not key.value:  # the mean of the keys meets that as well
@@ -69,7 +69,7 @@ def _error(at: At, query: Operand, key: Operand) -> Products:
         return products
     # The product of the mean with the keys is given back, in the format of results, by keys that are no codes yet.
     mean, unit = mean_of(query.value, centred), at.rounding.output_unit
-    lost = added(error_of_mean("key", key, at.rounding), NOTHING if key.max_error is None else key.max_error)
+    lost = added(error_of_mean("key", key, at.rounding), ZERO if key.max_error is None else key.max_error)
     lost = np.broadcast_to(for_query_heads(lost, heads_of(query.value)), met.value.shape)
     carried = np.abs(mean) @ transposed(unit * np.abs(met.value) + lost)
     variance = (unit * mean @ transposed(met.value)) ** 2 + (mean * mean) @ transposed(lost * lost)
@@ -78,7 +78,7 @@ def _error(at: At, query: Operand, key: Operand) -> Products:
     )
 
 
-def _radius(_: Around, __: Real, query: Ball, key: Ball) -> Real:
+def _radius(_: RadiusContext, __: Real, query: Ball, key: Ball) -> Real:
     shared = key.for_query_heads(heads_of(query.value))
     return query.radius_of_product(transposed(shared.value), transposed(shared.radius))
 
@@ -88,7 +88,7 @@ PRODUCT = Step(_exact, _error, _radius, reach=reach_of_scores())
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """The sums that every bound on q k^T needs, (..., Lq, Lk) each, before any scale; or ``NOTHING``."""
+    """The sums that every bound on q k^T needs, (..., Lq, Lk) each, before any scale; or ``ZERO``."""
 
     width: int
     magnitude: Real  # |q||k|^T, errors of q and k included
@@ -108,7 +108,7 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
     size_q, size_k = query.magnitude, key.magnitude
     magnitude = size_q @ transposed(size_k)
     square_k = transposed(key.value * key.value)
-    carried = shared = independent = NOTHING
+    carried = shared = independent = ZERO
     if query.max_error is not None:
         carried = query.max_error @ transposed(np.abs(key.value))
     if key.max_error is not None:
@@ -130,7 +130,7 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
         shared=shared,
         independent=independent,
         entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
-        grid=_grid(query, key) if is_exact and _may_fit(query, size_k, magnitude, rounding) else NOTHING,
+        grid=_grid(query, key) if is_exact and _may_fit(query, size_k, magnitude, rounding) else ZERO,
         reduced=added(_is_rounded(query, rounding), _is_rounded(key, rounding)),
         computed=(query.max_error is not None) + (key.max_error is not None),
     )
@@ -141,7 +141,7 @@ def roundings_of_products(
 ) -> tuple[Real | float, Real | float]:
     """Return 0 where a product is exact in the accumulation format, and where in that of the scores as well; else 1."""
     grid = products.grid
-    if grid is NOTHING or not np.any(folds_exactly):
+    if grid is ZERO or not np.any(folds_exactly):
         return 1.0, 1.0
     if rounding.product_unit:
         grid = grid * (products.reduced == 0)
@@ -173,7 +173,7 @@ def _grid(query: Operand, key: Operand) -> Real:
 def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:
     """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
     if not rounding.product_unit:
-        return NOTHING
+        return ZERO
     if operand.max_error is not None:
         return np.ones((1, 1))
     fraction, _ = np.frexp(operand.value)
@@ -234,7 +234,7 @@ def _inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> 
         return DoubleWords((1 / Balls.of_numbers(number).sqrt()).split())
 
 
-def _radius_of_scaled(around: Around, _: Real, product: Ball) -> Real:
+def _radius_of_scaled(around: RadiusContext, _: Real, product: Ball) -> Real:
     radius: Real = product.radius * abs(scale_of(around.problem))
     if _OF_HEADS in around.problem.inputs:
         radius += per_head(around.radii[_OF_HEADS]) * (np.abs(product.value) + product.radius)
@@ -245,12 +245,12 @@ def _reach_of_scaled(known: Reach, product: Flags) -> Flags:
     return product | per_head(known.flags[_OF_HEADS]) if _OF_HEADS in known.flags else product
 
 
-def _error_of_raw(at: At, products: Products) -> Logits:
+def _error_of_raw(at: ErrorContext, products: Products) -> Logits:
     # An implementation that returns q k^T as a stage of its own has not folded the scale.
     return scaled_products(products, 1.0, at.value, at.rounding.unfolded)
 
 
-def _error_of_scaled(at: At, products: Products) -> Logits:
+def _error_of_scaled(at: ErrorContext, products: Products) -> Logits:
     return scaled_products(products, scale_of(at.problem), at.value, at.rounding)
 
 
@@ -274,13 +274,13 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
         relative = relative + rounded * (rounding.product_error / 2)
     floor = _dot_underflow(products, size, rounding)
     max_error = (size * room * relative) * products.magnitude + stored * np.abs(exact) + floor
-    if products.carried is not NOTHING:
+    if products.carried is not ZERO:
         max_error = max_error + (size * (1 + stored)) * products.carried
     square, squares = exact * exact, size**2 * products.squares
     # Of these numbers rows take differences that cancel, so that the order of the sum shows in what is left.
     independent = variance_of_sum(rounding, products.width, square, squares)
     independent *= sums
-    shared = 2 * prescaled**2 * squares if prescaled.any() else NOTHING
+    shared = 2 * prescaled**2 * squares if prescaled.any() else ZERO
     # What cuts take away from a projected query and from a projected key adds up.
     common = 2 * (products.computed * rounding.cut_mean) ** 2
     if rounding.product_unit:
@@ -289,9 +289,9 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
         independent, shared = independent + of_each, added(shared, of_each)
         common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
     independent += rounding.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + stores) * square
-    if products.independent is not NOTHING:
+    if products.independent is not ZERO:
         independent += size**2 * products.independent
-    if products.shared is not NOTHING:
+    if products.shared is not ZERO:
         shared = added(shared, size**2 * products.shared)
     given_back = None if products.given_back is None else size * products.given_back
     return Logits(exact, max_error, independent, shared, floor, common, given_back=given_back)
@@ -332,5 +332,5 @@ def _is_power_of_four(number: Factor) -> PerHead:
     return is_power_of_two(number) & (np.frexp(np.abs(number))[1] % 2 == 1)
 
 
-RAW_SCORES = Step(handed_on, _error_of_raw, lambda _, __, product: product.radius, stored_logits, handed_on)
+RAW_SCORES = Step(pass_through, _error_of_raw, lambda _, __, product: product.radius, stored_logits, pass_through)
 SCORES = Step(exact_scaled, _error_of_scaled, _radius_of_scaled, stored_logits, _reach_of_scaled)

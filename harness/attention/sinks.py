@@ -21,7 +21,7 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.logits import exact_sum_of_logits
 from attncheck.attention.problem import Computation, per_head
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import ErrorContext, RadiusContext, Step
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 _ADDED = slice(-1, None)
@@ -32,12 +32,12 @@ def _exact(problem: Computation, before: ExactArray) -> ExactArray:
     return before.with_part((..., _ADDED), problem.exact(column, (*before.shape[:-1], 1)))
 
 
-def _radius(around: Around, value: Real, before: Ball) -> Real:
+def _radius(around: RadiusContext, value: Real, before: Ball) -> Real:
     column = np.where(np.isinf(value[..., _ADDED]), 0, per_head(around.radii["sinks"]))
     return _with_column(before.radius + np.zeros_like(value), column)
 
 
-def _error(at: At, before: Logits) -> Logits:
+def _error(at: ErrorContext, before: Logits) -> Logits:
     value, sinks = at.value, np.abs(finite(per_head(at.problem.array("sinks"))))
     unit = at.rounding.compute_unit if at.rounding.folding == "base" else 0.0
     whole, nothing = np.zeros_like(value), np.zeros((1, 1))
@@ -70,7 +70,7 @@ def _value_of_gradient(problem: Computation, logits: Real) -> Real:
     return value_of_summed_logits(logits, (*shape, 1, 1), _ADDED).reshape(shape)
 
 
-def _error_of_gradient(at: At, logits: GradLogits) -> Finished:
+def _error_of_gradient(at: ErrorContext, logits: GradLogits) -> Finished:
     return bound_of_summed_logits(at, logits, (*at.value.shape, 1, 1), _ADDED)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.errors import (
-    NOTHING,
+    ZERO,
     Ball,
     Bound,
     Elementwise,
@@ -36,10 +36,10 @@ from attncheck.attention.errors import (
     sum_of_row,
 )
 from attncheck.attention.exact_array import ExactArray, Exponentials, exponentials, log_sum, normalised
-from attncheck.attention.flags import Flags, Reach, any_of, handed_on
+from attncheck.attention.flags import Flags, Reach, any_of, pass_through
 from attncheck.attention.logits import exact_through_mask
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import Around, At, Step
+from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
 
@@ -129,7 +129,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     blocks = np.ceil(count / rounding.block)
     rescalings = 1 + np.log1p(blocks)
     largest = (shifted + distance).max(axis=-1, keepdims=True, initial=0.0)
-    common, apart, beyond = NOTHING, maximum, largest
+    common, apart, beyond = ZERO, maximum, largest
     if even is not None:
         # What the keys of an even row have in common leaves its weights as they are.
         common = largest + rounding.maximum_count * rounding.compute_unit * (np.abs(maximum) + largest)
@@ -146,7 +146,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         # A score of -1e308 has a variance of inf, and a weight of 0.
         weighty = weights > 0
         independent = np.where(weighty, independent, 0.0)
-        shared = shared if shared is NOTHING else np.where(weighty, shared, 0.0)
+        shared = shared if shared is ZERO else np.where(weighty, shared, 0.0)
     square_p = weights * weights
     independent_terms = square_p * independent
     return Rows(
@@ -170,7 +170,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         squares=square_p,
         independent_terms=independent_terms,
         independent_sum=sum_of_row(independent_terms),
-        shared_sum=NOTHING if shared is NOTHING else sum_of_row(weights * shared),
+        shared_sum=ZERO if shared is ZERO else sum_of_row(weights * shared),
         mean_shifted=sum_of_products(weights, shifted),
         log_sum_exp=finite(log_sum_exp)[..., np.newaxis],
         common=common,
@@ -375,11 +375,11 @@ def _own_keys(problem: Computation, shape: Shape) -> int:
     return shape[-1] - problem.added_keys
 
 
-def _error(at: At, logits: Logits) -> Rows:
+def _error(at: ErrorContext, logits: Logits) -> Rows:
     return rows_of(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
 
 
-def _radius(_around: Around, value: Softmax, logits: Ball) -> Softmax:
+def _radius(_around: RadiusContext, value: Softmax, logits: Ball) -> Softmax:
     attended = logits.value > -np.inf
     shifted, _, total, highest = _exponentials(logits.value)
     # The logarithm of a weight is a number where the weight itself is too small for float64.
@@ -389,7 +389,7 @@ def _radius(_around: Around, value: Softmax, logits: Ball) -> Softmax:
     return Softmax(moved, np.where(np.isinf(value.log_sum_exp), 0, log_sum_radius(weights, log_weights, radius)))
 
 
-def _stored_weights(_: At, array: Real) -> Operand:
+def _stored_weights(_: ErrorContext, array: Real) -> Operand:
     # Roundings of the weights that meet the values are counted with the mean.
     return Operand(array)
 
@@ -404,7 +404,7 @@ WEIGHTS = Step(
     lambda at, rows: Weights(at.value, rows),
     lambda _, __, both: both.radius.weights,
     _stored_weights,
-    handed_on,
+    pass_through,
     lambda _, both: both.weights,
     magnitude=abs,
 )
@@ -549,7 +549,7 @@ def _log_sum_exp_variance(rows: Rows, exact: Real, excess: Real, rounding: Round
     of_exponents = added(rows.independent_sum, rows.shared_sum)[..., 0]
     # The rounding of the scale moves every score in proportion, the maximum included.
     variance = of_exponents + rows.constants(rounding) * (rows.mean_shifted[..., 0] + maximum) ** 2
-    if rows.common is not NOTHING:
+    if rows.common is not ZERO:
         variance += rows.common[..., 0] ** 2
     variance += rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
     variance += ((rounding.log_error + unit) * excess) ** 2 + 2 * (unit * maximum) ** 2
@@ -567,7 +567,7 @@ def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
     of_row = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     of_row += rounding.output_count * rounding.output_unit**2
     variance: Real = (independent if apart else independent * opposite) + rows.independent_sum
-    if shared is not NOTHING:
+    if shared is not ZERO:
         mean = rows.shared_sum
         variance += 2 * (shared + mean) if apart else (1 + opposite) * (opposite * shared + mean)
     np.maximum(variance, 0, out=variance)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from attncheck.attention.balls import Doubles
-from attncheck.attention.errors import NOTHING, Ball, Logits, Operand, Real
+from attncheck.attention.errors import ZERO, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Computation
@@ -34,7 +34,7 @@ class NotFiniteError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class At:
+class ErrorContext:
     """The arguments of an error rule in addition to its operands."""
 
     problem: Computation
@@ -55,7 +55,7 @@ class At:
 
 
 @dataclass(frozen=True, eq=False)
-class Around:
+class RadiusContext:
     """The arguments of a radius rule: a problem, and the radii of its inputs."""
 
     problem: Computation
@@ -66,7 +66,7 @@ class Around:
         return Ball(self.problem.array(name), self.radii[name])
 
 
-def stored_operand(at: At, array: Real) -> Operand:
+def stored_operand(at: ErrorContext, array: Real) -> Operand:
     """Take a returned array, of which all numbers are used, as an operand.
 
     Raises ``NotFiniteError`` where it holds NaN or infinity.
@@ -77,7 +77,7 @@ def stored_operand(at: At, array: Real) -> Operand:
     return Operand(array, unit * np.abs(array), (unit * array) ** 2)
 
 
-def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
+def stored_logits(at: ErrorContext, value: Real, *, bias: Real | None = None) -> Logits:
     """Take returned logits: a compiler may have handed them on unrounded, or contracted a t + b into one operation.
 
     Raises ``NotFiniteError`` where they hold NaN or plus infinity.
@@ -97,10 +97,10 @@ def stored_logits(at: At, value: Real, *, bias: Real | None = None) -> Logits:
     if not whole:
         # What was -inf when it was returned may have been a large number where it was used.
         size = np.where(attended, size, np.inf)
-    return Logits(value, size, size * size, NOTHING, NOTHING)
+    return Logits(value, size, size * size, ZERO, ZERO)
 
 
-def stored_behind_bias(at: At, value: Real) -> Logits:
+def stored_after_bias(at: ErrorContext, value: Real) -> Logits:
     """Take returned logits that a bias is part of, and s + b may have been one operation with what was before it."""
     bias = at.problem.inputs.get("bias")
     return stored_logits(at, value, bias=None if bias is None else at.problem.on_scores(bias, value.shape))
@@ -117,7 +117,7 @@ class Step:
     exact: Callable[..., Any]
     error: Callable[..., Any] = _undefined_rule
     radius: Callable[..., Any] = _undefined_rule
-    stored: Callable[[At, Real], Any] = stored_operand
+    stored: Callable[[ErrorContext, Real], Any] = stored_operand
     reach: Callable[..., Flags] = _undefined_rule
     value: Callable[..., Any] | None = None
     magnitude: Callable[[ExactArray], ExactArray] | None = None
@@ -130,7 +130,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """A step in a graph, and the nodes that it follows from."""
 
     step: Step

@@ -26,7 +26,7 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Computation
-from attncheck.attention.step import Around, At, Node
+from attncheck.attention.step import ErrorContext, GraphNode, RadiusContext
 from attncheck.reading.problem import Problem
 from attncheck.spec import computed_stages
 from attncheck.spec.rounding import RoundingModel
@@ -38,7 +38,7 @@ class Walk:
 
     graph: Graph
     leaf: Callable[[str], Any]
-    rule: Callable[[str, Node, tuple[Any, ...]], Any]
+    rule: Callable[[str, GraphNode, tuple[Any, ...]], Any]
     nodes: dict[str, Any]
 
     def node(self, name: str) -> Any:
@@ -118,8 +118,8 @@ def error_walk(
     def walk_in(other_rounding: RoundingModel) -> Walk:
         return error_walk(problem, other_rounding, values)
 
-    def at(name: str) -> At:
-        return At(problem, rounding, partial(values.node, name), walk_in)
+    def at(name: str) -> ErrorContext:
+        return ErrorContext(problem, rounding, partial(values.node, name), walk_in)
 
     known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
     return Walk(
@@ -132,9 +132,9 @@ def error_walk(
 
 def radius_walk(problem: Computation, radii: Mapping[str, Real]) -> Walk:
     """Follow the radii of the inputs, in balls of float64; ``problem`` is ``in_float64``."""
-    around, values = Around(problem, radii), value_walk(problem)
+    around, values = RadiusContext(problem, radii), value_walk(problem)
 
-    def rule(name: str, node: Node, operands: tuple[Any, ...]) -> Ball:
+    def rule(name: str, node: GraphNode, operands: tuple[Any, ...]) -> Ball:
         value = values.node(name)
         return Ball(value, node.step.radius(around, value, *operands))
 

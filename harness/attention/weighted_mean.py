@@ -38,7 +38,7 @@ from attncheck.attention.softmax import (
     stored_log_sum_exp_variance,
     total_error,
 )
-from attncheck.attention.step import Around, At, NotFiniteError, Step
+from attncheck.attention.step import ErrorContext, NotFiniteError, RadiusContext, Step
 from attncheck.spec.rounding import SCALE_FORMATS, RoundingModel
 
 _MIN_SQUARE = 2.0**-1000
@@ -78,12 +78,12 @@ def _exact(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray
     return weights @ value.for_heads_of(weights)
 
 
-def _radius(_: Around, __: Real, weights: Ball, value: Ball) -> Real:
+def _radius(_: RadiusContext, __: Real, weights: Ball, value: Ball) -> Real:
     shared = value.for_query_heads(heads_of(weights.value))
     return weights.radius_of_product(shared.value, shared.radius)
 
 
-def _error(at: At, weights: Weights | Operand, value: Operand) -> Finished:
+def _error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> Finished:
     exact, value = at.value, stored_operand_of("value", value, at.rounding)
     shared = value.for_query_heads(heads_of(weights.value))
     if isinstance(weights, Weights):
