@@ -45,7 +45,7 @@ _PREFIX = "test_"
 
 
 @dataclass
-class Exported:
+class ExportResult:
     """The tests that were written, the cases that were left out by reason, and a comparison of stored numbers.
 
     ``alike`` counts the expected arrays from files that are the exact answer bit for bit. ``others`` has the largest
@@ -69,12 +69,12 @@ class Exported:
 
 def export_tests(
     cases: Sequence[Case], dtypes: Sequence[str], folder: Path, store: Store, *, exact: bool = False
-) -> Exported:
+) -> ExportResult:
     """Write cases as tests into a folder, one for each dtype. Raises ``OutputError`` and ``UsageError``.
 
     With ``exact`` all outputs are the exact answer, also those that a case takes from a file.
     """
-    exported = Exported(exact)
+    exported = ExportResult(exact)
     plan = Plan.of(cases, dtypes)
     for unit in plan:
         case = plan.case(unit)
@@ -104,7 +104,7 @@ def name_of(case: Case, dtype: str) -> str:
     return "".join(character if character.isalnum() else "_" for character in name)
 
 
-def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, exported: Exported) -> BackendTest:
+def _test_of(name: str, case: Case, dtype: str, inputs: Inputs, store: Store, exported: ExportResult) -> BackendTest:
     if case.operation not in ("attention", "softmax"):
         raise NotACase(f"{case.operation}, which is no operator of ONNX")
     is_softmax = case.operation == "softmax"
@@ -160,7 +160,7 @@ def _difference_in_ulps(exact_numbers: Array, stored: NDArray[np.float64]) -> fl
     return float(np.max(np.where(exact == stored, 0.0, units)))
 
 
-def lines_of(exported: Exported) -> Iterator[str]:
+def lines_of(exported: ExportResult) -> Iterator[str]:
     """Yield lines about the tests that were written and the cases that were left out."""
     yield f"{len(exported.tests):,} tests: a case in a dtype each"
     if exported.alike or exported.others:
