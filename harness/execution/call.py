@@ -44,6 +44,7 @@ Its value is the harness, in three words (``_harness_id``), and the worker.
 
 _SECONDS_TO_END = 10.0
 _PR_SET_PDEATHSIG = 1
+"""The option of Linux's prctl(2) that sends a signal when the parent ends."""
 
 _spawning = Lock()
 
@@ -557,7 +558,7 @@ def _import(module: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Received:
+class _Message:
     """A message from the pipe, or the error that came instead."""
 
     answer: Any = None
@@ -565,7 +566,7 @@ class _Received:
     at: float = field(default_factory=perf_counter)
 
 
-_Answered: TypeAlias = SimpleQueue[_Received]
+_Answered: TypeAlias = SimpleQueue[_Message]
 _Asked: TypeAlias = tuple[_Answered, bytes]
 
 
@@ -575,9 +576,9 @@ def _exchange(connection: Connection, asked: SimpleQueue[_Asked | None]) -> None
         answered, call = item
         try:
             connection.send_bytes(call)
-            answered.put(_Received(connection.recv()))
+            answered.put(_Message(connection.recv()))
         except BaseException as error:  # passed to the caller, which decides
-            answered.put(_Received(error=error))
+            answered.put(_Message(error=error))
 
 
 _living: WeakSet[WorkerProcess] = WeakSet()
@@ -589,7 +590,7 @@ def _end_all() -> None:
         worker.end()
 
 
-def _receive(answered: _Answered, seconds: float) -> _Received | None:
+def _receive(answered: _Answered, seconds: float) -> _Message | None:
     try:
         return answered.get(timeout=max(seconds, 0))
     except Empty:

@@ -57,7 +57,7 @@ class DescriptionRequest:
         return place, self.framework, self.threads, self.compilation_cache
 
 
-class _Describing:
+class _DescribingProcess:
     """A process that loads targets one after the other, and its answers.
 
     A process of a single target ``stays`` until a run takes it. Any other process ends once all targets are loaded.
@@ -128,7 +128,7 @@ class DescribedWorkers:
 
     def __init__(self, processes: int | None = None) -> None:
         self._most = processes or available_processors()
-        self._begun: dict[DescriptionRequest, _Describing] = {}
+        self._begun: dict[DescriptionRequest, _DescribingProcess] = {}
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="attncheck describes")
 
     def begin(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
@@ -139,12 +139,12 @@ class DescribedWorkers:
         for request in new:
             together.setdefault(request if stays else request.process, []).append(request)
         for these in together.values():
-            describing = _Describing(these, seconds, stays=stays)
+            describing = _DescribingProcess(these, seconds, stays=stays)
             self._begun.update(dict.fromkeys(these, describing))
             self._threads.submit(describing.describe)
 
     def declared(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
-        """Return what a target declares, or why it cannot be used.
+        """Return the declarations of a target, or why it cannot be used.
 
         Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.
         """

@@ -65,7 +65,7 @@ FLAGS = (
     *("PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS"),
     *sorted(INSTRUCTION_SETS["amx"].variables),
 )
-"""Variables that change a framework's numbers or threads, recorded where they are set."""
+"""Variables that change a framework's numbers or threads, recorded if they are set."""
 
 
 def package_version(name: str) -> str | None:
@@ -129,7 +129,7 @@ class Imports:
 
     @property
     def framework(self) -> str | None:
-        """The one framework, besides NumPy, that is imported; None for none, or where there are several."""
+        """The one framework, besides NumPy, that is imported; None for none or several."""
         frameworks = _frameworks(self.packages) or {*self.libraries.values()}
         return frameworks.pop() if len(frameworks) == 1 else None
 

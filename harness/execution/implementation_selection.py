@@ -149,7 +149,7 @@ def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collectio
     """Give functions that would have one name, or one that is ``taken``, as much more of their paths as differs.
 
     ``old/kernel.py:attention`` and ``new/kernel.py:attention`` become old_kernel.attention and new_kernel.attention.
-    Raises ``UsageError`` where whole paths do not tell them apart.
+    Raises ``UsageError`` if whole paths do not tell them apart.
     """
     named = list(requested)
     every = [place for place, item in enumerate(named) if not item.is_published]
@@ -245,7 +245,7 @@ def user_implementation(
     name: str | None = None,
     described: DescribedWorkers | None = None,
 ) -> Implementation:
-    """Look in a process of its own what a target declares. Raises ``UsageError`` where it cannot be loaded.
+    """Read a target's declarations in a process. Raises ``UsageError`` if it cannot be loaded.
 
     In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
     """

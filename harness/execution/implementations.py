@@ -53,7 +53,7 @@ class Implementation:
 
     @cached_property
     def declared(self) -> Mode:
-        """Return what the mode declares of itself."""
+        """Return the declarations of the mode."""
         return self.entry.mode_named(self.mode)
 
     @property
@@ -68,7 +68,7 @@ class Implementation:
         return is_own or self.declared.folds_sequences or bool(self.declared.requires)
 
     def rounding_model(self, dtype: str) -> str | None:
-        """Return the rounding model of a dtype on this processor; None where the mode has no such dtype."""
+        """Return the rounding model of a dtype on this processor; None if the mode has no such dtype."""
         model = self.declared.classes.get(dtype)
         fallback = self.entry.fallback if self.declared.falls_back and not self.declared.device else None
         if model is None or fallback is None or dtype not in fallback.dtypes:
@@ -77,7 +77,7 @@ class Implementation:
         return fallback.becomes.get(model, model) if falls_back else model
 
     def requires(self, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
-        """Return what a function of the contract requires of shapes, and which keywords it can be given for that."""
+        """Return the requirements of a contract's function on shapes, and the keywords that padding may use."""
         return self.entry.requires_of(self.mode, function)
 
     def has(self, function: str) -> bool:
@@ -96,7 +96,7 @@ class Implementation:
 
     @property
     def needs(self) -> dict[str, float]:
-        """Return what a worker of a cluster must offer to run it, by Dask's names of resources, with amounts."""
+        """Return the resources that a cluster's worker must offer to run it, by Dask's names, with amounts."""
         device = {"GPU": 1.0} if self.declared.device else {}
         return {self.entry.framework: 1.0, **device, **self.entry.resources}
 
@@ -127,15 +127,15 @@ class ImplementationSelection:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Return what whoever wrote an implementation may want to know of how it is called, a line each."""
+        """Return hints for the authors of implementations on how they are called, a line each."""
         return tuple(f"{item.name}: {hint}" for item in self.implementations for hint in item.entry.hints)
 
     def with_dtypes(self, dtypes: Sequence[str]) -> ImplementationSelection:
-        """Ask users' functions for dtypes that were requested, too, where they say nothing of them."""
+        """Add requested dtypes to users' functions that do not declare them."""
         return replace(self, implementations=tuple(with_dtypes(item, dtypes) for item in self.implementations))
 
     def with_standard(self, patterns: Sequence[str]) -> ImplementationSelection:
-        """Ask some of them for the standard cases alone, by backend or by glob.
+        """Restrict some of them, by backend or glob, to the standard cases.
 
         Raises ``UsageError`` for a pattern that means none of them.
         """
@@ -151,7 +151,7 @@ class ImplementationSelection:
 
 
 def with_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
-    """Ask a user's function for dtypes that it says nothing of, and hold it there to the class of eager code."""
+    """Add dtypes that a user's function does not declare, with the rounding model of eager code."""
     entry = item.entry
     added = [dtype for dtype in dtypes if dtype not in entry.classes]
     if not isinstance(entry, UserImplementation) or not added:
@@ -286,7 +286,7 @@ class UserImplementation(BackendEntry):
         return {**self.environment, **(VISIBLE if self.device else {})}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
-        """Return what a function of the target requires of shapes, and the keywords it can be padded by."""
+        """Return the requirements of a target's function on shapes, and the keywords that padding may use."""
         taken = self.parameters.get(function, Parameters(frozenset()))
         return self.requirements.get(function, {}), taken.accepted(PADDED_BY)
 
@@ -353,7 +353,7 @@ def renamed(item: Implementation, name: str) -> Implementation:
 
 
 def place_of(item: Implementation) -> str:
-    """Return where a user's implementation is, seen from this folder, whatever it is called; empty for any other."""
+    """Return the place of a user's implementation, relative to this folder; empty for any other."""
     target = item.entry.target if isinstance(item.entry, UserImplementation) else Target("")
     module = Path(os.path.relpath(target.module)).as_posix() if target.module.endswith(".py") else target.module
     return shlex.join(target.program) or f"{module}:{target.attribute}".strip(":")

@@ -28,7 +28,7 @@ def run_operation(
 ) -> Stages:
     """Call the backend's function for an operation, inputs turned into the framework's own arrays.
 
-    Conventions that the function does not take are left out (``not_asked``). Raises ``UnsupportedError`` where the
+    Conventions that the function does not take are left out (``not_asked``). Raises ``UnsupportedError`` if the
     backend has no such function, or the function has not every other parameter that the case needs.
     """
     name, keywords = call_of(operation, options)
@@ -112,7 +112,7 @@ Array = NDArray[Any]
 def apply_layout(inputs: Mapping[str, Array], memory_layout: Mapping[str, str]) -> dict[str, Array]:
     """Return the same numbers, each input that ``memory_layout`` names as a view, as ``MEMORY_LAYOUTS`` says.
 
-    What lies beside the numbers is 7, true for a mask, so that it shows where strides are not heeded.
+    Memory next to the numbers is 7, true for a mask, so that a kernel that ignores strides returns wrong numbers.
     """
     alone = {name: kind for name, kind in memory_layout.items() if kind != "fused" and name in inputs}
     fused = {name: inputs[name] for name, kind in memory_layout.items() if kind == "fused" and name in inputs}
@@ -161,7 +161,7 @@ def _apart(array: Array, distance: int | None = None) -> Array:
 
 
 def _reversed(array: Array) -> Array:
-    """Lay an array out from its end to its begin, in front of as much again: where a contiguous one would be read."""
+    """Reverse the last two axes in memory; the same amount of memory follows, which a contiguous read would use."""
     memory = np.full((2, *array.shape), 7, dtype=array.dtype)
     return _within(memory[0, ..., ::-1, ::-1], array)
 
@@ -219,7 +219,7 @@ class KeptElements:
 
 
 def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
-    """Drop what was added from a stage; say what is wrong with that, empty where nothing is.
+    """Drop what was added from a stage; say what is wrong with that, empty if nothing is.
 
     An array of another shape stays as it is.
     """
@@ -284,7 +284,7 @@ def overwritten(backend: Backend, problem: Problem, returned: Stages, arrays: Ma
 
 
 def _nonzero_padding(array: Array, kept: KeptElements) -> str:
-    """Return where an array is not 0 although padding makes it so; empty where it is. NaN fills a row by right."""
+    """Return the fault of an array that is not 0 where padding makes it 0; empty without one. NaN may fill a row."""
     added = np.zeros(array.shape, dtype=np.bool_)
     for axis in kept.zeros:
         added |= ~_position_flags(array.shape, axis, kept.positions[axis])

@@ -1,7 +1,7 @@
 """Pad calls to a function's shape requirements, and strip the padding from its results.
 
-Widths get columns of zeros, lengths get queries of zeros and keys that are masked. Each is exact where it is done
-(``requirements.py`` says where it is not); docs/numerics.md, section 4.8, derives both.
+Widths get columns of zeros, lengths get queries of zeros and keys that are masked. ``requirements.py`` refuses padding
+that is not exact; docs/numerics.md, section 4.8, derives both.
 
 A kernel with few options does not support most cases of the corpus. Its parameters show that before any numbers are
 drawn, which keeps reruns fast. If the parameters do not decide it, the call does, with the same message
@@ -135,7 +135,7 @@ def _folded_call(implementation: Implementation, problem: Problem) -> Padding | 
 
 
 def call_as_required(implementation: Implementation, problem: Problem) -> Padding:
-    """Return the call that is made for a problem, padded or as it is. Raises ``UsageError`` where none is."""
+    """Return the call that is made for a problem, padded or as it is. Raises ``UsageError`` if none is."""
     padding = padded_call(implementation, problem)
     if isinstance(padding, Failure):
         raise UsageError(f"{implementation.name} is not called: {padding.message}")
@@ -214,7 +214,7 @@ def _scale(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozen
 
 
 def _mask_added_keys(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Problem:
-    """Mask the keys that were added, where any query of the case may attend to them."""
+    """Mask the keys that were added, if any query of the case may attend to them."""
     if "T" not in longer or OPERATIONS[problem.operation].has_score_kinds or not sees_added_keys(problem, lengths):
         return problem
     is_key = (np.arange(longer["T"]) < lengths["T"]).reshape(1, 1, 1, -1)

@@ -47,7 +47,7 @@ _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process before an evaluation: where it prints, its threads, and how to make the rest as it was."""
+    """The state of a process before an evaluation: output files, threads, and functions that restore the rest."""
 
     _output_files: tuple[object, ...]
     _threads: frozenset[int]
@@ -278,7 +278,7 @@ def _calling_package(frame: FrameType | None) -> str:
 
 @cache
 def _mallopt() -> Callable[[int, int], int] | None:
-    """Return the function of glibc that says what memory is filled with; None where there is another allocator."""
+    """Return the function of glibc that says what memory is filled with; None if there is another allocator."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
@@ -287,6 +287,7 @@ def _mallopt() -> Callable[[int, int], int] | None:
 
 
 _PERTURB = -6
+"""``M_PERTURB`` of glibc's malloc.h."""
 _SMALL, _KEPT = 1 << 10, 8
 """NumPy keeps up to seven blocks of each size below this one for itself."""
 

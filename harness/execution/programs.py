@@ -108,7 +108,7 @@ def _line(header: Mapping[str, Any]) -> bytes:
 
 
 def read_header(stream: IO[bytes]) -> dict[str, Any]:
-    """Read the line of an answer. Raises ``EOFError`` where there is none, ``ProtocolError`` where it is no object."""
+    """Read the line of an answer. Raises ``EOFError`` if there is none, ``ProtocolError`` if it is no object."""
     line = stream.readline(MAX_HEADER + 1)
     if not line:
         raise EOFError
@@ -217,13 +217,13 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
 
     def describe(self) -> Description:
-        """Ask what it is. Raises ``ProtocolError``, and ``EOFError`` where it ends instead."""
+        """Return its description. Raises ``ProtocolError``, and ``EOFError`` if it ends instead."""
         return self._ask([describe_request()], read_description)
 
     def call(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> dict[str, NDArray[Any]] | Refused:
-        """Ask for a call. A program that ends takes the worker with it, as a function that crashes does."""
+        """Call a function. If the program ends, the worker ends, too, as if a function had crashed."""
         try:
             return self.ask_for(function, arrays, options)
         except EOFError:
@@ -237,7 +237,7 @@ class Program:
     def ask_for(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> dict[str, NDArray[Any]] | Refused:
-        """Ask for a call. Raises ``ProtocolError``, and ``EOFError`` where it ends instead."""
+        """Call a function. Raises ``ProtocolError``, and ``EOFError`` if it ends instead."""
         return self._ask(call_request(function, arrays, options), read_answer)
 
     def _ask(self, request: Iterable[bytes], read: Callable[[IO[bytes]], Found]) -> Found:
@@ -259,7 +259,7 @@ class Program:
             writer.join()
 
     def _running_process(self) -> subprocess.Popen[bytes]:
-        """Return its process, which is started where it has none."""
+        """Return its process; start one if it has none."""
         if self._process is None:
             self._process = subprocess.Popen(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self._process
@@ -276,9 +276,9 @@ class Program:
         return f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
 
     def end_input(self, seconds: float) -> int | None:
-        """Close its input and return the code that it ends with; None where it does not within so many seconds.
+        """Close its input and return the code that it ends with; None if it does not within so many seconds.
 
-        It is started for that where it was ended because its last answer was none.
+        If it was ended because its last answer was invalid, it is started again for this.
         """
         process = self._running_process()
         assert process.stdin is not None, "a pipe"
@@ -319,7 +319,7 @@ class ProgramFunction:
         self.__signature__ = inspect.Signature([*positional, *optional])
 
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, NDArray[Any]]:
-        """Ask the program. Raises ``NotImplementedError`` for what it does not support."""
+        """Call the program. Raises ``NotImplementedError`` for what it does not support."""
         named = dict(zip(INPUTS[self.__name__], positional, strict=True))
         arrays = {name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}
         options = {name: value for name, value in keywords.items() if name not in arrays and value is not None}
@@ -344,12 +344,12 @@ class ProgramFunctions:
 
     @property
     def __name__(self) -> str:
-        """Return what it is called in messages."""
+        """Return its name in messages."""
         return Path(self.program.words[0]).name
 
 
 def load_program(words: tuple[str, ...]) -> ProgramFunctions:
-    """Start a program and ask what it is. Raises ``LoadError`` where it does not answer as the protocol says."""
+    """Start a program and ask what it is. Raises ``LoadError`` if it does not answer as the protocol says."""
     program = Program(words)
     try:
         said = program.describe()
@@ -382,24 +382,24 @@ class Rule:
     reason: str = ""
 
 
-class _Ended(Exception):
+class _ProgramEnded(Exception):
     """The program ended, or took too long, in place of an answer."""
 
 
 def try_rules(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
     """Try the rules of the protocol on a program; each answer may take so many ``seconds``."""
-    asked = _AskedProgram(Program(words), seconds)
+    asked = _TimedProgram(Program(words), seconds)
     try:
         yield from _rules(asked)
     finally:
         asked.program.close()
 
 
-def _rules(asked: _AskedProgram) -> Iterator[Rule]:
+def _rules(asked: _TimedProgram) -> Iterator[Rule]:
     says = "it starts, and answers what it is"
     try:
         said = asked.describe()
-    except (_Ended, ProtocolError, OSError) as error:
+    except (_ProgramEnded, ProtocolError, OSError) as error:
         yield Rule(says, str(error))
         return
     yield Rule(says)
@@ -418,7 +418,7 @@ def _rules(asked: _AskedProgram) -> Iterator[Rule]:
 def _try_rule(says: str, rule: Callable[[], bool | str]) -> Rule:
     try:
         result = rule()
-    except (_Ended, ProtocolError, OSError) as error:
+    except (_ProgramEnded, ProtocolError, OSError) as error:
         return Rule(says, str(error))
     return Rule(says, "" if result is True else str(result))
 
@@ -447,7 +447,7 @@ def _arrays(dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, widt
     return {name: draw((1, heads, length, width)).astype(WIRE[dtype]) for name, length in lengths}
 
 
-def _check_answer(asked: _AskedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
+def _check_answer(asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
     """Check that a call of attention is answered with an output of the right shape and dtype."""
     answer = asked.call("attention", arrays, options)
     if isinstance(answer, Refused):
@@ -461,7 +461,7 @@ def _check_answer(asked: _AskedProgram, arrays: Mapping[str, NDArray[Any]], opti
     return True if output.dtype == query.dtype else f"output: expected {query.dtype}, as the query; got {output.dtype}"
 
 
-def _check_refusal(asked: _AskedProgram, said: Description) -> bool | str:
+def _check_refusal(asked: _TimedProgram, said: Description) -> bool | str:
     answer = asked.call("no_function_of_this_name", _arrays(said.dtypes[0]), {})
     if not isinstance(answer, Refused):
         return 'expected "unsupported" or "error"; it answered with stages'
@@ -469,7 +469,7 @@ def _check_refusal(asked: _AskedProgram, said: Description) -> bool | str:
 
 
 @dataclass(frozen=True)
-class _AskedProgram:
+class _TimedProgram:
     """A program that is stopped if an answer takes too long."""
 
     program: Program
@@ -482,7 +482,7 @@ class _AskedProgram:
         return self._with_timeout(lambda: self.program.ask_for(function, arrays, options))
 
     def _with_timeout(self, ask: Callable[[], Found]) -> Found:
-        """Ask. Raises ``_Ended`` where the program ends, or is stopped because it takes too long."""
+        """Call ``ask``. Raises ``_ProgramEnded`` if the program ends, or is stopped because it takes too long."""
         late = threading.Event()
 
         def stop() -> None:
@@ -495,10 +495,10 @@ class _AskedProgram:
             return ask()
         except (EOFError, ProtocolError) as error:
             if late.is_set():
-                raise _Ended(f"no answer after {self.seconds:g} s") from None
+                raise _ProgramEnded(f"no answer after {self.seconds:g} s") from None
             if isinstance(error, ProtocolError):
                 raise
-            raise _Ended(f"it ended in place of an answer, {self.program.how_it_ended()}") from None
+            raise _ProgramEnded(f"it ended in place of an answer, {self.program.how_it_ended()}") from None
         finally:
             timer.cancel()
 

@@ -25,7 +25,7 @@ class Requirements:
     """The shapes that a function takes.
 
     Widths are D and Dv (and Dk, the width of the key of a bilinear or additive score): each is a multiple of
-    ``width_multiple``, one of ``widths`` where these are given, and between ``min_width`` and ``max_width``. With
+    ``width_multiple``, one of ``widths`` if these are given, and between ``min_width`` and ``max_width``. With
     ``value_width``, Dv is D. Lq is a multiple of ``query_length_multiple``, and T, the number of all keys with those of
     the past, of ``key_length_multiple``. With ``lengths``, Lq is T.
     """
@@ -53,7 +53,7 @@ class Requirements:
         return requirements
 
     def width(self, least: int) -> int | None:
-        """Return the smallest width that is taken and is at least ``least``; None where there is none."""
+        """Return the smallest width that is taken and is at least ``least``; None if there is none."""
         least = max(least, self.min_width)
         offered = (width for width in sorted(self.widths) or [_round_up(least, self.width_multiple)] if width >= least)
         fitting = (
@@ -70,7 +70,7 @@ class Requirements:
 
     @property
     def limits(self) -> str:
-        """Return what keeps a width from being taken, however it is padded."""
+        """Return, in words, the limits on widths that padding cannot meet."""
         if self.widths:
             return f"widths of {', '.join(map(str, sorted(self.widths)))}"
         return f"widths of at most {self.max_width}"

@@ -2,7 +2,7 @@
 
 A worker that overruns its time, dies, or takes too much is killed with all that it started, and the next evaluation
 gets another. None is evaluated twice, except what ends a process in which other modes of its framework ran too: it is
-evaluated once more in a process of its own, where nothing is another's doing, and stays there.
+evaluated once more in a separate process, where no other mode is to blame, and stays there.
 
 An implementation that kills its worker in every call is called no more: it costs a new worker, or a minute, each time.
 After ten equal ends in a row (a crash or a timeout with the same reason) its remaining evaluations are not tried. What
@@ -64,7 +64,7 @@ class CrashLimit:
     _count: int = 0
 
     def instead(self) -> Failure | None:
-        """Return what is said of an evaluation that is not worth trying; None where it is."""
+        """Return the failure of an evaluation that is skipped; None if it has to be tried."""
         if self.keep_going or self._count < MAX_EQUAL_CRASHES:
             return None
         return Failure(
@@ -114,7 +114,7 @@ class Log:
         return max(self._size() - self._begun, 0)
 
     def last_words(self) -> str:
-        """Return what was printed last since ``begin``, to be put behind a reason; empty where nothing was."""
+        """Return the last lines printed since ``begin``, to be appended to a reason; empty if there are none."""
         lines = [line for line in self._tail().splitlines() if line.strip()]
         fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), None)
         last = lines[-_LAST_LINES:]
@@ -128,14 +128,14 @@ class Log:
         return f"; its last line{'s' * (len(last) > 1)}: {cut}"
 
     def require_writable(self) -> None:
-        """Raise ``OutputError`` where a worker could not open the file."""
+        """Raise ``OutputError`` if a worker could not open the file."""
         try:
             self.path.open("ab").close()
         except OSError as error:
             raise OutputError.of(self.path, error) from None
 
     def require_space(self) -> None:
-        """Raise ``OutputError`` where the disk is full: of what cannot print then, that is the reason and no other."""
+        """Raise ``OutputError`` if the disk is full: of what cannot print then, that is the reason and no other."""
         with suppress(OSError):
             if shutil.disk_usage(self.path.parent).free < _MIN_SPACE:
                 raise OutputError.of(self.path, OSError(errno.ENOSPC, ""))
@@ -180,7 +180,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """A name for logs: the implementation, and its dtype where it has a process of its own."""
+        """A name for logs: the implementation and its dtypes."""
         return f"{self.implementation.name}-{'-'.join(self.dtypes)}"
 
     def is_asked_for(self, dtype: str, *, in_standard: bool) -> bool:
@@ -200,7 +200,7 @@ class Group:
 
     @property
     def process(self) -> tuple[str, ...]:
-        """Return what groups have in common that one process can serve."""
+        """Return the key of groups that one process can serve."""
         entry = self.implementation.entry
         if not self.is_bundled or self.implementation.declared.own_process:
             return (self.name,)
@@ -460,7 +460,7 @@ class GroupRunner(Generic[Key]):
         return Failure(verdict, f"{message}{self._log.last_words()}")
 
     def _excess(self) -> str:
-        """Return what the worker has too much of; empty where it has not."""
+        """Return why the worker has to be stopped; empty if it may continue."""
         if self.is_stopped:
             return "the run ends"
         held = memory_of(self._slot.process.pid) if self._slot.process is not None else 0
@@ -507,7 +507,7 @@ def run_in_turn(
     make_problem: Callable[[GroupRunner[Key], Key], Problem | Failure],
     report: Callable[[GroupRunner[Key], Key, Outcome], None],
 ) -> None:
-    """Evaluate one problem after the other, each by its runner, and report its outcome; end where a runner is stopped.
+    """Evaluate one problem after the other, each by its runner, and report its outcome; end if a runner is stopped.
 
     What is known without a call is reported as it is. While a worker computes, the next problem is made.
     """

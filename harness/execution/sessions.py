@@ -84,7 +84,7 @@ class StepResult:
     shared: tuple[tuple[str, str], ...] = ()
 
 
-class _Watched:
+class _WatchedBackend:
     """A backend that remembers the tensors that it made (``inputs``) and the tensors that were ``returned`` to it.
 
     ``before`` is called directly before the judged function, after all work of the harness.
@@ -169,7 +169,7 @@ def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[
             blocks = [np.full(_OTHER_WORK * number, 0.5) for number in range(1, 8)]
             assert np.isfinite(square @ square).all()
             del blocks
-        watched = _Watched(backend, free_nan if step.nan_memory else None)
+        watched = _WatchedBackend(backend, free_nan if step.nan_memory else None)
         # Inputs of its own: a call that writes into them spoils no other.
         copies = {name: array.copy() for name, array in step.problem.inputs.items()}
         outcome = evaluate_on(watched, replace(step.problem, inputs=copies))
@@ -215,7 +215,7 @@ def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
 
 
 def difference(name: str, before: Array, after: Array) -> ChangedElement | None:
-    """Return the first element whose bits differ; None where there is none."""
+    """Return the first element whose bits differ; None if there is none."""
     after = np.asarray(after)
     if before.shape != after.shape:
         return ChangedElement(name, (), float("nan"), float("nan"))

@@ -87,11 +87,11 @@ class FunctionName:
     called: str
     imported: str = ""
     is_taken: bool = False
-    """True where the name ``attention`` is another's."""
+    """True if the name ``attention`` is another's."""
 
     @property
     def adapter(self) -> str:
-        """Return what the adapter is called there."""
+        """Return the name of the adapter."""
         return "attention_for_attncheck" if self.is_taken else "attention"
 
 

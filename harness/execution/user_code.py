@@ -34,12 +34,12 @@ class Origin:
 
     @property
     def package(self) -> str:
-        """Return what reports call it before the dot; what was written nowhere in particular is somebody's ``own``."""
+        """Return its name in reports before the dot; ``own`` without a module."""
         return name_of(self.module) if self.module else "own"
 
 
 def origin_of(target: Any) -> Origin:
-    """Return where a callable comes from: its module, and its name there, perhaps by a decorator or an alias."""
+    """Return the origin of a callable: its module and its name there, which may come from a decorator or an alias."""
     written = innermost(target)
     name = str(getattr(written, "__name__", type(written).__name__))
     module = getattr(written, "__module__", None)
@@ -73,7 +73,7 @@ class UnfitError(LoadError):
 
 
 def advice_on_framework(name: str, function: str, library: str = "", *, is_given: bool = False) -> str:
-    """Return how a function is declared to take a framework's arrays, or where it ``is_given`` them, NumPy's.
+    """Return how a function is declared to take a framework's arrays, or if it ``is_given`` them, NumPy's.
 
     ``library`` is what imports the framework for it.
     """
@@ -125,7 +125,7 @@ def merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any
 
 
 def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
-    """Return how a function is given an attribute: the line below it, or the option where it is a library's.
+    """Return how to declare an attribute of a function: the line below it, or the option if it is a library's.
 
     Without a function it is a whole file's.
     """
@@ -153,7 +153,7 @@ class Target:
     """The place of an implementation: ``path`` of a file or a module's name, and what in it (empty: the module itself).
 
     ``pickled`` is a callable that was handed over as an object instead. ``signature`` names the family of functions
-    that it is called like (``families.py``), where that was given. ``declared`` are attributes that were given for it,
+    that it is called like (``families.py``), if that was given. ``declared`` are attributes that were given for it,
     a table in JSON. ``program`` are the words of a command that is the
     implementation, in whatever language; ``module`` is its file then.
     """
@@ -189,12 +189,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Return what the module is called in reports."""
+        """Return the name of the module in reports."""
         return re.sub(r"\W", "_", Path(self.module).stem) if self.program else name_of(self.module)
 
     @property
     def function(self) -> str:
-        """Return what reports call it after the dot."""
+        """Return its name in reports after the dot."""
         return self.attribute.rpartition(".")[2] or ("program" if self.program else "module")
 
     @property
@@ -217,7 +217,7 @@ _MADE_BY_NAME = re.compile(r"import \*|__getattr__|setattr|globals|vars|exec|__d
 
 
 def check_function(target: Target) -> None:
-    """Raise ``UsageError`` where a file cannot have the function that is meant, as its text says: that takes no time.
+    """Raise ``UsageError`` if a file cannot have the function that is meant, as its text says: that takes no time.
 
     What its text leaves open is seen when it is loaded.
     """
@@ -254,7 +254,7 @@ def is_own(text: str) -> bool:
 
 
 def _as_file(text: str) -> str:
-    """Return file.py:function for file.function, as reports call it, where the file is in this folder."""
+    """Return file.py:function for file.function, as reports call it, if the file is in this folder."""
     file, _, function = text.partition(".")
     is_name = re.fullmatch(r"\w+\.\w+", text) and file not in EVERYTHING and function != "py"
     if not is_name or not Path(f"{file}.py").is_file():
@@ -263,10 +263,10 @@ def _as_file(text: str) -> str:
 
 
 def words_of_program(text: str) -> tuple[str, ...]:
-    """Return the words of a command that is given as an implementation; none where the text names no program.
+    """Return the words of a command that is given as an implementation; none if the text names no program.
 
     A program is named by its path (``./attention``), or by a command with its arguments (``Rscript attention.R``).
-    Raises ``UsageError`` for a path where no program is.
+    Raises ``UsageError`` for a path if no program is.
     """
     if ":" in text and text.rpartition(":")[0].endswith(".py"):
         return ()  # a file of Python, whatever is in its name
@@ -297,7 +297,7 @@ def file_of_program(words: Sequence[str]) -> Path:
 
 
 def name_of(module: str) -> str:
-    """Return what the implementations of a module, or of a file, are called in reports before the dot.
+    """Return the name of a module, or of a file, in reports before the dot.
 
     A file of a package is called as the module that it is.
     """

@@ -48,8 +48,8 @@ class Computed:
     """The stages that an implementation returned, and how many seconds that took.
 
     ``not_asked`` are conventions of the case that it has no keyword for, so that it was called without them. ``padded``
-    says what the call was padded with, which is dropped from the stages again. ``faults`` tell by stage where that is
-    not what it has to be, and where a call shows what another left behind.
+    says what the call was padded with, which is dropped from the stages again. ``faults`` are, by
+    stage, wrong padding, and the state of another call in the result.
     """
 
     stages: Mapping[str, NDArray[Any]]
@@ -63,7 +63,7 @@ class Computed:
 class Failure:
     """Why there are no stages; ``verdict`` is unsupported, untried, error, crash or timeout.
 
-    ``lacks`` names what an implementation would need to support the case, where it is known. ``padded`` says what the
+    ``lacks`` names what an implementation would need to support the case, if it is known. ``padded`` says what the
     call was padded with.
     """
 
@@ -111,7 +111,7 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
 
 
 def started(implementation: str, log: str) -> Backend:
-    """Return what was started under a name; what it prints from now on goes to the log."""
+    """Return the started backend of a name; from now on, its output goes to the log."""
     _print_to(log)
     return _backends[implementation]
 
@@ -125,7 +125,7 @@ def limit_threads(threads: int) -> None:
 class Evaluated:
     """The result of an evaluation, how many bytes the worker holds after it, and whether it is fit for another.
 
-    It was ``compiled`` for so many seconds first, where that is known.
+    Before it, the call was ``compiled`` for so many seconds, if that is known.
     """
 
     outcome: Outcome
