@@ -83,7 +83,7 @@ Digits = Annotated[
 
 
 class RoundingFields(Strict):
-    """How printed numbers were rounded; by default each to as many decimals as it shows."""
+    """The rounding of printed numbers; by default each number has as many decimals as it shows."""
 
     exact: bool = Field(default=False, description="The printed numbers are exact: integers computed from integers.")
     decimals: Annotated[int, Field(ge=0, le=400)] | None = Field(
@@ -104,7 +104,7 @@ FOLDER = "folder"
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of a stored array without holding it.
+    """A summary of a stored array.
 
     ``numbers`` are all of them in row order, where they are few and whole, as counts are: ``is_all``. Otherwise they
     stand for all: the least and the largest finite one, NaN and infinities that are there, and one that is not whole.
@@ -448,9 +448,9 @@ else:
 Input = Array | Name
 
 
-def as_array(given: Input) -> Array:
+def as_array(value: Input) -> Array:
     """Return an array itself, or a reference to the one that is named."""
-    return Reference(ref=given) if isinstance(given, str) else given
+    return Reference(ref=value) if isinstance(value, str) else value
 
 
 def parts_of(source: Array) -> list[tuple[FieldPath, Array]]:

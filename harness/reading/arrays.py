@@ -31,7 +31,7 @@ _LARGEST_NORMAL = 13.0
 
 
 def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_infinite: bool) -> None:
-    """Refuse NaN, and infinity where the input may not have it or where NaN could come of it."""
+    """Refuse NaN, and infinity if the input may not have it or if NaN could result from it."""
     if isinstance(source, kinds.Product) or source.times is not None:
         allow_infinite = False  # 0 * inf
     signs = set()
@@ -42,9 +42,9 @@ def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_in
                 where, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`"
             )
         signs |= {value} if math.isinf(value) else set()
-    if len(signs) > 1 and any(isinstance(part, kinds.Sum) for _, part in _every(source, named)):
+    if len(signs) > 1 and any(isinstance(part, kinds.Sum) for _, part in _all_parts(source, named)):
         raise CaseFileError(path, "a sum with inf and -inf may become NaN")
-    for where, part in _inside(source, named, path):
+    for where, part in _direct_parts(source, named, path):
         check_finite(part, named, where, allow_infinite=allow_infinite)
 
 
@@ -64,7 +64,7 @@ def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequ
 
 def check_positive(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse a scale of codes that is not above 0: formats of scales have no sign, and nothing is divided by 0."""
-    for at, part in _every(source, named, path):
+    for at, part in _all_parts(source, named, path):
         if isinstance(part, kinds.Drawn) and (part.draw != "runif" or not (part.low or 0) > 0):
             raise CaseFileError(at, "scales of codes are positive; draw them by `draw: runif` with a `low` above 0")
         for where, value in _own_literals(part, at):
@@ -74,7 +74,7 @@ def check_positive(source: kinds.Array, named: Named, path: FieldPath) -> None:
 
 def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: Sequence[str]) -> None:
     """Refuse arithmetic with the lowest number of a dtype, and one that is not of the dtype that a case runs in."""
-    if not any(isinstance(part, kinds.Lowest) for _, part in _every(source, named)):
+    if not any(isinstance(part, kinds.Lowest) for _, part in _all_parts(source, named)):
         return
     if stored_in:
         raise CaseFileError(path, f"the lowest number is that of each dtype; that of {stored_in[0]} is a `constant`")
@@ -84,7 +84,7 @@ def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: 
 
 def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
-    for at, part in _every(source, named, path):
+    for at, part in _all_parts(source, named, path):
         if not isinstance(part, kinds.Values | StoredArray | kinds.Reference) or part.is_scaled:
             raise CaseFileError(at, "these are counts; give them as `values` or from a `file`, without times or plus")
         if isinstance(part, StoredArray) and part.contents and not part.contents.is_all and part.contents.numbers:
@@ -103,7 +103,7 @@ def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int,
 
 def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
     """Refuse what is neither true nor false, nor 1 nor 0."""
-    for at, part in _every(source, named, path):
+    for at, part in _all_parts(source, named, path):
         if isinstance(part, kinds.Sum) or part.is_scaled:
             raise CaseFileError(at, "a mask is boolean; it takes no sum, times or plus")
         if isinstance(part, kinds.Lowest):
@@ -120,8 +120,8 @@ def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
 
 
 def check_masks(source: kinds.Array, named: Named, path: FieldPath) -> None:
-    """Refuse what is neither true nor false where a kind of array is made of masks."""
-    for where, part in _inside(source, named, path):
+    """Refuse numbers other than true and false in arrays that are made of masks."""
+    for where, part in _direct_parts(source, named, path):
         if isinstance(source, kinds.AnyOf | kinds.AllOf | kinds.AsBias):
             check_boolean(part, named, where)
         elif not isinstance(source, kinds.Reference):  # an array by a name was checked itself
@@ -141,8 +141,8 @@ def check_no_mask(source: kinds.Array, named: Named, path: FieldPath) -> None:
 
 
 def spelled_out(source: kinds.Array, named: Named) -> list[float]:
-    """Return the numbers that the file spells out for an array and for what it is made of, each as often as there."""
-    return [value for _, part in _every(source, named) for value in _all_literals(part)]
+    """Return the numbers that the file spells out for an array and its parts, with repetitions."""
+    return [value for _, part in _all_parts(source, named) for value in _all_literals(part)]
 
 
 def _all_literals(source: kinds.Array) -> Iterable[float]:
@@ -151,7 +151,7 @@ def _all_literals(source: kinds.Array) -> Iterable[float]:
     return (value for _, value in _own_literals(source, ()))
 
 
-def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, kinds.Array]]:
+def _direct_parts(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, kinds.Array]]:
     """Yield the arrays that one refers to or is made of, each with its place."""
     if isinstance(source, kinds.Reference):
         yield path, named[source.ref]
@@ -159,21 +159,21 @@ def _inside(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tupl
         yield (*path, *place), part
 
 
-def _every(source: kinds.Array, named: Named, path: FieldPath = ()) -> Iterator[tuple[FieldPath, kinds.Array]]:
+def _all_parts(source: kinds.Array, named: Named, path: FieldPath = ()) -> Iterator[tuple[FieldPath, kinds.Array]]:
     """Yield an array and, at every level, those that it refers to or is made of, each with its place."""
     yield path, source
-    for where, part in _inside(source, named, path):
-        yield from _every(part, named, where)
+    for where, part in _direct_parts(source, named, path):
+        yield from _all_parts(part, named, where)
 
 
 def _is_changed(source: kinds.Array, named: Named) -> bool:
     """Return whether the numbers differ from those that the file spells out."""
-    return any(part.is_scaled or isinstance(part, kinds.Sum | kinds.Product) for _, part in _every(source, named))
+    return any(part.is_scaled or isinstance(part, kinds.Sum | kinds.Product) for _, part in _all_parts(source, named))
 
 
 def _largest(source: kinds.Array, named: Named) -> float:
     """Return a bound on the finite numbers of an array, in magnitude, without making it."""
-    parts = [_largest(part, named) for _, part in _inside(source, named, ())]
+    parts = [_largest(part, named) for _, part in _direct_parts(source, named, ())]
     match source:
         case kinds.Sum():
             bound = sum(parts)
@@ -183,22 +183,22 @@ def _largest(source: kinds.Array, named: Named) -> float:
             normal = source.draw == "randn"
             bound = _LARGEST_NORMAL if normal else max(1.0, abs(source.low or 0), abs(source.high or 0))
         case _:
-            own = [abs(value) for _, value in _own_literals(source, ()) if math.isfinite(value)]
-            bound = max([*parts, *own], default=1.0)  # the identity has none of these
+            literals = [abs(value) for _, value in _own_literals(source, ()) if math.isfinite(value)]
+            bound = max([*parts, *literals], default=1.0)  # the identity has none of these
     times = 1 if source.times is None else abs(source.times)
     return bound * times + abs(source.plus or 0)
 
 
 def _literals(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     """Yield the numbers that a file spells out, each with its place."""
-    for where, part in _every(source, named, path):
+    for where, part in _all_parts(source, named, path):
         yield from _own_literals(part, where)
 
 
 def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     match source:
         case kinds.Values():
-            yield from _flat(source.values, (*path, "values"))
+            yield from _flatten(source.values, (*path, "values"))
         case kinds.PrintedInput():
             for number in parse_printed(source.printed, rounding_of(source)).value.ravel():
                 yield (*path, "printed"), float(number)
@@ -222,12 +222,12 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
                 yield (*path, field), float(value if index else start)
 
 
-def _flat(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
+def _flatten(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     if not isinstance(values, list):
         yield path, values
         return
     for number, value in enumerate(values):
-        yield from _flat(value, (*path, number))
+        yield from _flatten(value, (*path, number))
 
 
 MAX_ELEMENTS = MAX_STORED
@@ -237,25 +237,26 @@ MAX_TOGETHER = 2**27
 MAX_PARTS = 200
 """The most arrays that one may be made of."""
 INT_RANGE = 2**63 - 1
+"""The largest int64, the dtype in which ``randint`` draws."""
 
 
 @dataclass(frozen=True)
-class Arrays:
+class CheckedArrays:
     """Shapes of the named arrays, in the order in which they are made; how many numbers are made for all of them.
 
-    ``spelled`` says how many numbers the file spells out for each, and how many are looked at to check it. ``given``
-    are the shapes of inputs in the file, before heads are split and axes added.
+    ``spelled`` says how many numbers the file spells out for each, and how many are looked at to check it.
+    ``file_shapes`` are the shapes of inputs in the file, before heads are split and axes added.
     """
 
     sources: Mapping[str, kinds.Array]
     shapes: Mapping[str, Shape]
     numbers: int = 0
     spelled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    given: Mapping[str, Shape] = field(default_factory=dict)
+    file_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
 @dataclass
-class _Making:
+class _MadeArrays:
     """The sources of arrays, and how many numbers have been made so far."""
 
     shapes: Mapping[str, Shape]
@@ -263,8 +264,8 @@ class _Making:
     numbers: int
 
     def add(self, shape: Shape, path: FieldPath) -> Shape:
-        """Count one more array. Raises ``CaseFileError`` where it, or all of them together, are too large."""
-        self.numbers += math.prod(_limited(shape, path))
+        """Count one more array. Raises ``CaseFileError`` if it, or all of them together, are too large."""
+        self.numbers += math.prod(_check_elements(shape, path))
         if self.numbers > MAX_TOGETHER:
             raise CaseFileError(
                 path, f"with this array {self.numbers} numbers are made for the case; expected at most {MAX_TOGETHER}"
@@ -272,53 +273,50 @@ class _Making:
         return shape
 
 
-NO_ARRAYS = Arrays({}, {})
+NO_ARRAYS = CheckedArrays({}, {})
 
 
 def named_arrays(
-    group: Mapping[str, kinds.Array], before: Arrays, random: model.Random | None, where: FieldPath
-) -> Arrays:
-    """Check the arrays that inputs may refer to: the file's, and then, with these ``before`` them, a case's own.
+    group: Mapping[str, kinds.Array], before: CheckedArrays, random: model.Random | None, where: FieldPath
+) -> CheckedArrays:
+    """Check the arrays that inputs may refer to: first the file's, then a case's with the file's as ``before``.
 
     Raises ``CaseFileError`` for a name that is taken, and for an array that cannot be made.
     """
     sources, shapes, spelled = dict(before.sources), dict(before.shapes), dict(before.spelled)
-    making = _Making(shapes, random, before.numbers)
+    making = _MadeArrays(shapes, random, before.numbers)
     for name, source in group.items():
         path = (*where, "arrays", name)
         if name in sources:
             raise CaseFileError(path, f"the array {name!r} is already defined at the top of the file")
         shapes[name] = _array_shape(source, making, path)
-        _check_made_of(source, sources, path)
+        _check_parts(source, sources, path)
         sources[name] = source
-        spelled[name] = _spelled(source, spelled)
-    return Arrays(sources, shapes, making.numbers, spelled)
+        spelled[name] = _count_spelled(source, spelled)
+    return CheckedArrays(sources, shapes, making.numbers, spelled)
 
 
-def looked_at(entry: model.CaseEntry, arrays: Arrays) -> int:
+def looked_at(entry: model.CaseEntry, arrays: CheckedArrays) -> int:
     """Return how many numbers are looked at, one by one, to check a case's inputs."""
-    return sum(_spelled(kinds.as_array(given), arrays.spelled)[1] for given in entry.inputs.values())
+    return sum(_count_spelled(kinds.as_array(source), arrays.spelled)[1] for source in entry.inputs.values())
 
 
-def _spelled(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return how many numbers the file spells out for an array, and how many checks look at: at every level, all."""
+def _count_spelled(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many numbers the file spells out for an array, and how many the checks look at, at every level."""
     match source:
         case kinds.Values() | kinds.PrintedInput():
-            own = _count(source.values if isinstance(source, kinds.Values) else source.printed)
-            return own, own
+            count = _count(source.values if isinstance(source, kinds.Values) else source.printed)
+            return count, count
         case kinds.Reference():
             inner = [named.get(source.ref, (0, 0))]
         case _:
-            inner = [_spelled(part, named) for _, part in kinds.parts_of(source)]
-            inner += [(numbers, numbers) for numbers in [_count_in_lists(source)] if numbers]
+            inner = [_count_spelled(part, named) for _, part in kinds.parts_of(source)]
+            if isinstance(source, MASK_PATTERNS):  # their lists, such as the parents of a tree
+                lists = (value for name, value in source if name != "rows" and isinstance(value, list))
+                listed = sum(map(_count, lists))
+                inner += [(listed, listed)] * bool(listed)
     numbers = 1 + sum(spelled for spelled, _ in inner)
     return numbers, numbers + sum(looked for _, looked in inner)
-
-
-def _count_in_lists(source: kinds.Array) -> int:
-    """Return how many numbers the lists of a pattern have, such as the parents of a tree."""
-    lists = (value for name, value in source if name != "rows" and isinstance(value, list))
-    return sum(map(_count, lists)) if isinstance(source, MASK_PATTERNS) else 0
 
 
 def _count(values: Any) -> int:
@@ -330,31 +328,31 @@ def _count(values: Any) -> int:
 def resolve_inputs(
     entry: model.CaseEntry,
     specs: Mapping[str, InputSpec],
-    arrays: Arrays,
+    arrays: CheckedArrays,
     random: model.Random | None,
     operation: str,
     where: FieldPath,
     *,
     heads: Mapping[str, int],
-) -> Arrays:
-    """Check a case's inputs, of which NaN, infinity and masks are asked here: an array by itself may be anything.
+) -> CheckedArrays:
+    """Check a case's inputs, also for NaN, infinity and masks, which arrays that are no inputs may have.
 
-    ``heads`` are those of projections, and of inputs that come with their heads side by side.
+    ``heads`` are the heads of projections, and of inputs in the merged layout.
 
     Raises ``CaseFileError`` for an input that the operation lacks, does not have, or cannot take.
     """
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
     in_file: dict[str, Shape] = {}
-    making = _Making(arrays.shapes, random, arrays.numbers)
+    making = _MadeArrays(arrays.shapes, random, arrays.numbers)
 
-    def resolve(name: str, given: kinds.Input) -> None:
+    def resolve(name: str, value: kinds.Input) -> None:
         path = (*where, "inputs", name)
         if name not in specs:
             raise CaseFileError(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
-        source = kinds.as_array(given)
+        source = kinds.as_array(value)
         shape = in_file[name] = _array_shape(source, making, path)
-        _check_made_of(source, arrays.sources, path)
+        _check_parts(source, arrays.sources, path)
         if specs[name].boolean:
             check_boolean(source, arrays.sources, path)
         if specs[name].is_number:
@@ -367,36 +365,36 @@ def resolve_inputs(
             shapes[name] = fitted_shape(specs[name], shape, heads.get(name))
         sources[name] = source
 
-    each_of(partial(resolve, name, given) for name, given in entry.inputs.items())
+    each_of(partial(resolve, name, value) for name, value in entry.inputs.items())
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
         raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
     for name in sources:
         if specs[name].needs not in (None, *sources):
             raise CaseFileError((*where, "inputs", name), f"needs {specs[name].needs}, which is missing")
-    return Arrays(sources, shapes, making.numbers, given=in_file)
+    return CheckedArrays(sources, shapes, making.numbers, file_shapes=in_file)
 
 
-def _check_made_of(source: kinds.Array, named: Named, path: FieldPath) -> None:
-    """Refuse what doubles with each name (b is a + a, c is b + b, and so on), and numbers in the place of masks."""
-    if any(islice(_every(source, named), MAX_PARTS, None)):
+def _check_parts(source: kinds.Array, named: Named, path: FieldPath) -> None:
+    """Refuse arrays that double with each name (b is a + a, c is b + b, ...), and numbers instead of masks."""
+    if any(islice(_all_parts(source, named), MAX_PARTS, None)):
         raise CaseFileError(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
     check_masks(source, named, path)
 
 
-def _array_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
+def _array_shape(source: kinds.Array, making: _MadeArrays, path: FieldPath) -> Shape:
     """Shape of an array, without making it."""
     for name, number in (("times", source.times), ("plus", source.plus)):
         if number is not None and not math.isfinite(number):
             raise CaseFileError((*path, name), f"expected a finite number, got {number}")
     with faults_at(path):
-        shape = arranged_shape(making.add(_own_shape(source, making, path), path), source)
+        shape = arranged_shape(making.add(_plain_shape(source, making, path), path), source)
     if len(shape) > MAX_AXES:
         raise CaseFileError(path, f"expected at most {MAX_AXES} axes, got {len(shape)}")
     return shape if source.rows is None else making.add(shape, path)  # a row may be taken many times
 
 
-def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
+def _plain_shape(source: kinds.Array, making: _MadeArrays, path: FieldPath) -> Shape:
     match source:
         case kinds.Values():
             return _nested_shape(source.values, (*path, "values"))
@@ -406,7 +404,7 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
                 raise CaseFileError((*path, "printed"), "an input must give every number, '.' leaves one out")
             return printed.shape
         case kinds.Identity():
-            return _limited((source.identity, source.identity), (*path, "identity"))
+            return _check_elements((source.identity, source.identity), (*path, "identity"))
         case kinds.Reference():
             if source.ref not in making.shapes:
                 known = ", ".join(making.shapes) or "none"
@@ -414,17 +412,17 @@ def _own_shape(source: kinds.Array, making: _Making, path: FieldPath) -> Shape:
             return making.shapes[source.ref]
         case kinds.Lowest() | kinds.Drawn() | kinds.Constant() | kinds.Ascending() | kinds.Geometric():
             field = "lowest" if isinstance(source, kinds.Lowest) else "shape"
-            shape = _limited(tuple(getattr(source, field)), (*path, field))
+            shape = _check_elements(tuple(getattr(source, field)), (*path, field))
             if isinstance(source, kinds.Drawn):
                 _check_draw(source, making.random, shape, path)
             return shape
     parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.parts_of(source)]
     with faults_at(path, kinds.kind_of(source)):
-        return _limited(_made_shape(source, parts), path)
+        return _check_elements(_shape_from_parts(source, parts), path)
 
 
-def _made_shape(source: kinds.Array, parts: list[Shape]) -> Shape:
-    """Return the shape of what lies in a file, is made of positions, or of arrays of these shapes."""
+def _shape_from_parts(source: kinds.Array, parts: list[Shape]) -> Shape:
+    """Return the shape of an array that is stored, made of positions, or made of arrays of these shapes."""
     match source:
         case StoredArray():
             return source.pin(contents_of(source)).shape
@@ -459,7 +457,7 @@ def is_too_large(shape: Shape) -> bool:
     return math.prod(max(1, length) for length in shape) > MAX_ELEMENTS
 
 
-def _limited(shape: Shape, path: FieldPath) -> Shape:
+def _check_elements(shape: Shape, path: FieldPath) -> Shape:
     if is_too_large(shape):
         elements = f"{math.prod(shape)} elements" if all(shape) else "too long, though empty"
         raise CaseFileError(path, f"{show(shape)} is {elements}; expected at most {MAX_ELEMENTS}")

@@ -1,8 +1,8 @@
-"""A case as the rest of the harness sees it: read, checked and frozen; its record, and where it is kept.
+"""A checked, frozen case, its record for reports, and the cache of read cases.
 
-Its record is what a report needs to know of it, as plain data beside the results: no case file is read again. In memory
-some dozens of cases are packed together, and on the disk they are kept under every byte of their file. What is kept
-there is unpickled, but only into the classes of a case: an entry that names anything else is none.
+The record has all that a report needs of a case, as plain data next to the results, so that no case file is read again.
+In memory, dozens of cases are packed together. On disk, they are cached under a digest of their file's bytes. Cached
+cases are unpickled, but only into the classes of a case: an entry with any other class is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Basis = Literal["printed", "known", "unprinted"]
 NOT_JUDGED = frozenset(
     {"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path", "properties"}
 )
-"""What of a case says where it stands and what it is called, or is asked of other calls: no verdict follows from it."""
+"""Fields of a case that no verdict depends on: names, places, and properties, which other calls test."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Expected:
     """The expectation of a case for one stage, or for one quantity derived from a stage.
 
     ``shape`` is the stage's own, or the quantity's. ``numbers`` has the same, and
-    is None where the document computes something and prints no number. ``digits``
+    is None if the document computes something and prints no number. ``digits``
     says in a sentence how last digits came about that were not simply rounded.
     Numbers that are ``stored`` lie in a file of their own, to the last bit.
     """
@@ -58,7 +58,7 @@ class Expected:
 
     @property
     def layout(self) -> DocumentLayout:
-        """Return how its numbers are laid out where they are printed."""
+        """Return the layout of its numbers in the document."""
         return DocumentLayout(self.shape, self.transpose)
 
 
@@ -70,8 +70,8 @@ class Case:
     the rank that the operation works with. ``supports_statistics`` tells whether the inputs are continuous and
     unstructured, so that statistical tests apply (``case_maker.py``). Inputs in ``merged`` come with their
     heads side by side. ``judged_stages`` leaves other stages out of the judgement; None is all of them. ``computed_in``
-    is the precision in which its printed numbers were computed, None where nothing is said of it. ``warnings`` say,
-    with file and line, what in the case is probably not meant. ``path`` leads to the file where the id does not
+    is the precision in which its printed numbers were computed, None if nothing is said of it. ``warnings`` say,
+    with file and line, what in the case is probably not meant. ``path`` leads to the file if the id does not
     (``selection.py``). A case that has ``properties`` is judged only by these.
     """
 
@@ -105,14 +105,14 @@ class Case:
 
     @property
     def input_specs(self) -> Mapping[str, InputSpec]:
-        """Return what the operation expects of each input."""
+        """Return the specification of each input."""
         return inputs_of(self.operation, self.options.score)
 
     def layout_of(self, stage: str, shape: Shape | None = None) -> DocumentLayout | None:
-        """Return how the document of the case lays a stage out; None where the case is of no document."""
+        """Return how the document of the case lays a stage out; None if the case is of no document."""
         transposed = ((expected.name, expected.transpose) for expected in self.expected)
-        found = self.stage_shapes.get(stage, ()) if shape is None else shape
-        return layout_of(stage, found, transposed, is_document=self.is_document)
+        stage_shape = self.stage_shapes.get(stage, ()) if shape is None else shape
+        return layout_of(stage, stage_shape, transposed, is_document=self.is_document)
 
     @property
     def is_document(self) -> bool:
@@ -121,19 +121,20 @@ class Case:
 
     @cached_property
     def digest(self) -> str:
-        """Return what stands for all of the case that a verdict follows from; kept with it wherever it is kept."""
-        return digest_of({each.name: getattr(self, each.name) for each in fields(self) if each.name not in NOT_JUDGED})
+        """Return the digest of all that a verdict depends on; it is stored with the case."""
+        judged = [attribute.name for attribute in fields(self) if attribute.name not in NOT_JUDGED]
+        return digest_of({name: getattr(self, name) for name in judged})
 
 
 MAX_LISTED_ROWS = 4
-"""More rows that follow each other are written as a slice."""
+"""More consecutive rows are written as a slice."""
 
 
 def case_records(cases: Iterable[Case], tags: Mapping[str, TagEntry]) -> Iterator[dict[str, Any]]:
-    """Yield the records of cases for cases.json; what a tag means stands with the first case that has it."""
-    left = dict(tags)
+    """Yield the records of cases for cases.json; only the first case with a tag has the tag's meaning."""
+    remaining = dict(tags)
     for case in cases:
-        yield case_record(case, {tag: left.pop(tag) for tag in case.tags if tag in left})
+        yield case_record(case, {tag: remaining.pop(tag) for tag in case.tags if tag in remaining})
 
 
 def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
         "memory_layout": dict(case.memory_layout),
         "merged": sorted(case.merged),
         "inputs": {name: list(shape) for name, shape in case.input_shapes.items()},
-        "given": _given(case) if case.is_document else {},
+        "given": _document_inputs(case) if case.is_document else {},
         "tags": list(case.tags),
         "probes": {tag: tags[tag].model_dump() for tag in case.tags if tag in tags},
         "notes": list(case.notes),
@@ -163,42 +164,38 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
     }
 
 
-def _given(case: Case) -> dict[str, Any]:
-    """Return what a document calls its inputs, and the digits in which it prints them, where it does."""
-    given: dict[str, Any] = {}
+def _document_inputs(case: Case) -> dict[str, Any]:
+    """Return, by input, the document's name of it and the digits that the document prints."""
+    described: dict[str, Any] = {}
     for name, source in case.inputs.items():
         if isinstance(source, Reference):
-            rows = "" if source.rows is None else f"[{_in_short(source.rows)}]"
-            given[name] = {"called": f"{source.ref}{rows}{'.T' if source.transpose else ''}"}
+            rows = source.rows or []
+            is_slice = len(rows) > MAX_LISTED_ROWS and rows == list(range(rows[0], rows[-1] + 1))
+            text = f"{rows[0]}:{rows[-1] + 1}" if is_slice else ",".join(map(str, rows))
+            index = "" if source.rows is None else f"[{text}]"
+            described[name] = {"called": f"{source.ref}{index}{'.T' if source.transpose else ''}"}
         named = case.arrays.get(source.ref) if isinstance(source, Reference) else source
         if isinstance(named, PrintedInput) and not (source.is_arranged or named.is_arranged):
-            given.setdefault(name, {})["printed"] = parse_printed(named.printed, Rounding()).text.tolist()
-    return given
-
-
-def _in_short(rows: list[int]) -> str:
-    """Write rows with commas, many that follow each other as a slice."""
-    if len(rows) > MAX_LISTED_ROWS and rows == list(range(rows[0], rows[-1] + 1)):
-        return f"{rows[0]}:{rows[-1] + 1}"
-    return ",".join(map(str, rows))
+            described.setdefault(name, {})["printed"] = parse_printed(named.printed, Rounding()).text.tolist()
+    return described
 
 
 def _expected_record(expected: Expected) -> dict[str, Any]:
     record = {name: getattr(expected, name) for name in ("name", "of", "basis", "transpose")}
     texts = {name: getattr(expected, name) for name in ("called", "because", "erratum", "note", "digits")}
-    given = {name: text for name, text in texts.items() if text is not None}
-    return record | {"shape": list(expected.shape)} | given
+    present = {name: text for name, text in texts.items() if text is not None}
+    return record | {"shape": list(expected.shape)} | present
 
 
 TOGETHER = 64
-"""Cases of one file resemble each other, so that together they pack to a small part of what each would take."""
+"""Cases of one file are similar, so that packed together they take a small part of their separate sizes."""
 
 _UNPACKED = 32
-"""Parts that stay unpacked: all of a corpus of 2,048 cases, through which a run comes several times."""
+"""Parts that stay unpacked: all of a corpus of 2,048 cases, over which a run iterates several times."""
 
 
 class PackedCases(Sequence[Case]):
-    """A sequence of cases of which most are packed; what is unpacked twice is equal, and not the same object."""
+    """A sequence of cases of which most are packed; a case that is unpacked twice is equal, but not identical."""
 
     def __init__(self, cases: Iterable[Case] = ()) -> None:
         self._parts: list[bytes] = []
@@ -212,7 +209,7 @@ class PackedCases(Sequence[Case]):
         self._order.append(len(self._parts) * TOGETHER + len(self._open))
         self._open.append(case)
         if len(self._open) == TOGETHER:
-            self._parts.append(_packed(self._open))
+            self._parts.append(_pack(self._open))
             self._open = []
 
     def arrange(self, order: Iterable[int]) -> None:
@@ -228,20 +225,20 @@ class PackedCases(Sequence[Case]):
     def __getitem__(self, index: slice) -> Sequence[Case]: ...
     def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+            return [self[position] for position in range(*index.indices(len(self)))]
         part, inside = divmod(self._order[index], TOGETHER)
         return self._open[inside] if part == len(self._parts) else _unpack(self._parts[part])[inside]
 
 
 @lru_cache(maxsize=_UNPACKED)
 def _unpack(part: bytes) -> list[Case]:
-    found: list[Case] = pickle.loads(zlib.decompress(part))
-    return found
+    cases: list[Case] = pickle.loads(zlib.decompress(part))
+    return cases
 
 
 _PARTS = ("reading", "spec", "backends.contract", "common")
 READING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
-_READS_WITH = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
+_READING_PACKAGES = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
 _LARGEST_FILE = 1 << 24
 _UNPICKLED = frozenset(
     {
@@ -258,20 +255,22 @@ _UNPICKLED = frozenset(
 
 
 def load_kept_case_file(path: Path, named: object, store: Store, load: Callable[[], list[Case]]) -> list[Case]:
-    """Return what ``load`` makes of a case file, which is ``named`` so, unless the same file was read before.
+    """Return the cached cases of a case file with this content and name (``named``), or else those of ``load``.
 
-    Raises what ``load`` does. A file whose arrays lie in files of their own is read every time: those may have changed.
+    Raises the errors of ``load``. A file with arrays in other files is read every time, since those may have changed.
     """
-    cases = _kept(path, named, store, load, cases_to_bytes, cases_from_bytes)
+    cases = _load_cached(path, named, store, load, cases_to_bytes, cases_from_bytes)
     return load() if any(map(_has_stored_arrays, cases)) else cases
 
 
 def load_kept_tags(folder: Path, store: Store, load: Callable[[], dict[str, TagEntry]]) -> dict[str, TagEntry]:
-    """Return what ``load`` makes of a folder's tags.yaml, unless the same file was read before; raise what it does."""
-    return _kept(folder / TAG_FILE, TAG_FILE, store, load, _packed, lambda data: _unpacked(data, dict, TagEntry))
+    """Return the cached tags of a folder's tags.yaml, or else those of ``load``; raises the errors of ``load``."""
+    return _load_cached(
+        folder / TAG_FILE, TAG_FILE, store, load, _pack, lambda data: _unpack_checked(data, dict, TagEntry)
+    )
 
 
-def _kept(
+def _load_cached(
     path: Path,
     named: object,
     store: Store,
@@ -279,58 +278,58 @@ def _kept(
     encode: Callable[[Found], bytes],
     decode: Callable[[bytes], Found],
 ) -> Found:
-    """Return what was read of a file with these bytes; read it where reading has to say what is wrong with it."""
+    """Return the cached result for a file's bytes; call ``load`` if there is none or the file cannot be cached."""
     try:
         content = None if store.folder is None or path.stat().st_size > _LARGEST_FILE else path.read_bytes()
     except OSError:
         content = None
     if content is None:
         return load()
-    digest = digest_of(digest_of_code(READING_CODE, _READS_WITH), content, named)
+    digest = digest_of(digest_of_code(READING_CODE, _READING_PACKAGES), content, named)
     return store.remembered(lambda: Key("cases", digest), load, encode, decode)
 
 
 def _has_stored_arrays(case: Case) -> bool:
     if any(expected.stored for expected in case.expected):
         return True
-    left = [*case.arrays.values(), *case.inputs.values()]
-    while left:
-        source = left.pop()
+    pending = [*case.arrays.values(), *case.inputs.values()]
+    while pending:
+        source = pending.pop()
         if isinstance(source, array_kinds.StoredArray):
             return True
-        left += [part for _, part in array_kinds.parts_of(source)]
+        pending += [part for _, part in array_kinds.parts_of(source)]
     return False
 
 
 def cases_to_bytes(cases: list[Case]) -> bytes:
-    """Write cases down, each with its digest."""
+    """Return cases as bytes, each with its digest."""
     for case in cases:
         assert case.digest
-    return _packed(cases)
+    return _pack(cases)
 
 
 def cases_from_bytes(data: bytes) -> list[Case]:
     """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    found: list[Case] = _unpacked(data, list, Case)
-    return found
+    cases: list[Case] = _unpack_checked(data, list, Case)
+    return cases
 
 
-def _packed(found: object) -> bytes:
-    return zlib.compress(pickle.dumps(found, pickle.HIGHEST_PROTOCOL), 1)
+def _pack(value: object) -> bytes:
+    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), 1)
 
 
-def _unpacked(data: bytes, collection: type, kind: type) -> Any:
+def _unpack_checked(data: bytes, collection: type, kind: type) -> Any:
     try:
-        found = _CasesAlone(io.BytesIO(zlib.decompress(data))).load()
+        value = _CaseUnpickler(io.BytesIO(zlib.decompress(data))).load()
     except Exception as error:  # whatever bytes make of pickle's machine
         raise UnreadableEntry from error
-    entries = found.values() if isinstance(found, dict) else found
-    if not isinstance(found, collection) or not all(isinstance(each, kind) for each in entries):
+    entries = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, collection) or not all(isinstance(entry, kind) for entry in entries):
         raise UnreadableEntry
-    return found
+    return value
 
 
-class _CasesAlone(pickle.Unpickler):
+class _CaseUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _UNPICKLED:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")

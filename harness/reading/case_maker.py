@@ -28,7 +28,7 @@ from attncheck.reading import model, shapes
 from attncheck.reading.array_kinds import Alibi
 from attncheck.reading.arrays import (
     MAX_ELEMENTS,
-    Arrays,
+    CheckedArrays,
     Named,
     check_at_most,
     check_lowest,
@@ -69,8 +69,9 @@ from attncheck.spec.dtypes import numpy_dtype
 _ADDED = frozenset(
     name for operation in OPERATIONS.values() for name, spec in operation.inputs.items() if spec.may_be_infinite
 )
-"""Inputs that forbid a key where they are -inf."""
+"""Inputs whose -inf forbids a key."""
 _LARGEST_FILL = 65504
+"""The largest number of float16, which has the smallest range of all dtypes of cases."""
 ONLY_WITH_SOME_SCORES: Mapping[str, tuple[str, ...]] = {
     option: tuple(name for name, score in SCORE_SPECS.items() if option in score.options)
     for option in OPTIONS
@@ -89,7 +90,7 @@ _MERGED_AXES: Mapping[str, str] = {
 MERGED_INPUTS = frozenset(_MERGED_AXES)
 LINEAR = "linear"
 _INLINE = "inputs."
-"""Begins the name of a packed array that is written where it is used; no array of a file has a dot in its name."""
+"""The prefix of the name of a packed array that is written in place; no array of a file has a dot in its name."""
 _WEIGHTS = frozenset(
     name
     for operation in OPERATIONS.values()
@@ -105,14 +106,14 @@ MAX_LOOKED_AT = 2**17
 
 @dataclass
 class CaseBudget:
-    """The cost that reading a file may have, whatever its cases refer to."""
+    """The numbers that may be looked at one by one while a file is read."""
 
-    left: int = field(default_factory=lambda: MAX_LOOKED_AT)
+    remaining: int = field(default_factory=lambda: MAX_LOOKED_AT)
 
     def spend(self, numbers: int, path: FieldPath) -> None:
-        """Raises ``CaseFileError`` where the cases read so far have used it up."""
-        self.left -= numbers
-        if self.left < 0:
+        """Count the numbers of one more case. Raises ``CaseFileError`` if the cases so far have used the budget up."""
+        self.remaining -= numbers
+        if self.remaining < 0:
             raise CaseFileError(
                 path,
                 f"the file's cases spell out or refer to more than {MAX_LOOKED_AT} numbers; draw large arrays instead "
@@ -137,18 +138,18 @@ def random_of(file: model.CaseFile, entry: model.CaseEntry) -> model.Random | No
 
 @dataclass
 class CaseMaker:
-    """One entry of a file on its way to a case: its options over those of the file, and ``arrays`` it may refer to."""
+    """Makes a case of one entry of a file, with the file's defaults and the ``arrays`` that it may refer to."""
 
     file: model.CaseFile
     entry: model.CaseEntry
-    arrays: Arrays
+    arrays: CheckedArrays
     budget: CaseBudget
     location: CaseLocation
 
     def make(self) -> Case:
         """Return the case, with everything checked.
 
-        Raises ``CaseFileError`` for its faults, and where the file's cases have used up the ``budget``.
+        Raises ``CaseFileError`` for its faults, and if the file's cases have used up the ``budget``.
         """
         entry = self.entry
         self.operation = entry.operation or self.file.operation
@@ -157,7 +158,7 @@ class CaseMaker:
         self.specs = inputs_of(self.operation, self.options.get("score"))
         self._read_linear()
         try:
-            return self._made()
+            return self._make_case()
         except CaseFileError as error:
             raise _in_terms_of_file(error, entry, self.location.path) from None
 
@@ -166,32 +167,32 @@ class CaseMaker:
         return CaseFileError((*self.location.path, *path), message)
 
     def _read_options(self) -> dict[str, Any]:
-        """Merge a case's options over the file's; the case's own must apply, the file's are for those that they fit.
+        """Merge a case's options over the file's defaults; a default that does not apply to the case is left out.
 
-        A window becomes a pair.
+        An option of the case that does not apply is a fault. A window becomes a pair.
         """
-        own = self.entry.options.model_dump(exclude_none=True)
+        declared = self.entry.options.model_dump(exclude_none=True)
         allowed = OPERATIONS[self.operation].options
-        for name in own:
+        for name in declared:
             if name not in allowed:
                 listed = ", ".join(sorted(allowed)) or "no options"
                 raise self._fault(f"does not apply to {self.operation}, which takes {listed}", "options", name)
         defaults = self.file.defaults.options.model_dump(exclude_none=True)
-        options = {name: value for name, value in defaults.items() if name in allowed} | own
-        for name, reason in self._idle(options).items():
-            if name in own:
+        options = {name: value for name, value in defaults.items() if name in allowed} | declared
+        for name, reason in self._idle_options(options).items():
+            if name in declared:
                 raise self._fault(reason, "options", name)
             del options[name]
         for name, message in _faults_of_options(options, self.operation):
-            if name and name not in own:
+            if name and name not in declared:
                 raise CaseFileError(("defaults", "options", name), message)
             raise self._fault(message, "options", *filter(None, [name]))
         if "window" in options:
             options["window"] = tuple(options["window"])
         return options
 
-    def _idle(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the options that say nothing of such a case, each with the reason."""
+    def _idle_options(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return the options without effect on such a case, each with the reason."""
         idle: dict[str, str] = {}
         if "alignment" in options and not any(options.get(name) for name in OPTIONS["alignment"].with_one_of):
             idle["alignment"] = "says where queries stand for is_causal or a window, and this case has neither"
@@ -210,10 +211,10 @@ class CaseMaker:
         return idle
 
     def _read_linear(self) -> None:
-        """Make projections (in, out), one for each input, of those that the case has as ``nn.Linear`` does.
+        """Turn projections in the layout of ``nn.Linear`` into (in, out), one for each input.
 
-        A packed array that is written where it is used is drawn before the other inputs. Raises ``CaseFileError`` for
-        one that cannot be cut, and where the case does not say that its projections are linear.
+        A packed array that is written in place is drawn before the other inputs. Raises ``CaseFileError`` if it cannot
+        be split, or if the case does not declare that its projections are linear.
         """
         packed = [name for name in PACKED_PROJECTIONS if name in self.entry.inputs]
         if self.options.get("projections") != LINEAR:
@@ -222,33 +223,39 @@ class CaseMaker:
                 raise self._fault(message, "inputs", packed[0])
             return
         inputs: dict[str, kinds.Input] = {}
-        for name, given in self.entry.inputs.items():
+        for name, source in self.entry.inputs.items():
             if name in PACKED_PROJECTIONS:
-                inputs |= self._cut(name, given)
+                inputs |= self._split_packed(name, source)
+            elif name in _WEIGHTS:  # nn.Linear has (out, in): swap the last two axes
+                weight = kinds.as_array(source)
+                is_turned = isinstance(source, str) or not weight.transpose
+                inputs[name] = weight.model_copy(update={"transpose": is_turned})
             else:
-                inputs[name] = _turned(given) if name in _WEIGHTS else given
+                inputs[name] = source
         self.entry = self.entry.model_copy(update={"inputs": inputs})
 
-    def _cut(self, name: str, given: kinds.Input) -> dict[str, kinds.Input]:
+    def _split_packed(self, name: str, source: kinds.Input) -> dict[str, kinds.Input]:
         """Return the three inputs that a packed one holds, as rows of it."""
-        for own in PACKED_PROJECTIONS[name]:
-            if own in self.entry.inputs:
-                raise self._fault(f"is given twice: {name} holds it, too", "inputs", own)
-        label = given if isinstance(given, str) else f"{_INLINE}{name}"
+        for part in PACKED_PROJECTIONS[name]:
+            if part in self.entry.inputs:
+                raise self._fault(f"is given twice: {name} holds it, too", "inputs", part)
+        label = source if isinstance(source, str) else f"{_INLINE}{name}"
         where = self.location.path
         if label not in self.arrays.sources:
             try:
-                self.arrays = named_arrays({label: kinds.as_array(given)}, self.arrays, self.random, where)
+                self.arrays = named_arrays({label: kinds.as_array(source)}, self.arrays, self.random, where)
             except CaseFileError as error:
                 raise self._fault(str(error), "inputs", name, *error.path[len(where) + 2 :]) from None
-        limits = self._limits(name, self.arrays.shapes[label])
+        limits = self._row_limits(name, self.arrays.shapes[label])
         return {
-            own: kinds.Reference.model_construct(ref=label, rows=list(range(*rows)), transpose=name.endswith("_weight"))
-            for own, rows in zip(PACKED_PROJECTIONS[name], pairwise(limits), strict=True)
+            part: kinds.Reference.model_construct(
+                ref=label, rows=list(range(*rows)), transpose=name.endswith("_weight")
+            )
+            for part, rows in zip(PACKED_PROJECTIONS[name], pairwise(limits), strict=True)
         }
 
-    def _limits(self, name: str, shape: Shape) -> tuple[int, ...]:
-        """Return where the rows of query, key and value begin and end."""
+    def _row_limits(self, name: str, shape: Shape) -> tuple[int, ...]:
+        """Return the limits between the rows of query, key and value, and both ends."""
         heads = int(self.options.get("heads", 1))  # without which the case is refused
         shared = int(self.options.get("kv_heads", heads))
         together = heads + 2 * shared
@@ -265,17 +272,17 @@ class CaseMaker:
         width = shape[0] // together
         return 0, width * heads, width * (heads + shared), shape[0]
 
-    def _made(self) -> Case:
+    def _make_case(self) -> Case:
         file, entry, location, operation = self.file, self.entry, self.location, self.operation
         merged = self._merged_heads()
         self.budget.spend(looked_at(entry, self.arrays), (*location.path, "inputs"))
-        heads = merged | _projected_heads(self.specs, self.options)
-        given = (entry, self.specs, self.arrays, self.random, operation, location.path)
-        self.inputs = inputs = resolve_inputs(*given, heads=heads)
+        heads = merged | _heads_of_projections(self.specs, self.options)
+        arguments = (entry, self.specs, self.arrays, self.random, operation, location.path)
+        self.inputs = inputs = resolve_inputs(*arguments, heads=heads)
         if not computed_stages(operation, self.options, inputs.sources):
             message = f"{operation} needs a mask, a bias, key_lengths, a query_mask, options.is_causal or a window"
             raise self._fault(message, "inputs")
-        lengths = self._lengths()
+        lengths = self._bind_lengths()
         dtypes = tuple(dict.fromkeys(entry.dtypes or file.defaults.dtypes))
         computed_in = entry.computed_in or file.source.computed_in
         self._check_numbers(dtypes, tuple(filter(None, [entry.storage, computed_in])), lengths)
@@ -321,11 +328,11 @@ class CaseMaker:
             raise self._fault(f"{self.operation} has no merged layout; {listed(PER_HEAD)} do", "layout")
         if "heads" not in self.options:
             raise self._fault("the merged layout needs options.heads", "layout")
-        own = int(self.options["heads"])
-        heads = {"H": own, "Hkv": int(self.options.get("kv_heads", own))}
+        query_heads = int(self.options["heads"])
+        heads = {"H": query_heads, "Hkv": int(self.options.get("kv_heads", query_heads))}
         return {name: heads[_MERGED_AXES[name]] for name in self.entry.inputs if name in _MERGED_AXES}
 
-    def _lengths(self) -> dict[str, int]:
+    def _bind_lengths(self) -> dict[str, int]:
         options = self.options
         shape = self.inputs.shapes.get("query", ())
         if 0 in shape[-1:] and (self.operation != "attention" or "scale" not in options):
@@ -335,17 +342,17 @@ class CaseMaker:
             return shapes.bind_axes(self.specs, self.inputs.shapes, options.get("heads"), options.get("kv_heads"))
         except ShapeFault as fault:
             name = str(*fault.field)
-            given = self.inputs.given.get(name, ())
-            notes = _heads_note(given, self.inputs.shapes.get(name, ()))
-            if options.get("projections") == LINEAR and name in _WEIGHTS and len(given) > 1:
-                turned = show((*given[:-2], given[-1], given[-2]))
+            file_shape = self.inputs.file_shapes.get(name, ())
+            notes = _heads_note(file_shape, self.inputs.shapes.get(name, ()))
+            if options.get("projections") == LINEAR and name in _WEIGHTS and len(file_shape) > 1:
+                turned = show((*file_shape[:-2], file_shape[-1], file_shape[-2]))
                 notes += f"; projections are linear: {turned} in the file is (out, in)"
             raise self._fault(f"{fault}{notes}", "inputs", name) from None
 
     def _check_numbers(self, dtypes: Sequence[str], stored_in: Sequence[str], lengths: Mapping[str, int]) -> None:
-        """Refuse what the narrowest dtype cannot hold, and counts of more than there is.
+        """Refuse numbers that the narrowest dtype cannot hold, and counts that exceed their axis.
 
-        ``dtypes`` are those that the case is computed in, ``stored_in`` those that its inputs are rounded to before.
+        ``dtypes`` are the working dtypes of the case, ``stored_in`` the dtypes that its inputs are rounded to before.
         """
         named = self.arrays.sources
         for name, source in self.inputs.sources.items():
@@ -360,7 +367,7 @@ class CaseMaker:
                 check_at_most(source, named, path, lengths[spec.at_most], AT_MOST_WORDS[spec.at_most])
 
     def _check_lowered(self) -> None:
-        """Hold the limits of sequences, pages, and weights of norms against what there is of them."""
+        """Check the limits of sequences, the pages, and the weights of norms against the shapes."""
         counts = {
             name: np.array(spelled_out(source, self.arrays.sources))
             for name, source in self.inputs.sources.items()
@@ -370,7 +377,7 @@ class CaseMaker:
             check_lowered(self.operation, self.options, self.inputs.shapes, counts)
 
     def _check_offsets(self, lengths: Mapping[str, int]) -> None:
-        """Refuse offsets of queries that say nothing, and those that lead out of the tables of a rotary embedding."""
+        """Refuse offsets of queries without effect, and offsets beyond the tables of a rotary embedding."""
         source = self.inputs.sources.get("query_offsets")
         if source is None:
             return
@@ -384,15 +391,15 @@ class CaseMaker:
                 raise self._fault(f"{where}, and {table}", "inputs", "query_offsets")
 
     def _check_empty_rows(self, keys: int) -> None:
-        """Refuse a word on rows without a key in a case that can have none, and a fill where nothing says no."""
-        given, inputs, named = self.entry.options, self.inputs.sources, self.arrays.sources
-        if given.empty_rows is None and given.mask_fill is None:
+        """Refuse ``empty_rows`` and ``mask_fill`` in a case in which nothing forbids a key."""
+        options, inputs, named = self.entry.options, self.inputs.sources, self.arrays.sources
+        if options.empty_rows is None and options.mask_fill is None:
             return
         masks = ASKED_BY["masked"]
         forbidden = masks & inputs.keys() or any(self.options.get(name) for name in masks)
         if not keys or forbidden:
             return
-        if given.mask_fill is not None:
+        if options.mask_fill is not None:
             what = "scores that a mask, causality, a window or lengths forbid"
             raise self._fault(f"stands in the place of {what}; nothing does here", "options", "mask_fill")
         added = (number for name in _ADDED & inputs.keys() for number in spelled_out(inputs[name], named))
@@ -401,21 +408,22 @@ class CaseMaker:
             raise self._fault(message, "options", "empty_rows")
 
     def _stage_shapes(self, lengths: Mapping[str, int]) -> dict[str, Shape]:
-        """Return every stage's shape; a judged one is refused where it is too large, others nobody has to hold."""
-        found, own, judged = shapes.stage_shapes(self.operation, lengths), self.inputs.shapes, self.entry.stages
+        """Return every stage's shape; refuse a judged stage that is too large."""
+        stage_shapes, input_shapes = shapes.stage_shapes(self.operation, lengths), self.inputs.shapes
+        judged = self.entry.stages
         optional = shapes.optional_gradients(self.operation)
-        found |= {stage: own[name] for stage, name in optional.items() if name in own}
-        for stage, shape in found.items():
+        stage_shapes |= {stage: input_shapes[name] for stage, name in optional.items() if name in input_shapes}
+        for stage, shape in stage_shapes.items():
             if is_too_large(shape) and (judged is None or stage in judged):
                 message = f"{stage} would be {show(shape)}; expected at most {MAX_ELEMENTS} elements"
-                last = list(found)[-1]
-                if judged is None and not is_too_large(found[last]):
+                last = list(stage_shapes)[-1]
+                if judged is None and not is_too_large(stage_shapes[last]):
                     message += f", or `stages: [{last}]` to judge that alone"
                 raise self._fault(message, "inputs")
-        return found
+        return stage_shapes
 
     def _supports_statistics(self) -> bool:
-        """Return what a case says of itself, or else whether what it draws has rounding errors as statistics expect."""
+        """Return the case's declaration, or else whether its inputs give rounding errors that look random."""
         if self.entry.supports_statistics is not None:
             return self.entry.supports_statistics
         alike = self.options.get("scale") == 0 or self.options.get("mask_fill") is not None  # weights of a row
@@ -429,7 +437,7 @@ class CaseMaker:
         )
 
     def _memory_layout(self, merged: Mapping[str, int]) -> dict[str, str]:
-        """Return how inputs lie in memory: as the case says, and in the merged layout with heads inside of length."""
+        """Return the memory layout of inputs: as the case declares, and transposed for merged inputs."""
         for name in self.entry.memory_layout:
             if name in merged:
                 raise self._fault("`layout: merged` says already how this lies in memory", "memory_layout", name)
@@ -444,7 +452,7 @@ class CaseMaker:
             raise self._fault(message, "storage")
 
     def _check_memory_layout(self, case: Case) -> None:
-        """Refuse a layout that an input cannot have; draws only those that are to have equal slices."""
+        """Refuse a layout that an input cannot have; draw inputs only if one has to have equal slices."""
         handed_over = [name for name in case.inputs if not self.specs[name].for_reading]
         for name, kind in case.memory_layout.items():
             if name not in handed_over:
@@ -452,8 +460,13 @@ class CaseMaker:
                 raise self._fault(message, "memory_layout", name)
             if message := shapes.layout_fault(kind, case.input_shapes[name]):
                 raise self._fault(message, "memory_layout", name)
-            if kind == "fused":
-                self._check_fused(case, name)
+            if kind == "fused":  # alone in a projection, it would only have heads inside of length
+                batch, _, length, _ = case.input_shapes[name]
+                fused = [partner for partner, layout in case.memory_layout.items() if layout == "fused"]
+                shapes_of_others = [case.input_shapes[partner] for partner in fused if partner != name]
+                if not any(shape[::2] == (batch, length) for shape in shapes_of_others):
+                    message = f"fused needs another fused input of a batch of {batch} and a length of {length}"
+                    raise self._fault(message, "memory_layout", name)
         if "broadcast" not in case.memory_layout.values():
             return
         self.budget.spend(self.inputs.numbers, (*self.location.path, "memory_layout"))
@@ -466,17 +479,9 @@ class CaseMaker:
                 )
                 raise self._fault(message, "memory_layout", name)
 
-    def _check_fused(self, case: Case, name: str) -> None:
-        """Refuse an input that lies in a projection alone: there it would lie with heads inside of length."""
-        batch, _, length, _ = case.input_shapes[name]
-        fused = (other for other, kind in case.memory_layout.items() if kind == "fused" and other != name)
-        if not any(case.input_shapes[other][::2] == (batch, length) for other in fused):
-            message = f"fused needs another fused input of a batch of {batch} and a length of {length}"
-            raise self._fault(message, "memory_layout", name)
-
 
 def _faults_of_options(options: Mapping[str, Any], operation: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with options, each by its name, which is empty where one is missing."""
+    """Yield the faults of options as (name, message); the name is empty for a missing option."""
     if OPERATIONS[operation].has_projections and "heads" not in options:
         yield "", f"{operation} needs options.heads"
     for name, scores in ONLY_WITH_SOME_SCORES.items():
@@ -494,19 +499,19 @@ def _faults_of_options(options: Mapping[str, Any], operation: str) -> Iterator[t
         yield "kv_heads", f"{heads} query heads cannot share {kv_heads} key and value heads evenly"
 
 
-def _projected_heads(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:
+def _heads_of_projections(specs: Mapping[str, InputSpec], options: Mapping[str, Any]) -> dict[str, int]:
     """Return how many heads each projection makes."""
     heads = {"H": options.get("heads"), "Hkv": options.get("kv_heads", options.get("heads"))}
     letters = {name: spec.axes[-1].partition("*")[0] for name, spec in specs.items() if len(spec.axes) == 2}
     return {name: int(heads[letter]) for name, letter in letters.items() if heads.get(letter) is not None}
 
 
-def _heads_note(given: Shape, fitted: Shape) -> str:
+def _heads_note(in_file: Shape, fitted: Shape) -> str:
     """Return how the shape in the file became another one: its heads were split, or those of a projection merged."""
-    if len(fitted) == 4 and given != fitted[4 - len(given) :]:
-        return f"; heads are split: {show(given)} in the file is {fitted[1]} heads of width {fitted[3]}"
-    if len(given) == 3 and len(fitted) == 2:
-        return f"; heads are merged: {show(given)} in the file is a matrix for each of {given[0]} heads"
+    if len(fitted) == 4 and in_file != fitted[4 - len(in_file) :]:
+        return f"; heads are split: {show(in_file)} in the file is {fitted[1]} heads of width {fitted[3]}"
+    if len(in_file) == 3 and len(fitted) == 2:
+        return f"; heads are merged: {show(in_file)} in the file is a matrix for each of {in_file[0]} heads"
     return ""
 
 
@@ -521,7 +526,7 @@ def _is_continuous(source: kinds.Array, named: Named) -> bool:
 
 
 def _is_block(source: kinds.Array, named: Named) -> bool:
-    """Return whether a bias is a mask: 0 where a key may be attended, minus infinity where it may not."""
+    """Return whether a bias is a mask: 0 if a key may be attended, minus infinity where it may not."""
     if isinstance(source, kinds.Drawn | kinds.Identity | kinds.Lowest | Alibi | kinds.RelativeBuckets):
         return False
     if source.is_scaled:
@@ -532,14 +537,8 @@ def _is_block(source: kinds.Array, named: Named) -> bool:
     return all(_is_block(part, named) for part in parts) and {*spelled_out(source, named)} <= {0, -math.inf}
 
 
-def _turned(given: kinds.Input) -> kinds.Array:
-    """Swap the last two axes: of each head, where there is a matrix for each."""
-    source = kinds.as_array(given)
-    return source.model_copy(update={"transpose": isinstance(given, str) or not source.transpose})
-
-
 def _in_terms_of_file(error: CaseFileError, entry: model.CaseEntry, where: FieldPath) -> CaseFileError:
-    """Return a fault of an input that was cut from a packed one as a fault of that."""
+    """Turn a fault of an input that was split from a packed one into a fault of the packed input."""
     if error.others:
         every = (CaseFileError(error.path, str(error)), *error.others)
         first, *others = (_in_terms_of_file(fault, entry, where) for fault in every)

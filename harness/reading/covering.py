@@ -1,4 +1,4 @@
-"""Covering: few that hold every combination, chosen among what there is, or made of the levels of factors.
+"""Covering: find few items or rows that together have every feature or combination of levels.
 
 A covering array of strength three has every three levels that are possible together in one of its rows. Rows are made
 one after the other, each from a combination that no row has yet: the other factors get the level that completes most of
@@ -21,23 +21,23 @@ Levels = dict[int, int]
 """The levels of some factors, both by number."""
 Numbers = NDArray[np.intp]
 Exclusion = Mapping[int, Collection[int]]
-"""Levels that do not go together: of each factor that it names, one of these."""
+"""Levels that must not occur together: for each factor that it names, one of these."""
 _MOST_CHANGES = 1000
-"""So many levels are changed in search of fewer rows: three times as many would save another 2 % of them."""
+"""The number of changes in search of fewer rows; three times as many would save another 2 % of the rows."""
 _RESTS = 5
-"""A level that was changed stays for so many changes: without rest, rows go to and fro."""
+"""A changed level stays for so many changes; otherwise rows change back and forth."""
 _IMPOSSIBLE = 1 << 14
-"""Is counted where levels cannot meet, so that they are never missing."""
+"""The count of impossible combinations, so that they are never missing."""
 
 
 def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
-    """Add to what is chosen until every feature is there; return positions, in order.
+    """Add positions to the chosen ones until every feature is there; return them in order.
 
-    The one that adds most comes first, which is at most a small factor from the fewest that are possible.
+    Greedy: the position that adds most features is next. The result is at most a small factor above the minimum.
     """
-    found = set(chosen)
-    open_ones = frozenset[Hashable]().union(*features).difference(*(features[position] for position in found))
-    heap = [(-len(each), position) for position, each in enumerate(features)]
+    selected = set(chosen)
+    open_ones = frozenset[Hashable]().union(*features).difference(*(features[position] for position in selected))
+    heap = [(-len(feature_set), position) for position, feature_set in enumerate(features)]
     heapify(heap)
     while open_ones:
         _, position = heappop(heap)
@@ -45,9 +45,9 @@ def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = 
         if heap and adds < -heap[0][0]:  # what it would add has shrunk since it was put there
             heappush(heap, (-adds, position))
             continue
-        found.add(position)
+        selected.add(position)
         open_ones -= features[position]
-    return sorted(found)
+    return sorted(selected)
 
 
 def count_combinations(sizes: Sequence[int], strength: int) -> int:
@@ -68,7 +68,7 @@ def covering_rows(sizes: Sequence[int], strength: int, excluded: Sequence[Exclus
         excluded: What no row may have.
 
     Returns:
-        The rows, sorted; none where everything is excluded.
+        The rows, sorted; none if everything is excluded.
     """
     return _Rows(sizes, strength, excluded).make()
 
@@ -82,13 +82,13 @@ class _Rows:
 
     def __init__(self, sizes: Sequence[int], strength: int, excluded: Sequence[Exclusion]) -> None:
         self._sizes, self._excluded = sizes, excluded
-        self._bound = sorted({factor for each in excluded for factor in each})
+        self._bound = sorted({factor for exclusion in excluded for factor in exclusion})
         self._possible: dict[tuple[tuple[int, int], ...], bool] = {}
         self._meeting = np.array([*combinations(range(len(sizes)), strength)])
         together = [
             np.indices([sizes[factor] for factor in factors]).reshape(strength, -1).T for factors in self._meeting
         ]
-        lengths = [len(each) for each in together]
+        lengths = [len(levels) for levels in together]
         self._levels = np.concatenate(together)
         self._factors = np.repeat(self._meeting, lengths, axis=0)
         self._base = np.cumsum([0, *lengths[:-1]])
@@ -108,62 +108,63 @@ class _Rows:
         self._fewest = int(np.add.reduceat(possible, self._base).max())
 
     def _possible_of(self, factors: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which levels of factors can meet, along an axis for each; those that no exclusion names can always."""
+        """Return which levels of factors are possible together, along an axis for each factor."""
         bound = [factor for factor in factors if factor in self._bound]
         levels = product(*(range(self._sizes[factor]) for factor in bound))
-        possible = [self._is_possible(dict(zip(bound, each, strict=True))) for each in levels]
+        possible = [self._is_possible(dict(zip(bound, chosen, strict=True))) for chosen in levels]
         shape = [self._sizes[factor] if factor in bound else 1 for factor in factors]
         return np.broadcast_to(np.reshape(possible, shape), [self._sizes[factor] for factor in factors])
 
-    def _met(self, place: int) -> Levels:
-        return dict(zip(self._factors[place].tolist(), self._levels[place].tolist(), strict=True))
-
     def make(self) -> list[tuple[int, ...]]:
         """Return rows in which no combination is missing, sorted."""
-        rows = np.array([*self._greedy()], dtype=int).reshape(-1, len(self._sizes))
-        return sorted(map(tuple, self._with_fewer(rows).tolist()))
-
-    def _greedy(self) -> Iterator[Numbers]:
-        """Yield rows until no combination is missing."""
+        rows: list[Numbers] = []
         places = self._orders[:, 0].argsort()
         while len(places := places[self._counts[places] == 0]):
-            row = self._completed(self._met(places[0]))
-            self._counts[self._places(row)] += 1
-            yield row
+            first = places[0]
+            levels = dict(zip(self._factors[first].tolist(), self._levels[first].tolist(), strict=True))
+            rows.append(self._complete_row(levels))
+            self._counts[self._places(rows[-1])] += 1
+        every = np.array(rows, dtype=int).reshape(-1, len(self._sizes))
+        return sorted(map(tuple, self._drop_rows(every).tolist()))
 
     def _places(self, rows: Numbers) -> Numbers:
         """Return the places of all that meets in rows."""
         places: Numbers = self._base + (rows[..., self._meeting] * self._strides).sum(axis=-1)
         return places
 
-    def _completed(self, levels: Levels) -> Numbers:
-        """Give every other factor the level that completes most; those with many levels come first."""
-        row, given = np.zeros(len(self._sizes), int), np.zeros(len(self._sizes), np.bool_)
-        row[[*levels]], given[[*levels]] = [*levels.values()], True
-        for factor in sorted(set(range(len(self._sizes))) - levels.keys(), key=lambda each: (-self._sizes[each], each)):
-            given[factor] = True
-            of, own = self._of_factor[factor], range(self._sizes[factor])
-            met = given[self._meeting[of]].all(axis=1)
+    def _complete_row(self, levels: Levels) -> Numbers:
+        """Give every other factor the level that completes most combinations; factors with many levels come first."""
+        row, assigned = np.zeros(len(self._sizes), int), np.zeros(len(self._sizes), np.bool_)
+        row[[*levels]], assigned[[*levels]] = [*levels.values()], True
+        open_factors = set(range(len(self._sizes))) - levels.keys()
+        for factor in sorted(open_factors, key=lambda number: (-self._sizes[number], number)):
+            assigned[factor] = True
+            of, choices = self._of_factor[factor], range(self._sizes[factor])
+            met = assigned[self._meeting[of]].all(axis=1)
             of, stride = of[met], self._own_stride[factor][met]
             places = self._base[of] + (row[self._meeting[of]] * self._strides[of]).sum(axis=1)
-            gains = (self._counts[places + np.outer(own, stride)] == 0).sum(axis=1)
+            gains = (self._counts[places + np.outer(choices, stride)] == 0).sum(axis=1)
             is_free = factor not in self._bound
             levels[factor] = row[factor] = max(
-                (level for level in own if is_free or self._is_possible({**levels, factor: level})),
+                (level for level in choices if is_free or self._is_possible({**levels, factor: level})),
                 key=lambda level: gains[level],
             )
         return row
 
-    def _with_fewer(self, rows: Numbers) -> Numbers:
-        """Drop rows as long as the others can get what these alone have; return those that are left."""
+    def _drop_rows(self, rows: Numbers) -> Numbers:
+        """Drop rows while the others can be changed to have all their combinations; return the remaining rows."""
         draws, change, kept, places = np.random.RandomState(0), 0, rows, self._places(rows)
         changed = np.full(rows.shape, -_RESTS)
         while change < _MOST_CHANGES and len(kept) > self._fewest:
             if len(missing := np.flatnonzero(self._counts == 0)):
                 change += 1
-                wanted = self._drawn(missing, draws)
+                # Draw one missing combination, among all orders in which its levels may be named, sorted.
+                named = self._orders[missing].ravel()
+                drawn = named.argsort()[draws.randint(len(named))]
+                wanted = int(missing[drawn // self._orders.shape[1]])
                 order = draws.permutation(len(rows))
-                for row, factor, level in islice(self._ways(wanted, rows, places, order, changed, change - _RESTS), 1):
+                ways = self._changes(wanted, rows, places, order, changed, change - _RESTS)
+                for row, factor, level in islice(ways, 1):
                     of, moved = self._of_factor[factor], (level - rows[row, factor]) * self._own_stride[factor]
                     self._counts[places[row, of]] -= 1
                     places[row, of] += moved
@@ -173,21 +174,15 @@ class _Rows:
                 kept = rows.copy()
                 dropped = (self._counts[places] == 1).sum(axis=1).argmin()
                 self._counts[places[dropped]] -= 1
-                rows, places, changed = (np.delete(each, dropped, axis=0) for each in (rows, places, changed))
+                rows, places, changed = (np.delete(array, dropped, axis=0) for array in (rows, places, changed))
         return kept
 
-    def _drawn(self, missing: Numbers, draws: np.random.RandomState) -> int:
-        """Draw one place, among all orders in which its levels may be named, sorted."""
-        named = self._orders[missing].ravel()
-        drawn = named.argsort()[draws.randint(len(named))]
-        return int(missing[drawn // self._orders.shape[1]])
-
-    def _ways(
+    def _changes(
         self, wanted: int, rows: Numbers, places: Numbers, order: Numbers, changed: Numbers, before: int
     ) -> Iterator[tuple[int, int, int]]:
-        """Yield a row, a factor and the one level there that completes what is wanted; first where that costs least.
+        """Yield changes (row, factor, level) that complete the wanted combination, the cheapest first.
 
-        Only levels that were ``changed`` last ``before`` a time.
+        Only levels whose last change (``changed``) was ``before`` a time.
         """
         factors, levels = self._factors[wanted], self._levels[wanted]
         misses = rows[order[:, np.newaxis], factors] != levels
@@ -199,12 +194,13 @@ class _Rows:
         gets = had + (level - rows[row, factor])[:, np.newaxis] * self._own_stride[factor]
         cost = (self._counts[had] == 1).sum(axis=1) - (self._counts[gets] == 0).sum(axis=1)
         for best in cost.argsort(kind="stable"):
-            of, at, own = int(row[best]), int(factor[best]), int(level[best])
-            if at not in self._bound or self._is_possible({**dict(enumerate(rows[of].tolist())), at: own}):
-                yield of, at, own
+            in_row, of_factor, new_level = int(row[best]), int(factor[best]), int(level[best])
+            levels_then = {**dict(enumerate(rows[in_row].tolist())), of_factor: new_level}
+            if of_factor not in self._bound or self._is_possible(levels_then):
+                yield in_row, of_factor, new_level
 
     def _is_possible(self, levels: Levels) -> bool:
-        """Return whether a row may have these levels: whether those that exclusions name can be chosen for the rest."""
+        """Return whether a row may have these levels, so that no exclusion applies to all choices of the rest."""
         bound = tuple([(factor, levels[factor]) for factor in self._bound if factor in levels])
         if bound not in self._possible:
             self._possible[bound] = self._can_be_completed(dict(bound))
@@ -212,14 +208,14 @@ class _Rows:
 
     def _can_be_completed(self, levels: Levels) -> bool:
         threatening = [
-            each
-            for each in self._excluded
-            if all(levels[factor] in several for factor, several in each.items() if factor in levels)
+            exclusion
+            for exclusion in self._excluded
+            if all(levels[factor] in several for factor, several in exclusion.items() if factor in levels)
         ]
         if not threatening:
             return True
-        left = [[factor for factor in each if factor not in levels] for each in threatening]
-        nearest = min(left, key=len)
+        open_factors = [[factor for factor in exclusion if factor not in levels] for exclusion in threatening]
+        nearest = min(open_factors, key=len)
         return bool(nearest) and any(
             self._is_possible({**levels, nearest[0]: level}) for level in range(self._sizes[nearest[0]])
         )

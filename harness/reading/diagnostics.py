@@ -1,11 +1,11 @@
-"""A validator's complaints, said to the person who wrote the file."""
+"""Turn a validator's errors into messages for the author of a case file."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ _PATTERNS = {
 
 
 class CaseFileError(Exception):
-    """A fault at a field of the file that is being read; ``others`` were found beside it."""
+    """A fault at a field of the file that is being read; ``others`` are further faults of the same file."""
 
     def __init__(self, path: FieldPath, message: str, others: Sequence[CaseFileError] = ()) -> None:
         super().__init__(message)
@@ -65,14 +65,14 @@ class CaseFileError(Exception):
 
 
 def each_of(makers: Iterable[Callable[[], Result]]) -> list[Result]:
-    """Return what each makes. Raises ``CaseFileError`` for the first that fails, with the others' faults beside it."""
+    """Return the result of each maker. Raises ``CaseFileError`` for the first fault, with all others in ``others``."""
     made, faults = [], dict[str, CaseFileError]()
     for make in makers:
         try:
             made.append(make())
         except CaseFileError as fault:
-            for each in (fault, *fault.others):
-                faults.setdefault(str(each), each)  # one array may be at fault wherever it is used
+            for nested in (fault, *fault.others):
+                faults.setdefault(str(nested), nested)  # one array may be at fault wherever it is used
     if faults:
         first, *others = faults.values()
         raise CaseFileError(first.path, str(first), others)
@@ -81,7 +81,7 @@ def each_of(makers: Iterable[Callable[[], Result]]) -> list[Result]:
 
 @contextmanager
 def faults_at(path: FieldPath, field: str = "") -> Iterator[None]:
-    """Turn what is wrong inside into a ``CaseFileError`` below a path: at its own field, or else at this one."""
+    """Turn a ``ValueError`` inside into a ``CaseFileError`` below a path, at its field or at ``field``."""
     try:
         yield
     except ValueError as error:
@@ -91,26 +91,22 @@ def faults_at(path: FieldPath, field: str = "") -> Iterator[None]:
 
 @contextmanager
 def linked_files_hidden(path: Path, file: str) -> Iterator[None]:
-    """Show nothing of a file that a link leads to in another folder, if it cannot be used.
+    """Hide the content of an unusable file if a link leads to it in another folder.
 
-    A folder of a stranger's cases may hold a link to any file of whoever reads them.
+    A downloaded folder of cases may have a link to any file of the user.
     """
     try:
         yield
     except CaseError:
-        if path.is_symlink() and not _lies_below(path):
+        is_inside = not path.is_symlink()
+        with suppress(OSError, RuntimeError):  # a link that leads to itself
+            is_inside = is_inside or path.resolve().is_relative_to(path.parent.resolve())
+        if not is_inside:
             message = (
                 "a link to a file in another folder, which cannot be used; name that file itself to see its faults"
             )
             raise CaseError([Diagnostic(file, message)]) from None
         raise
-
-
-def _lies_below(path: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(path.parent.resolve())
-    except (OSError, RuntimeError):  # a link that leads to itself
-        return False
 
 
 def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
@@ -123,24 +119,24 @@ def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) ->
             missing = path[-1:] if detail["type"] == "missing" else ()
             by_source.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
     details = list(by_source.values())[:MAX_DIAGNOSTICS]
-    faults = [diagnostic_at(_field_path(detail["loc"]), _say(detail), file, document) for detail in details]
-    return [*faults, *_rest(len(by_source), file)]
+    faults = [diagnostic_at(_field_path(detail["loc"]), _message(detail), file, document) for detail in details]
+    return [*faults, *_further_faults(len(by_source), file)]
 
 
 def yaml_diagnostics(fault: YamlFault, file: str) -> list[Diagnostic]:
     """Turn what is wrong with a file's YAML into faults with file, line, case and field."""
-    found = (fault, *fault.others)
+    every = (fault, *fault.others)
     faults = [
-        Diagnostic(file, str(each), each.line, case_name(each.path, fault.data), dotted(each.path))
-        for each in found[:MAX_DIAGNOSTICS]
+        Diagnostic(file, str(item), item.line, case_name(item.path, fault.data), dotted(item.path))
+        for item in every[:MAX_DIAGNOSTICS]
     ]
-    return [*faults, *_rest(len(found), file)]
+    return [*faults, *_further_faults(len(every), file)]
 
 
 def told_once(faults: Iterable[CaseFileError], file: str, document: YamlDocument) -> list[Diagnostic]:
-    """Tell once what is wrong at one place of a file, where it is found again with each case that is made of it.
+    """Merge the faults at one place of a file, which every case that is made of that place repeats.
 
-    What all cases share may be at fault for each of them in another way.
+    A field that all cases share may have a different fault for each of them.
     """
     by_source: dict[tuple[FieldPath, str], list[CaseFileError]] = {}
     for fault in faults:
@@ -155,22 +151,22 @@ def told_once(faults: Iterable[CaseFileError], file: str, document: YamlDocument
     return merged
 
 
-def _rest(count: int, file: str) -> list[Diagnostic]:
+def _further_faults(count: int, file: str) -> list[Diagnostic]:
     return [Diagnostic(file, f"and {count - MAX_DIAGNOSTICS} more faults")] if count > MAX_DIAGNOSTICS else []
 
 
 def diagnostic_at(path: FieldPath, message: str, file: str, document: YamlDocument) -> Diagnostic:
     """Return a fault at a field of a file, or at the closest field around it that exists."""
-    found, line = document.locate(path)
-    if path and isinstance(path[-1], str) and path[-1] not in found and "missing" in message:
-        found = (*found, path[-1])
+    existing, line = document.locate(path)
+    if path and isinstance(path[-1], str) and path[-1] not in existing and "missing" in message:
+        existing = (*existing, path[-1])
     if value := document.value_of(path):
         message += f"; {value[0]} has its value from line {value[1]}"
-    return Diagnostic(file, message, line, case_name(found, document.data), dotted(found))
+    return Diagnostic(file, message, line, case_name(existing, document.data), dotted(existing))
 
 
 def _is_noise(detail: ErrorDetails) -> bool:
-    """Return whether a complaint is about the alternative that was not meant: an input is an array or a name."""
+    """Return whether an error is about the alternative that was not meant: an input is an array or a name."""
     alternative = str(detail["loc"][-1]) if detail["loc"] else ""
     if isinstance(detail["input"], str):
         return detail["type"] == "array_kind" and alternative.startswith(_KIND_LABEL)
@@ -178,14 +174,14 @@ def _is_noise(detail: ErrorDetails) -> bool:
 
 
 def _field_path(location: FieldPath) -> FieldPath:
-    """Leave out what pydantic adds to a path: the alternatives that it tried, which may be named like fields."""
-    if "digits" in location[:-1]:  # told apart by what they are: a word, or a mapping
+    """Remove the parts that pydantic adds to a path: the alternatives that it tried, which may look like fields."""
+    if "digits" in location[:-1]:  # pydantic adds the alternative: a word, or a mapping
         index = location.index("digits") + 1
         location = (*location[:index], *location[index + 1 :])
     for start in (0, 2):
         if location[start : start + 1] in (("inputs",), ("arrays",)):
             path, rest = location[: start + 2], _without_alternative(location[start + 2 :])
-            # What is put together of arrays has a list of them, each again an array or a name.
+            # A combined array has a list of arrays, each again an array or a name.
             while inside := _place_of_part(rest):
                 path, rest = (*path, *rest[:inside]), _without_alternative(rest[inside:])
             return (*path, *rest)
@@ -193,7 +189,7 @@ def _field_path(location: FieldPath) -> FieldPath:
 
 
 def _place_of_part(rest: FieldPath) -> int:
-    """Return how many parts of a path lead to an array that another one is made of; 0 where none do."""
+    """Return how many parts of a path lead to an array that another one is made of; 0 if none do."""
     if len(rest) > 1 and rest[0] in array_kinds.COMBINED_KINDS and isinstance(rest[1], int):
         return 2
     return 1 if len(rest) > 1 and rest[0] in array_kinds.WRAPPING_KINDS else 0
@@ -206,7 +202,7 @@ def _without_alternative(rest: FieldPath) -> FieldPath:
 
 
 def case_name(path: FieldPath, data: Any) -> str | None:
-    """Return the name of the case that a path leads into, or its number where it has no usable name."""
+    """Return the name of the case that a path leads into, or its number if it has no usable name."""
     match path:
         case ("cases", int(number), *_):
             entry = data["cases"][number] if data is not None else None
@@ -231,7 +227,7 @@ def _printable(name: str) -> str:
     return (name if name.isprintable() else ascii(name))[:60]
 
 
-def _say(detail: ErrorDetails) -> str:
+def _message(detail: ErrorDetails) -> str:
     got, context, because = short(detail["input"]), detail.get("ctx", {}), ""
     match detail["type"]:
         case "extra_forbidden" if detail["loc"][-1] == "file" and "expect" in detail["loc"]:
@@ -255,21 +251,23 @@ def _say(detail: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             wanted = _PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
         case "too_short" | "string_too_short":
-            wanted = f"at least {_counted(context['min_length'], detail)}"
+            wanted = f"at least {_with_unit(context['min_length'], detail)}"
         case "too_long" | "string_too_long":
-            wanted = f"at most {_counted(context['max_length'], detail)}"
+            wanted = f"at most {_with_unit(context['max_length'], detail)}"
         case kind:
             wanted = _WANTED.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
     return f"expected {wanted}, got {got}{because}"
 
 
-def _counted(number: int, detail: ErrorDetails) -> str:
+def _with_unit(number: int, detail: ErrorDetails) -> str:
     unit = "character" if detail["type"].startswith("string") else "item"
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def _suggest(name: str) -> str:
-    known = _all_fields()
+    items = [*vars(case_model).values(), *vars(array_kinds).values()]
+    models = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
+    known = sorted({field for model in models for field in model.model_fields})
     if name in known:
         return " here; see `attncheck schema` for the fields that exist"
     return _near(name, known) or "; see `attncheck schema` for the fields that exist"
@@ -278,15 +276,9 @@ def _suggest(name: str) -> str:
 def _near(name: Any, known: Collection[str]) -> str:
     if not isinstance(name, str):
         return ""
-    within = [each for each in known if each in name.split("_")]  # attention_weights
+    within = [field_name for field_name in known if field_name in name.split("_")]  # attention_weights
     close = difflib.get_close_matches(name[:60], known, n=1, cutoff=NEAR) or within
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _all_fields() -> Collection[str]:
-    known = [*vars(case_model).values(), *vars(array_kinds).values()]
-    models = [item for item in known if isinstance(item, type) and issubclass(item, BaseModel)]
-    return sorted({field for model in models for field in model.model_fields})
 
 
 def short(value: Any) -> str:

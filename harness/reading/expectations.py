@@ -19,7 +19,7 @@ from attncheck.spec import OPERATIONS, Shape, computed_stages
 from attncheck.spec.quantities import QUANTITIES
 
 DTYPES_OF_NUMBERS = ("float64", "float32")
-"""In these, numbers that are known in decimal can be compared with what is computed."""
+"""The dtypes in which decimal numbers can be compared with computed ones."""
 
 
 _NO_NUMBERS = "compared with the exact answer alone, not against numbers"
@@ -27,7 +27,7 @@ _NO_NUMBERS = "compared with the exact answer alone, not against numbers"
 
 def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
     """Check what a case says of its stages, and give its numbers the stages' shapes. Raises ``CaseFileError``."""
-    sources = [_with_digits_of_case(source, entry) for source in entry.expect]
+    sources = [_with_case_digits(source, entry) for source in entry.expect]
     for name in ("computed_in", "digits"):
         if getattr(entry, name) is not None and not any(source.printed for source in sources):
             raise CaseFileError((*where, name), "says something of printed numbers, and this case expects none")
@@ -52,8 +52,8 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     )
 
 
-def _with_digits_of_case(source: model.Expectation, entry: model.CaseEntry) -> model.Expectation:
-    """Let the case say how printed digits came about, where the expectation does not."""
+def _with_case_digits(source: model.Expectation, entry: model.CaseEntry) -> model.Expectation:
+    """Add the case's ``digits`` to an expectation of printed text that has none."""
     is_text = source.printed is not None and not isinstance(source.printed, StoredNumbers)
     if entry.digits is None or not is_text or source.digits is not None or source.exact:
         return source
@@ -73,7 +73,7 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
         raise CaseFileError((*path, "known"), "known numbers need `because`: a derivation or a cited source")
     numbers = None
     if basis != "unprinted":
-        numbers = _numbers(getattr(source, basis), source, (*path, basis))
+        numbers = _read_numbers(getattr(source, basis), source, (*path, basis))
         axes = stage_axes(operation, {}).get(of, ()) if name == of else ()
         if "projections" in case.options:  # whose numbers are printed as nn.Linear gives them
             numbers = _split_heads(numbers, shape, axes)
@@ -90,16 +90,16 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
     )
 
 
-def _numbers(given: StoredNumbers | PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
+def _read_numbers(source: StoredNumbers | PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
     """Return numbers from text, or from a file, which holds them to the last bit."""
-    if not isinstance(given, StoredNumbers):
-        return parse_rows(given, fields, path)
+    if not isinstance(source, StoredNumbers):
+        return parse_rows(source, fields, path)
     for name in ("exact", "decimals", "significant_digits", "digits"):
         if getattr(fields, name) not in (None, False):
             raise CaseFileError((*path[:-1], name), "says how numbers were printed, and these come from a file")
     with faults_at(path, "file"):
-        given.pin(contents_of(given))
-        return as_printed(read_stored(given))
+        source.pin(contents_of(source))
+        return as_printed(read_stored(source))
 
 
 def _digits_in_words(digits: Digits | None) -> str | None:
@@ -111,7 +111,7 @@ def _digits_in_words(digits: Digits | None) -> str | None:
 def _target(
     source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
 ) -> tuple[str, str, Shape]:
-    """Return what an expectation is about: its name, the stage behind it, its shape."""
+    """Return the name of an expectation, the stage that it is derived from, and its shape."""
     stage = source.of if source.quantity else source.stage
     if (source.quantity is None) == (source.stage is None) or stage is None:
         raise CaseFileError(path, "expected either `stage`, or `quantity` with `of`")
@@ -132,7 +132,7 @@ def _target(
 
 
 def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> PrintedArray:
-    """Give every head its own rows, where numbers come with their heads side by side: (B, L, H*W) -> (B, H, L, W)."""
+    """Split numbers with heads side by side into heads: (B, L, H*W) -> (B, H, L, W)."""
     if len(axes) != 4 or axes[-1] not in ("D", "Dv") or len(numbers.shape) > 3:
         return numbers
     batch, heads, length, width = shape
@@ -151,21 +151,21 @@ def _fit_numbers(
         numbers = numbers.laid_out(lambda array: array.swapaxes(-1, -2))
     # A document may print a column or a row vector for what is one row or one number here.
     if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
-        raise CaseFileError(path, _misfit(numbers.shape, shape, axes))
+        raise CaseFileError(path, _shape_message(numbers.shape, shape, axes))
     return numbers.laid_out(lambda array: array.reshape(shape))
 
 
-def _misfit(given: Shape, wanted: Shape, axes: Sequence[str]) -> str:
-    """Return which shape was expected; of several heads, that each has its own rows."""
+def _shape_message(got: Shape, wanted: Shape, axes: Sequence[str]) -> str:
+    """Return the message for a wrong shape; for several heads, with a hint that each has its own rows."""
     message = f"expected numbers of shape {show(wanted)}"
     if len(axes) < 2 or axes[1] not in ("H", "Hkv") or wanted[1] == 1:
-        return f"{message}, got {show(given)}"
-    message += f", which is ({', '.join(axes)}): heads are split; got {show(given)}"
+        return f"{message}, got {show(got)}"
+    message += f", which is ({', '.join(axes)}): heads are split; got {show(got)}"
     batch, heads, *rest = wanted
-    if len(rest) == 2 and _same_but_ones(given, (batch, rest[0], heads * rest[1])):
+    if len(rest) == 2 and _same_but_ones(got, (batch, rest[0], heads * rest[1])):
         message += f", {heads} heads side by side; write a list of texts, one for each head"
     return message
 
 
-def _same_but_ones(given: Shape, wanted: Shape) -> bool:
-    return [length for length in given if length != 1] == [length for length in wanted if length != 1]
+def _same_but_ones(got: Shape, wanted: Shape) -> bool:
+    return [length for length in got if length != 1] == [length for length in wanted if length != 1]

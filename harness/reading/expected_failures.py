@@ -86,7 +86,7 @@ class ExpectedFailureEntry(Strict):
 
 @dataclass(frozen=True)
 class ExpectedFailure:
-    """An entry, and the file and line where it stands."""
+    """An entry with its file and line."""
 
     entry: ExpectedFailureEntry
     file: str
@@ -153,32 +153,34 @@ class ExpectedFailure:
 
 def load_expected_failures(paths: Iterable[Path]) -> tuple[ExpectedFailure, ...]:
     """Read lists of expected failures. Raises ``CaseError`` with every fault of every file."""
-    found: list[ExpectedFailure] = []
+    failures: list[ExpectedFailure] = []
     faults: list[Diagnostic] = []
     for path in paths:
         try:
             with linked_files_hidden(path, str(path)):
-                found += _load(path, str(path))
+                failures += _load(path, str(path))
         except CaseError as error:
             faults += error.faults
     if faults:
         raise CaseError(faults)
-    return tuple(found)
+    return tuple(failures)
 
 
 def recorded_empty_rows(
     expected_failures: Iterable[ExpectedFailure], implementation: str, case: str, dtype: str
 ) -> tuple[str, ...]:
-    """Return what the lists say that an implementation gives for a query without a key, each once."""
-    found = (each.entry.empty_rows for each in expected_failures if each.concerns(implementation, case, dtype))
-    return tuple(dict.fromkeys(value for value in found if value is not None))
+    """Return the recorded conventions of an implementation for queries without a key, each once."""
+    concerned = (failure for failure in expected_failures if failure.concerns(implementation, case, dtype))
+    conventions = (failure.entry.empty_rows for failure in concerned)
+    return tuple(dict.fromkeys(value for value in conventions if value is not None))
 
 
 def bundled_expected_failures(backends: Sequence[str]) -> tuple[ExpectedFailure, ...]:
     """Return the expected failures of these backends, each once; a backend without a list has none."""
     root = Path(str(files("attncheck.backends"))) / FOLDER
     names = [name for name in dict.fromkeys(backends) if (root / f"{name}.yaml").is_file()]
-    return tuple(each for name in names for each in _load(root / f"{name}.yaml", f"backends/{FOLDER}/{name}.yaml"))
+    lists = (_load(root / f"{name}.yaml", f"backends/{FOLDER}/{name}.yaml") for name in names)
+    return tuple(failure for failures in lists for failure in failures)
 
 
 def _load(path: Path, name: str) -> list[ExpectedFailure]:
@@ -191,8 +193,8 @@ def _load(path: Path, name: str) -> list[ExpectedFailure]:
     try:
         entries = TypeAdapter(list[ExpectedFailureEntry]).validate_python(document.data)
     except ValidationError as error:
-        raise CaseError([_of_entries(fault) for fault in diagnostics_of(error, name, document)]) from None
-    if faults := list(_misplaced(entries)):
+        raise CaseError([_with_entry_fields(fault) for fault in diagnostics_of(error, name, document)]) from None
+    if faults := list(_misplaced_fields(entries)):
         raise CaseError([diagnostic_at(path, message, name, document) for path, message in faults])
     return [ExpectedFailure(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
@@ -202,11 +204,11 @@ _ONLY_WITH = {
     "empty_rows": (Verdict.SEMANTIC, "has a convention"),
     "property": (BROKEN, "is of a property"),
 }
-"""Fields that say something of one verdict alone, and what that verdict has."""
+"""Fields that apply to only one verdict, and the reason for the message."""
 
 
-def _misplaced(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
-    """Yield fields that say nothing of the verdict of their entry, and broken ones without their property."""
+def _misplaced_fields(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
+    """Yield faults of fields without meaning for the entry's verdict, and of broken entries without a property."""
     for field, (verdict, has) in _ONLY_WITH.items():
         for index, entry in enumerate(entries):
             if getattr(entry, field) is not None and entry.verdict != verdict:
@@ -217,8 +219,8 @@ def _misplaced(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldP
             yield (index, "verdict"), "verdict broken is that of a property; name it with `property`"
 
 
-def _of_entries(fault: Diagnostic) -> Diagnostic:
-    """Name an entry's own fields where a case's would be named."""
+def _with_entry_fields(fault: Diagnostic) -> Diagnostic:
+    """Name the fields of an entry instead of those of a case."""
     if not fault.message.startswith("unknown field"):
         return fault
     return replace(fault, message=f"unknown field; expected one of {', '.join(ExpectedFailureEntry.model_fields)}")

@@ -4,7 +4,7 @@
     (softcap or window) and Lq!=Lk
     Lk%8!=0 and 'equal keys'
 
-A word matches a case where its id, its name or one of its tags has the word in it, whatever the case of the letters. A
+A word matches a case if its id, its name or one of its tags contains the word, whatever the case of the letters. A
 text in quotes is one word, and may hold blanks. A comparison has the letter of an axis on its left, and a whole number
 or another axis on its right; ``Lk%8`` is the remainder. It does not match a case that has no such axis. ``not`` binds
 closer than ``and``, and ``and`` closer than ``or``.
@@ -69,7 +69,7 @@ class _Token:
 
 
 def read_expression(text: str, where: str) -> Expression:
-    """Read an expression. Raises ``UsageError``, which names ``where`` it stands and points at the fault."""
+    """Read an expression. Raises ``UsageError``, which names the place ``where`` and points at the fault."""
     if len(text) > _MAX_LETTERS:
         raise UsageError(f"{where}: expected at most {_MAX_LETTERS} characters, got {len(text)}")
     return Expression(text, _Reader(text, where).read())
@@ -105,28 +105,28 @@ class _Reader:
     def _next(self) -> _Token:
         return self._tokens[-1]
 
-    def _took(self, kind: str, *texts: str) -> str:
-        """Take the next token where it is one of these, and return its text; empty where it is another."""
+    def _take(self, kind: str, *texts: str) -> str:
+        """Take the next token if it is one of these, and return its text; empty if it is another."""
         return self._tokens.pop().text if self._next.is_one(kind, *texts) else ""
 
     def _any(self) -> _Test:
         return self._chain("or", self._all, any)
 
     def _all(self) -> _Test:
-        return self._chain("and", self._negated, all)
+        return self._chain("and", self._negation, all)
 
     def _chain(self, word: str, operand: Callable[[], _Test], holds: Callable[[Iterable[bool]], bool]) -> _Test:
         tests = [operand()]
-        while self._took("word", word):
+        while self._take("word", word):
             tests.append(operand())
         return tests[0] if len(tests) == 1 else lambda *case: holds(test(*case) for test in tests)
 
-    def _negated(self) -> _Test:
+    def _negation(self) -> _Test:
         self._depth += 1
         if self._depth > _MAX_DEEP:
             raise self._fault(f"expected at most {_MAX_DEEP} levels of parentheses and 'not'", self._next.column)
-        if self._took("word", "not"):
-            operand = self._negated()
+        if self._take("word", "not"):
+            operand = self._negation()
             test: _Test = lambda *case: not operand(*case)  # noqa: E731
         else:
             test = self._single()
@@ -134,9 +134,9 @@ class _Reader:
         return test
 
     def _single(self) -> _Test:
-        if self._took("sign", "("):
+        if self._take("sign", "("):
             test = self._any()
-            if not self._took("sign", ")"):
+            if not self._take("sign", ")"):
                 raise self._expected("')'")
             return test
         if self._next.kind not in ("word", "text") or self._next.is_one("word", *_CONNECTIVES):
@@ -151,15 +151,15 @@ class _Reader:
 
     def _comparison(self, left: _Token) -> _Test:
         axis = self._axis(left)
-        divisor = self._number("a whole number larger than 0", 1) if self._took("sign", "%") else 0
-        holds = _SIGNS.get(self._took("sign", *_SIGNS))
+        divisor = self._number("a whole number larger than 0", 1) if self._take("sign", "%") else 0
+        holds = _SIGNS.get(self._take("sign", *_SIGNS))
         if holds is None:
             raise self._expected("=, !=, <, <=, > or >=")
         right = self._next
         if right.kind == "word" and right.text[0].isalpha() and right.text not in _CONNECTIVES:
-            other = self._axis(self._tokens.pop())
+            right_axis = self._axis(self._tokens.pop())
             return lambda _, lengths: (
-                {axis, other} <= lengths.keys() and holds(_remainder(lengths[axis], divisor), lengths[other])
+                {axis, right_axis} <= lengths.keys() and holds(_remainder(lengths[axis], divisor), lengths[right_axis])
             )
         number = self._number("a whole number or an axis", 0)
         return lambda _, lengths: axis in lengths and holds(_remainder(lengths[axis], divisor), number)
@@ -182,7 +182,7 @@ class _Reader:
         return self._fault(f"expected {what}, got {got}", self._next.column)
 
     def _fault(self, message: str, column: int) -> UsageError:
-        """Tell what is wrong, and point at it, where the text can be shown on a line."""
+        """Return an error that points at the fault, if the text can be shown on a line."""
         pointed = f"\n  {self._text}\n  {' ' * column}^" if self._text.isprintable() else f" (column {column + 1})"
         return UsageError(f"{self._where}: {message}{pointed}")
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import product
+from operator import getitem
 from typing import Any
 
 from attncheck.common.wording import expected, slug
@@ -44,10 +45,10 @@ class CaseOrigin:
 
 
 @dataclass(frozen=True)
-class _Followed:
+class _FollowedPath:
     """The end of a path: in the cases as written out, in the file, and perhaps on into a value of ``for_each``."""
 
-    found: FieldPath
+    existing: FieldPath
     path: FieldPath
     name: str | None = None
     value: FieldPath = ()
@@ -66,12 +67,12 @@ class WrittenOut(YamlDocument):
     origins: tuple[CaseOrigin, ...] = field(default=())
 
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
-        """Return the longest part of a path that exists, and its line; of a value, where the case has its name."""
+        """Return the longest part of a path that exists, and its line; for a value, the line of its name."""
         followed = self._follow(path)
-        return followed.found, self.lines.get(followed.path)
+        return followed.existing, self.lines.get(followed.path)
 
     def source(self, path: FieldPath) -> FieldPath:
-        """Return where in the file stands what a path leads to."""
+        """Return the place in the file that a path leads to."""
         return self._follow(path).source
 
     def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
@@ -79,29 +80,26 @@ class WrittenOut(YamlDocument):
         followed = self._follow(path)
         return (followed.name, self.lines.get(followed.value)) if followed.name else None
 
-    def _follow(self, path: FieldPath) -> _Followed:
+    def _follow(self, path: FieldPath) -> _FollowedPath:
         match path:
             case ("cases", int(number), *rest):
                 origin = self.origins[number]
             case _:
-                found, _ = super().locate(path)
-                return _Followed(found, found)
-        now = self._into(_Followed(("cases", number), ("cases", origin.number)), origin)
+                existing, _ = super().locate(path)
+                return _FollowedPath(existing, existing)
+        now = self._follow_names(_FollowedPath(("cases", number), ("cases", origin.number)), origin)
         for part in rest:
             ahead = (*now.source, part)
             if ahead in self.lines:
                 path, value = (now.path, ahead) if now.name else (ahead, ())
-                now = self._into(_Followed((*now.found, part), path, now.name, value), origin)
+                now = self._follow_names(_FollowedPath((*now.existing, part), path, now.name, value), origin)
         return now
 
-    def _into(self, followed: _Followed, origin: CaseOrigin) -> _Followed:
-        """Go on to the value, where one stands."""
-        while (name := referred(self._written_at(followed.source))) is not None and name in origin.values:
+    def _follow_names(self, followed: _FollowedPath, origin: CaseOrigin) -> _FollowedPath:
+        """Follow a name to its value."""
+        while (name := referred(reduce(getitem, followed.source, self.written))) is not None and name in origin.values:
             followed = replace(followed, name=name, value=origin.values[name])
         return followed
-
-    def _written_at(self, path: FieldPath) -> Any:
-        return reduce(lambda data, part: data[part], path, self.written)
 
 
 ROW_NAME = "name"
@@ -113,7 +111,7 @@ _FORMS = "a mapping of names to lists of values, or a list of rows, each a mappi
 
 @dataclass(frozen=True)
 class GivenValue:
-    """Plain data, where it stands in the file, and how large and deep it is."""
+    """Plain data, its place in the file, and its size and depth."""
 
     data: Any
     path: FieldPath
@@ -142,20 +140,20 @@ class Axis:
         return tuple(self.choices[0].values)
 
     def path_of(self, name: str) -> FieldPath:
-        """Return where the file gives a name its values: of rows, in the first."""
+        """Return the place of a name's values in the file; for rows, the place in the first row."""
         return self.path if self.path[-1] == name else self.choices[0].values[name].path
 
     @cached_property
     def references(self) -> Mapping[str, frozenset[str]]:
         """The names that the values of each of its names refer to."""
         return {
-            name: frozenset(other for choice in self.choices for _, other in references(choice.values[name].data))
+            name: frozenset(target for choice in self.choices for _, target in references(choice.values[name].data))
             for name in self.names
         }
 
 
 def references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
-    """Yield every ``{each: name}`` inside of some data: where it stands, and the name."""
+    """Yield the place and the name of every ``{each: name}`` inside of some data."""
     name = referred(data)
     if name is not None:
         yield path, name
@@ -295,13 +293,15 @@ def read_design(source: Any, path: FieldPath) -> Axis:
                 message = f"leaves no case with {level!r} of {name}" if rows else "leaves no case at all"
                 raise CaseFileError((*path, EXCLUDE), message)
     choices = [list(levels.values()) for levels in factors.values()]
-    return _axis([_together([own[number] for own, number in zip(choices, row, strict=True)]) for row in rows], path)
+    chosen = [[levels[number] for levels, number in zip(choices, row, strict=True)] for row in rows]
+    return _axis([_join_choices(levels) for levels in chosen], path)
 
 
-def _together(choices: Sequence[Choice]) -> Choice:
-    """Bring the levels of a row together; those that leave all of their fields out are not named."""
-    given = [each.label for each in choices if any(value.data is not None for value in each.values.values())]
-    return Choice({name: value for each in choices for name, value in each.values.items()}, ", ".join(given) or _PLAIN)
+def _join_choices(choices: Sequence[Choice]) -> Choice:
+    """Merge the levels of a row; the label omits levels whose values are all null."""
+    labels = [choice.label for choice in choices if any(value.data is not None for value in choice.values.values())]
+    values = {name: value for choice in choices for name, value in choice.values.items()}
+    return Choice(values, ", ".join(labels) or _PLAIN)
 
 
 def _read_factors(source: Any, path: FieldPath) -> _Factors:
@@ -315,7 +315,7 @@ def _read_factors(source: Any, path: FieldPath) -> _Factors:
         of_rows = isinstance(levels, list) and levels and isinstance(levels[0], dict)
         axis = _rows(levels, where) if of_rows else _one_name(factor, levels, where)
         begin = "" if of_rows else f"{_words(factor)} "
-        factors[factor] = {each.label.removeprefix(begin): each for each in axis.choices}
+        factors[factor] = {choice.label.removeprefix(begin): choice for choice in axis.choices}
         for name in axis.names:
             if name in owners:
                 raise CaseFileError(
@@ -326,10 +326,10 @@ def _read_factors(source: Any, path: FieldPath) -> _Factors:
 
 
 def _read_exclusions(source: Any, factors: _Factors, path: FieldPath) -> list[dict[int, list[int]]]:
-    """Return levels that do not go together, by the positions of factors and of their levels."""
+    """Return the excluded levels, by the positions of factors and of their levels."""
     if not isinstance(source, list):
         raise CaseFileError(path, f"expected a list, each a mapping of factors to levels, got {short(source)}")
-    return [_read_exclusion(each, factors, (*path, number)) for number, each in enumerate(source)]
+    return [_read_exclusion(exclusion, factors, (*path, number)) for number, exclusion in enumerate(source)]
 
 
 def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int, list[int]]:
@@ -338,11 +338,11 @@ def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int
             path, f"expected a mapping of factors to levels that do not go together, got {short(source)}"
         )
     excluded: dict[int, list[int]] = {}
-    for name, given in source.items():
+    for name, levels in source.items():
         if name not in factors:
             raise CaseFileError((*path, name), f"unknown factor {short(name)}; {expected(str(name), factors)}")
         known, wanted = list(factors[name]), []
-        for level in given if isinstance(given, list) else [given]:
+        for level in levels if isinstance(levels, list) else [levels]:
             if isinstance(level, dict | list):
                 message = f"expected the name of a level, or a list of them, got {short(level)}"
                 raise CaseFileError((*path, name), message)
@@ -363,24 +363,27 @@ _AS_THEY_ARE = (FOR_EACH, DESIGN, "name", "id")
 
 
 def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
-    """Return a file with each of its repeated cases written out, and what is wrong with their repetition."""
+    """Return a file with each of its repeated cases written out, and the faults of their repetition."""
     data = document.data
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
         return document, []
     entries = data["cases"]
-    repeated = any({FOR_EACH, DESIGN} & each.keys() for each in (data, *entries) if isinstance(each, dict))
+    repeated = any({FOR_EACH, DESIGN} & part.keys() for part in (data, *entries) if isinstance(part, dict))
     if not repeated and not any(references(data)):
         return document, []
+    shared = {name: value for name, value in data.items() if name not in ("cases", FOR_EACH)}
+    for path, name in references(shared):
+        message = f"{as_written(name)} stands in cases alone; what they share is the same for all"
+        return document, [CaseFileError(path, message)]
     try:
-        _check_places(data)
-        writing = _Writing(read_axes(data[FOR_EACH], (FOR_EACH,)) if FOR_EACH in data else ())
+        writing = _CaseWriter(read_axes(data[FOR_EACH], (FOR_EACH,)) if FOR_EACH in data else ())
     except CaseFileError as fault:
         return document, [fault]
     for number, entry in enumerate(entries):
         if not writing.is_full:
             writing.add(number, entry)
     if not writing.faults:
-        writing.faults += _unused(writing.shared, writing.used, "no case has")
+        writing.faults += _unused_names(writing.shared, writing.used, "no case has")
     if writing.faults:
         return document, writing.faults
     rest = {name: value for name, value in data.items() if name != FOR_EACH}
@@ -388,19 +391,13 @@ def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]
     return WrittenOut(made, document.lines, data, tuple(origin for _, origin in writing.cases)), []
 
 
-def _check_places(data: Mapping[str, Any]) -> None:
-    rest = {name: value for name, value in data.items() if name not in ("cases", FOR_EACH)}
-    for path, name in references(rest):
-        raise CaseFileError(path, f"{as_written(name)} stands in cases alone; what they share is the same for all")
-
-
-def _unused(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
+def _unused_names(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
     message = "{} {}; leave the name out, or put it where its values belong"
     unused = ((axis, name) for axis in axes for name in axis.names if name not in used)
     return [CaseFileError(axis.path_of(name), message.format(lacking, as_written(name))) for axis, name in unused]
 
 
-class _Writing:
+class _CaseWriter:
     """The cases that have been written out so far."""
 
     def __init__(self, shared: tuple[Axis, ...]) -> None:
@@ -410,118 +407,115 @@ class _Writing:
         self.used: set[str] = set()
         self.faults: list[CaseFileError] = []
         self.is_full = False
-        """True once a limit was passed; what comes behind it is not looked at."""
+        """True once a limit was passed; later cases are ignored."""
         self._repeated = self._made = 0
 
     def add(self, number: int, entry: Any) -> None:
-        """Write one case out: once where nothing of it is repeated."""
+        """Write one case out, once for each combination of its choices."""
         try:
             if not isinstance(entry, dict):
                 self.cases.append((entry, CaseOrigin(number, {})))
                 return
-            axes, used = self._axes(number, entry)
+            axes, used = self._axes_of(number, entry)
             for choices in product(*(axis.choices for axis in axes)):
-                given = {name: value for choice in choices for name, value in choice.values.items() if name in used}
-                origin = CaseOrigin(number, {name: value.path for name, value in given.items()})
-                case = self._case(number, entry, given, [choice.label for choice in choices])
+                values = {name: value for choice in choices for name, value in choice.values.items() if name in used}
+                origin = CaseOrigin(number, {name: value.path for name, value in values.items()})
+                case = self._write_case(number, entry, values, [choice.label for choice in choices])
                 self.cases.append((case, origin))
         except CaseFileError as fault:
             self.faults.append(fault)
 
-    def _axes(self, number: int, entry: Mapping[str, Any]) -> tuple[list[Axis], set[str]]:
-        """Return what a case is repeated over, all of its own and of the file's what it uses, and the names it uses."""
+    def _axes_of(self, number: int, entry: Mapping[str, Any]) -> tuple[list[Axis], set[str]]:
+        """Return the axes that a case is repeated over, of its own and of the file, and the names that it uses."""
         where: FieldPath = ("cases", number)
-        own = read_axes(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
-        own += (read_design(entry[DESIGN], (*where, DESIGN)),) if DESIGN in entry else ()
-        for name, position in _positions(own).items():
+        case_axes = read_axes(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
+        case_axes += (read_design(entry[DESIGN], (*where, DESIGN)),) if DESIGN in entry else ()
+        for name, position in _positions(case_axes).items():
             if name in self._positions:
-                path = own[position].path_of(name)
+                path = case_axes[position].path_of(name)
                 raise CaseFileError(path, f"{name!r} has its values from the file's {FOR_EACH} already")
-        every = (*self.shared, *own)
-        positions = ChainMap(_positions(own, len(self.shared)), self._positions)
-        used = _closure({name for _, name in references(_body(entry))}, positions, every)
+        every = (*self.shared, *case_axes)
+        positions = ChainMap(_positions(case_axes, len(self.shared)), self._positions)
+        used = _referred_names({name for _, name in references(_repeatable_fields(entry))}, positions, every)
         self.used |= used
-        for fault in _unused(own, used, "the case has no"):
+        for fault in _unused_names(case_axes, used, "the case has no"):
             raise fault
         axes = [every[position] for position in sorted({positions[name] for name in used if name in positions})]
-        self._count(math.prod(len(axis.choices) for axis in axes), axes)
-        return axes, used
-
-    def _count(self, cases: int, axes: Sequence[Axis]) -> None:
-        """Refuse more cases than anybody could read the verdicts of, before one of them is made."""
+        cases = math.prod(len(axis.choices) for axis in axes)
         if axes and self._repeated + cases > MAX_CASES:
             self.is_full = True
             before = f" and {self._repeated} before them" if self._repeated else ""
-            raise CaseFileError(
-                axes[-1].path, f"this makes {cases} cases{before}; expected at most {MAX_CASES} in a file"
-            )
+            message = f"this makes {cases} cases{before}; expected at most {MAX_CASES} in a file"
+            raise CaseFileError(axes[-1].path, message)
         self._repeated += cases if axes else 0
+        return axes, used
 
-    def _case(
-        self, number: int, entry: Mapping[str, Any], given: Mapping[str, GivenValue], labels: Sequence[str]
+    def _write_case(
+        self, number: int, entry: Mapping[str, Any], unfilled: Mapping[str, GivenValue], labels: Sequence[str]
     ) -> dict[str, Any]:
         values: dict[str, GivenValue] = {}
-        for name, value in given.items():
-            filled = _filled(value.data, values, value.path)
+        for name, value in unfilled.items():
+            filled = _fill_in(value.data, values, value.path)
             values[name] = replace(filled, path=value.path)
         where: FieldPath = ("cases", number)
-        filled = _filled(_body(entry), values, where)
+        filled = _fill_in(_repeatable_fields(entry), values, where)
         self._made += filled.size + len(values)
         if self._made > MAX_MADE:
             self.is_full = True
             raise CaseFileError(where, f"the cases of this file have more than {MAX_MADE} values, written out")
-        own: dict[str, Any] = {field: entry[field] for field in ("name", "id") if field in entry}
-        if labels and isinstance(own.get("name"), str):
-            own["name"] += f" ({', '.join(labels)})"
-        if isinstance(own.get("id"), str):
-            own["id"] = "-".join((own["id"], *filter(None, map(slug, labels))))
-        own |= filled.data
-        return own
+        case: dict[str, Any] = {field: entry[field] for field in ("name", "id") if field in entry}
+        if labels and isinstance(case.get("name"), str):
+            case["name"] += f" ({', '.join(labels)})"
+        if isinstance(case.get("id"), str):
+            case["id"] = "-".join((case["id"], *filter(None, map(slug, labels))))
+        case |= filled.data
+        return case
 
 
-def _body(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what names may stand in for values of."""
+def _repeatable_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a case in which names may replace values."""
     return {field: value for field, value in entry.items() if field not in _AS_THEY_ARE}
 
 
 def _positions(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:
-    """Return which axis gives each name its values, counted from ``first``."""
+    """Return the number of the axis that gives each name its values, counted from ``first``."""
     return {name: position for position, axis in enumerate(axes, start=first) for name in axis.names}
 
 
-def _closure(names: set[str], positions: Mapping[str, int], axes: Sequence[Axis]) -> set[str]:
-    """Return names and those that their values refer to in turn."""
-    found: set[str] = set()
-    left = [*names]
-    while left:
-        name = left.pop()
-        if name not in found:
-            found.add(name)
-            left += axes[positions[name]].references[name] if name in positions else ()
-    return found
+def _referred_names(names: set[str], positions: Mapping[str, int], axes: Sequence[Axis]) -> set[str]:
+    """Return the names and all names that their values refer to, directly or not."""
+    reached: set[str] = set()
+    pending = [*names]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending += axes[positions[name]].references[name] if name in positions else ()
+    return reached
 
 
-def _filled(data: Any, values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
-    """Put values in the places of their names; where a field's value is null, the field is left out."""
+def _fill_in(data: Any, values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
+    """Replace names with their values; a field whose value is null is left out."""
     if (name := referred(data)) is not None:
-        return _value(name, data, values, path)
+        return _value_of(name, data, values, path)
     if not isinstance(data, dict | list):
         return GivenValue(data, path)
     parts = [
-        (part, inner, _filled(inner, values, (*path, part)))
+        (part, inner, _fill_in(inner, values, (*path, part)))
         for part, inner in (data.items() if isinstance(data, dict) else enumerate(data))
     ]
-    size, depth = 1 + sum(each.size for *_, each in parts), 1 + max((each.depth for *_, each in parts), default=0)
+    size = 1 + sum(filled.size for *_, filled in parts)
+    depth = 1 + max((filled.depth for *_, filled in parts), default=0)
     if size > MAX_NODES or depth > MAX_DEPTH:
         what = f"more than {MAX_NODES} values" if size > MAX_NODES else f"nested more than {MAX_DEPTH} levels deep"
         raise CaseFileError(path, f"{what}, written out")
     if isinstance(data, list):
-        return GivenValue([each.data for *_, each in parts], path, size, depth)
-    kept = {part: each.data for part, inner, each in parts if each.data is not None or referred(inner) is None}
+        return GivenValue([filled.data for *_, filled in parts], path, size, depth)
+    kept = {part: filled.data for part, inner, filled in parts if filled.data is not None or referred(inner) is None}
     return GivenValue(kept, path, size, depth)
 
 
-def _value(name: str, data: Mapping[str, Any], values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
+def _value_of(name: str, data: Mapping[str, Any], values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
     if len(data) > 1:
         others = ", ".join(short(field) for field in data if field != EACH)
         raise CaseFileError(path, f"{as_written(name)} stands for a whole value, alone; put {others} into the value")

@@ -34,6 +34,7 @@ Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
 _Numbered = kinds.Images | kinds.ImageSpans | kinds.Segments | kinds.DocumentLengths
 _TEXT = 0
+"""The number of a key that is text and belongs to no image."""
 
 
 def mask_shape(source: kinds.AnyMaskPattern) -> Shape:
@@ -60,7 +61,7 @@ def make_pattern(source: kinds.Array) -> NDArray[np.float64]:
 
 
 def spread_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
-    """Look up the entry of a table for every query and key: that of its block, or of its distance's bucket."""
+    """Return the table's entry for every query and key, by its block or by the bucket of its distance."""
     if isinstance(source, RelativeBuckets):  # (buckets, H) -> (H, Lq, T)
         distance, is_both_ways = _distance(source), source.bidirectional
         buckets = relative_buckets(distance, len(table), source.max_distance, bidirectional=is_both_ways)
@@ -76,7 +77,7 @@ def make_mask(source: kinds.AnyMaskPattern) -> Mask:
         return _tree(_parents(source.tree), source.committed).reshape(shape)
     queries, keys = source.shape
     query = source.offset + np.arange(queries)[:, np.newaxis]
-    return np.broadcast_to(_rule(source, query, np.arange(keys)), shape).copy()
+    return np.broadcast_to(_visible_keys(source, query, np.arange(keys)), shape).copy()
 
 
 def blocks_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) -> Shape:
@@ -91,13 +92,13 @@ def blocks_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) 
     return (*table[:-2], *shape)
 
 
-def _rule(source: Any, query: Positions, key: Positions) -> Mask:
+def _visible_keys(source: Any, query: Positions, key: Positions) -> Mask:
     """Return who sees whom, for positions of queries, (Lq, 1), and of keys, (T)."""
     match source:
         case kinds.SlidingWindow():
             seen = _within(source.sliding_window, key - query)
         case kinds.PrefixLM():
-            seen = (key <= query) | (key < _of_batch(_numbers(source.prefix_lm, "prefix_lm", 1)))
+            seen = (key <= query) | (key < _per_batch_entry(_numbers(source.prefix_lm, "prefix_lm", 1)))
         case kinds.Images() | kinds.ImageSpans():
             of_query, of_key = _at_positions(numbers_of_keys(source), query)
             seen = (key <= query) | ((of_query == of_key) & (of_key != _TEXT))
@@ -105,7 +106,7 @@ def _rule(source: Any, query: Positions, key: Positions) -> Mask:
             of_query, of_key = _at_positions(numbers_of_keys(source), query)
             seen = of_query == of_key
         case kinds.Chunked():
-            begin = _of_batch(_numbers(source.left_padding or 0, "left_padding", 1))
+            begin = _per_batch_entry(_numbers(source.left_padding or 0, "left_padding", 1))
             seen = (key <= query) & ((query - begin) // source.chunked == (key - begin) // source.chunked)
         case kinds.FirstTokens():
             seen = (key <= query) & ((key < source.first_tokens) | (key >= query - source.left))
@@ -143,7 +144,7 @@ def _with_batch(batch: Shape, queries: int, keys: int) -> Shape:
     return (*batch, 1, queries, keys) if batch else (queries, keys)
 
 
-def _of_batch(numbers: Positions) -> Positions:
+def _per_batch_entry(numbers: Positions) -> Positions:
     return numbers.reshape(*numbers.shape, 1, 1, 1) if numbers.ndim else numbers
 
 
@@ -157,12 +158,12 @@ def _at_positions(numbers: Positions, query: Positions) -> tuple[Positions, Posi
 def numbers_of_keys(source: _Numbered) -> Positions:
     """Return the number of each key's image or segment, (T), or (B, T). Raises ``FieldFault``."""
     field = kinds.kind_of(source)
-    given = getattr(source, field)
+    description = getattr(source, field)
     if isinstance(source, kinds.Images | kinds.Segments):
-        numbers = _numbers(given, field, 2)
+        numbers = _numbers(description, field, 2)
     else:
-        axes, read = (2, _in_spans) if isinstance(source, kinds.ImageSpans) else (1, _in_documents)
-        numbers = _by_batch(given, field, axes, source, read)
+        axes, read = (2, _number_images) if isinstance(source, kinds.ImageSpans) else (1, _number_documents)
+        numbers = _by_batch(description, field, axes, source, read)
     queries, keys = source.shape
     if numbers.ndim == 0 or numbers.shape[-1] != keys:
         raise FieldFault(field, f"expected a number for each of {keys} keys, got {_show_shape(numbers)}")
@@ -176,22 +177,26 @@ def numbers_of_keys(source: _Numbered) -> Positions:
 
 
 def _by_batch(
-    given: Any, field: str, axes: int, source: kinds.Pattern, read: Callable[[Positions, FieldPath, int], Positions]
+    description: Any,
+    field: str,
+    axes: int,
+    source: kinds.Pattern,
+    read: Callable[[Positions, FieldPath, int], Positions],
 ) -> Positions:
     """Read a description of so many axes once, or one for each element of the batch."""
-    depth, inner = 0, given
+    depth, inner = 0, description
     while isinstance(inner, list) and inner:
         depth, inner = depth + 1, inner[0]
     keys = source.shape[1]
     if keys > MAX_STORED:
         raise FieldFault("shape", f"{keys} keys are too many; expected at most {MAX_STORED} elements")
     if depth <= axes:
-        return read(_numbers(given, (field,), axes), (field,), keys)
-    rows = [(_numbers(row, (field, number), axes), (field, number)) for number, row in enumerate(given)]
+        return read(_numbers(description, (field,), axes), (field,), keys)
+    rows = [(_numbers(row, (field, number), axes), (field, number)) for number, row in enumerate(description)]
     return np.array([read(row, path, keys) for row, path in rows])
 
 
-def _in_spans(spans: Positions, path: FieldPath, keys: int) -> Positions:
+def _number_images(spans: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of images from 1 on; 0 is text."""
     numbers = np.full(keys, _TEXT, np.int64)
     if spans.ndim != 2 or spans.shape[-1] != 2:
@@ -205,7 +210,7 @@ def _in_spans(spans: Positions, path: FieldPath, keys: int) -> Positions:
     return numbers
 
 
-def _in_documents(lengths: Positions, path: FieldPath, keys: int) -> Positions:
+def _number_documents(lengths: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of documents, the first with 0."""
     if lengths.ndim != 1 or lengths.sum() != keys:
         raise FieldFault(path, f"expected lengths of {keys} keys together, got {lengths.sum()}")
@@ -216,9 +221,9 @@ def _show_shape(numbers: Positions) -> str:
     return "a single number" if numbers.ndim == 0 else f"{'x'.join(map(str, numbers.shape))} numbers"
 
 
-def _parents(given: Any) -> Positions:
+def _parents(tree: Any) -> Positions:
     """Read the parents of a tree's nodes, -1 for a child of the prefix. Raises ``FieldFault``."""
-    parents = _numbers(given, "tree", 2, none=-1)
+    parents = _numbers(tree, "tree", 2, none=-1)
     if parents.ndim == 0:
         raise FieldFault("tree", "expected a list with the parent of each node")
     for place in map(tuple, np.argwhere(parents >= np.arange(parents.shape[-1]))):
@@ -229,30 +234,30 @@ def _parents(given: Any) -> Positions:
     return parents
 
 
-def _numbers(given: Any, field: str | FieldPath, most_axes: int, none: int | None = None) -> Positions:
+def _numbers(values: Any, field: str | FieldPath, most_axes: int, none: int | None = None) -> Positions:
     """Read nested lists of whole numbers of at least 0. Raises ``FieldFault`` at what is none."""
-    shape = _checked_shape(given, (field,) if isinstance(field, str) else field, most_axes, none)
-    flat = given
+    shape = _check_shape(values, (field,) if isinstance(field, str) else field, most_axes, none)
+    flat = values
     for _ in shape[1:]:
         flat = [number for row in flat for number in row]
     numbers = [none if number is None else number for number in (flat if shape else [flat])]
     return np.array(numbers, np.int64).reshape(shape)
 
 
-def _checked_shape(given: Any, path: FieldPath, most_axes: int, none: int | None) -> Shape:
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= kinds.MAX_POSITION:
+def _check_shape(value: Any, path: FieldPath, most_axes: int, none: int | None) -> Shape:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= kinds.MAX_POSITION:
         return ()
-    if given is None and none is not None:
+    if value is None and none is not None:
         return ()
-    if not isinstance(given, list) or most_axes == 0 or not given:
+    if not isinstance(value, list) or most_axes == 0 or not value:
         wanted = f"a whole number from 0 to {kinds.MAX_POSITION}{'' if none is None else ' or null'}"
         lists = f", or {'lists' if most_axes > 1 else 'a list'} of them" if most_axes else ""
-        raise FieldFault(path, f"expected {wanted}{lists}, got {'nothing' if given is None else repr(given)[:80]}")
-    shapes = [_checked_shape(each, (*path, number), most_axes - 1, none) for number, each in enumerate(given)]
+        raise FieldFault(path, f"expected {wanted}{lists}, got {'nothing' if value is None else repr(value)[:80]}")
+    shapes = [_check_shape(row, (*path, number), most_axes - 1, none) for number, row in enumerate(value)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise FieldFault((*path, number), "ragged: expected as many numbers as in the first row")
-    return (len(given), *shapes[0])
+    return (len(value), *shapes[0])
 
 
 Numbers = NDArray[np.float64]
@@ -321,7 +326,7 @@ def relative_buckets(
 
     Half of the buckets hold one distance each. The other half is as wide as a geometric sequence up to
     ``max_distance``: of e exact buckets and m others, distance n is in bucket e + floor(m log(n / e) / log(M / e)), at
-    most the last. Integers tell where that floor steps, so that no logarithm is rounded.
+    most the last. Integers determine the steps of that floor, so that no logarithm is rounded.
     """
     first: NDArray[np.int64] = np.zeros(distance.shape, np.int64)
     back = np.maximum(-distance, 0)
@@ -401,9 +406,12 @@ class NumpyLegacy:
 
 
 _WORD_TO_UNIT = 2.3283064365386963e-10
+"""2^-32, from a word of 32 bits to [0, 1)."""
 _HALF_STEP = 0.5 * 2.328306437080797e-10
+"""Half of 1/(2^32 - 1), to 16 digits."""
 _INITIAL_SCRAMBLING = 50
 _STATE_WORDS = 624
+"""Words of 32 bits in the state of the Mersenne Twister MT19937."""
 
 
 class R:
@@ -461,15 +469,15 @@ def _box_muller(uniform: NDArray[np.float32]) -> NDArray[np.float32]:
     radii, angles = np.split(uniform.reshape(-1, _BLOCK), 2, axis=1)
     from flint import arb  # few cases draw normal numbers
 
-    logarithm = _rounded_once(1 - radii, np.log, arb.log)
+    logarithm = _round_once(1 - radii, np.log, arb.log)
     radius = np.sqrt(-2 * logarithm)  # IEEE 754 rounds a square root correctly
     theta = _TWO_PI * angles
-    cosine = _rounded_once(theta, np.cos, arb.cos)
-    sine = _rounded_once(theta, np.sin, arb.sin)
+    cosine = _round_once(theta, np.cos, arb.cos)
+    sine = _round_once(theta, np.sin, arb.sin)
     return np.concatenate([radius * cosine, radius * sine], axis=1).ravel()
 
 
-def _rounded_once(
+def _round_once(
     argument: NDArray[np.float32],
     function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     exact_function: Callable[[arb], arb],
@@ -533,7 +541,7 @@ def check_draw(generator: str, distribution: str, parameters: Mapping[str, objec
 
 @cache
 def distributions(generator: str) -> Mapping[str, frozenset[str]]:
-    """Return what a generator can draw, and the parameters that each draw needs beside its shape."""
+    """Return the draws of a generator, each with the parameters that it needs besides its shape."""
     methods = sorted(inspect.getmembers(GENERATORS[generator], inspect.isfunction))
     public = {name: inspect.signature(method).parameters for name, method in methods if not name.startswith("_")}
     return {name: frozenset(parameters) - {"self", "shape"} for name, parameters in public.items()}

@@ -1,7 +1,7 @@
 """The numbers of a case's inputs: read, drawn or built once, then rounded to the working dtype.
 
-Everything is made in float64, or in the generator's own dtype, in the order of the file, and converted at the end:
-every implementation, and whoever judges it, gets the same bits.
+Everything is made in float64, or in the generator's dtype, in the order of the file, and converted at the end: every
+implementation and the exact answer get the same bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _LOWEST = np.float64(-largest_number("float64"))
-"""Stands for the lowest number of a dtype until it is known which: no narrower one has this number itself."""
+"""Placeholder for the lowest number of a dtype until the dtype is known; no narrower dtype has this number."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,11 @@ def rounding_of(fields: RoundingFields) -> Rounding:
 
 def make_exact_inputs(case: Case) -> dict[str, Exact]:
     """Read, draw and build the inputs of a case, in the order of the file, lifted to the operation's ranks."""
-    generator = _generator_of(case)
+    generator: Generator | None = None
+    if case.random is not None:
+        from attncheck.reading.generated_arrays import GENERATORS
+
+        generator = GENERATORS[case.random.generator](case.random.seed)
     named: dict[str, Exact] = {}
     # A case that probes infinity may make NaN of it.
     with np.errstate(all="ignore"):
@@ -75,19 +79,11 @@ def make_exact_inputs(case: Case) -> dict[str, Exact]:
         made = {name: _make(source, named, generator) for name, source in case.inputs.items()}
     specs = case.input_specs
     return {
-        name: _split(exact, case.input_shapes[name])
+        name: _split_heads(exact, case.input_shapes[name])
         if name in case.merged
-        else _fit(exact, case.input_shapes[name], len(specs[name].axes))
+        else _fit_rank(exact, case.input_shapes[name], len(specs[name].axes))
         for name, exact in made.items()
     }
-
-
-def _generator_of(case: Case) -> Generator | None:
-    if case.random is None:
-        return None
-    from attncheck.reading.generated_arrays import GENERATORS
-
-    return GENERATORS[case.random.generator](case.random.seed)
 
 
 def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_in: str | None = None) -> Inputs:
@@ -98,7 +94,7 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
     """
     specs = {name: spec for name, spec in case.input_specs.items() if name in exact}
     arrays = {
-        name: _stored(exact[name].array, spec, stored_dtype(spec, specs, case.options, dtype), case.storage)
+        name: _round_for_storage(exact[name].array, spec, stored_dtype(spec, specs, case.options, dtype), case.storage)
         for name, spec in specs.items()
     }
     radii = {
@@ -127,7 +123,7 @@ def problem_of(case: Case, inputs: Inputs) -> Problem:
 
 
 class _Radii(Mapping[str, NDArray[np.float64]]):
-    """Radii that are worked out when they are asked for: who only makes a call needs none of them."""
+    """Radii that are computed on access: code that only makes a call needs none of them."""
 
     def __init__(self, makers: Mapping[str, Callable[[], NDArray[np.float64]]]) -> None:
         self._makers = makers
@@ -151,15 +147,15 @@ class _Radii(Mapping[str, NDArray[np.float64]]):
 def _radius(
     exact: Exact, spec: InputSpec, stored: Array, storage: str | None, computed_in: str | None
 ) -> NDArray[np.float64]:
-    """Return how far stored numbers may lie from those that the source computed with.
+    """Return how far stored numbers may be from the numbers that the source computed with.
 
-    A number that is known exactly was stored by the source as its precision rounds it. Of one that was printed rounded,
-    nobody knows what it was before, nor then how it was stored.
+    If a number is known exactly, the source computed with it rounded to its precision. If it was printed rounded, the
+    number before printing is unknown, and with it the number that the source stored.
     """
     used, radius = exact.array, exact.radius
     if computed_in is not None and spec.is_number:
         source_dtype = statistics_dtype(computed_in) if spec.statistics else computed_in
-        of_source = _stored(exact.array, spec, source_dtype, storage).astype(np.float64)
+        of_source = _round_for_storage(exact.array, spec, source_dtype, storage).astype(np.float64)
         used = np.where(exact.radius > 0, exact.array, of_source)
         in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
@@ -169,7 +165,7 @@ def _radius(
     return radius + moved
 
 
-def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
+def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> Array:
     if not spec.is_number:
         return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
     if spec.statistics:
@@ -182,20 +178,19 @@ def _stored(source: Array, spec: InputSpec, dtype: str, storage: str | None) -> 
 
 
 def _make(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
-    return _arrange(_unarranged(source, named, generator), source)
-
-
-def _unarranged(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
+    parts = kinds.parts_of(source)
     match source:
         case kinds.Reference():
-            return named[source.ref]
+            exact = named[source.ref]
         case kinds.PrintedInput():
             printed = parse_printed(source.printed, rounding_of(source))
-            return Exact(printed.value, printed.radius)
-    if parts := kinds.parts_of(source):
-        # In the order of the file, because drawing advances the generator.
-        return _combine(source, [_make(part, named, generator) for _, part in parts])
-    return _known_exactly(_numbers(source, generator))
+            exact = Exact(printed.value, printed.radius)
+        case _ if parts:
+            # In the order of the file, because drawing advances the generator.
+            exact = _combine(source, [_make(part, named, generator) for _, part in parts])
+        case _:
+            exact = _known_exactly(_numbers(source, generator))
+    return _arrange(exact, source)
 
 
 def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
@@ -266,8 +261,8 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
 
 def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
     """Return the parameters of a draw that the file gives."""
-    given = {"low": source.low, "high": source.high}
-    return {name: value for name, value in given.items() if value is not None}
+    bounds = {"low": source.low, "high": source.high}
+    return {name: value for name, value in bounds.items() if value is not None}
 
 
 def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
@@ -278,9 +273,9 @@ def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
         exact = exact.laid_out(lambda array: np.swapaxes(array, -1, -2))
     array, times = exact.array, arrangement.times
     if times is not None:
-        exact = Exact(_real(array) * _like(array, times), exact.radius * abs(times))
+        exact = Exact(_real(array) * _in_dtype_of(array, times), exact.radius * abs(times))
     if arrangement.plus is not None:
-        exact = Exact(_real(exact.array) + _like(exact.array, arrangement.plus), exact.radius)
+        exact = Exact(_real(exact.array) + _in_dtype_of(exact.array, arrangement.plus), exact.radius)
     return exact
 
 
@@ -289,13 +284,13 @@ def _real(array: Array) -> Array:
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
-def _like(array: Array, number: float) -> Any:
-    """Round a number to an array's own dtype: what a generator draws in float32 is multiplied in float32."""
+def _in_dtype_of(array: Array, number: float) -> Any:
+    """Round a number to an array's dtype: numbers that a generator draws in float32 are multiplied in float32."""
     return _real(array).dtype.type(number)
 
 
 def arranged_shape(shape: Shape, arrangement: Arrangement) -> Shape:
-    """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` where they do not apply."""
+    """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` if they do not apply."""
     if arrangement.rows is not None:
         if not shape:
             raise ValueError("a single number has no rows to take")
@@ -309,13 +304,13 @@ def arranged_shape(shape: Shape, arrangement: Arrangement) -> Shape:
     return shape
 
 
-def _split(exact: Exact, shape: Shape) -> Exact:
+def _split_heads(exact: Exact, shape: Shape) -> Exact:
     """Give every head its own part of the width: (B, L, H*D) -> (B, H, L, D)."""
     batch, heads, length, width = shape
     return exact.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
 
-def _fit(exact: Exact, shape: Shape, rank: int) -> Exact:
+def _fit_rank(exact: Exact, shape: Shape, rank: int) -> Exact:
     """Lay per-head projections side by side and add leading axes."""
 
     def fitted(array: Array) -> Array:

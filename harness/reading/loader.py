@@ -1,7 +1,7 @@
-"""Case files read into cases; every fault says file, line, case, field and what was expected.
+"""Read case files into cases; every fault names file, line, case, field and the expected value.
 
 A printed number that shows fewer digits than its neighbours is probably rounded further back than it looks
-(docs/cases.md, section 5). R gives every column decimals of its own, others every row: so a number is suspect where it
+(docs/cases.md, section 5). R gives every column decimals of its own, others every row: so a number is suspect if it
 has fewer decimals than one in its row and than one in its column, or ends in a point, as NumPy alone writes. And a zero
 that is missing by chance at the end of many digits costs nothing: a number is suspect if it has at most half as many
 digits as others, or may be off by a thousandth of the largest.
@@ -24,7 +24,7 @@ from attncheck.common.wording import slug
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import diagnostics, model
 from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
-from attncheck.reading.arrays import NO_ARRAYS, Arrays, named_arrays
+from attncheck.reading.arrays import NO_ARRAYS, CheckedArrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_of
 from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, each_of, linked_files_hidden
@@ -48,34 +48,40 @@ def uneven_digits(entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], whe
             rows = getattr(expectation, name)
             if rows is not None and not isinstance(rows, StoredNumbers):
                 path = (*where, "expect", number, name)
-                yield from _of_numbers(rows, expectation, path, declared=entry.digits is not None)
-    for input_name, given in entry.inputs.items():
-        yield from _of_array(kinds.as_array(given), arrays, (*where, "inputs", input_name), (*where, "arrays"), entry)
+                yield from _warn_of_numbers(rows, expectation, path, declared=entry.digits is not None)
+    for input_name, source in entry.inputs.items():
+        yield from _warn_of_array(
+            kinds.as_array(source), arrays, (*where, "inputs", input_name), (*where, "arrays"), entry
+        )
 
 
-def _of_array(
-    source: kinds.Array, named: Mapping[str, kinds.Array], path: FieldPath, own: FieldPath, entry: model.CaseEntry
+def _warn_of_array(
+    source: kinds.Array,
+    named: Mapping[str, kinds.Array],
+    path: FieldPath,
+    case_arrays: FieldPath,
+    entry: model.CaseEntry,
 ) -> Warnings:
     match source:
         case kinds.PrintedInput():
-            yield from _of_numbers(source.printed, source, (*path, "printed"), declared=False)
+            yield from _warn_of_numbers(source.printed, source, (*path, "printed"), declared=False)
         case kinds.Reference():
-            top = own if source.ref in entry.arrays else ("arrays",)
-            yield from _of_array(named[source.ref], named, (*top, source.ref), own, entry)
+            top = case_arrays if source.ref in entry.arrays else ("arrays",)
+            yield from _warn_of_array(named[source.ref], named, (*top, source.ref), case_arrays, entry)
         case _:
             for place, part in kinds.parts_of(source):
-                yield from _of_array(part, named, (*path, *place), own, entry)
+                yield from _warn_of_array(part, named, (*path, *place), case_arrays, entry)
 
 
-def _of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool) -> Warnings:
+def _warn_of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool) -> Warnings:
     says = fields.exact or fields.digits is not None or declared
     if says or fields.decimals is not None or fields.significant_digits is not None:
         return
     numbers = parse_printed(rows, rounding_of(fields))
-    found = _uneven(numbers)
-    if found is None:
+    uneven = _find_uneven(numbers)
+    if uneven is None:
         return
-    short, decimals = found
+    short, decimals = uneven
     first = tuple(np.argwhere(short)[0])
     within = f"{numbers.half_unit[first]:.1g}"
     others = int(short.sum()) - 1
@@ -88,14 +94,14 @@ def _of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, d
     )
 
 
-def _uneven(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] | None:
-    """Return which numbers show fewer digits than neighbours, and the most decimals that any has; None if none do."""
+def _find_uneven(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] | None:
+    """Return which numbers show fewer digits than neighbours, and the largest number of decimals; None if none do."""
     text = numbers.text
-    decimals, digits = _counts(text)
+    decimals, digits = _count_digits(text)
     if not text.size:
         return None
     short = (decimals > _NONE) & (decimals < decimals.max()) & (digits < digits.max())
-    of_numpy = np.array([str(each).endswith(".") for each in text.ravel()]).reshape(text.shape)
+    of_numpy = np.array([str(number).endswith(".") for number in text.ravel()]).reshape(text.shape)
     for axis in (-1, -2)[: text.ndim]:
         if text.shape[axis] > 1:
             short &= of_numpy | (decimals < decimals.max(axis=axis, keepdims=True))
@@ -104,7 +110,7 @@ def _uneven(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] | None:
     return (short, int(decimals.max())) if short.any() else None
 
 
-def _counts(text: NDArray[np.object_]) -> tuple[Counts, Counts]:
+def _count_digits(text: NDArray[np.object_]) -> tuple[Counts, Counts]:
     """Return every number's decimals and significant digits; a zero has none of these."""
     decimals, digits = np.full(text.shape, _NONE), np.full(text.shape, _NONE)
     for index in np.ndindex(text.shape):
@@ -159,30 +165,31 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
     Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.
     """
     document = UnwrittenDocument(data, {})
-    prefix, _, own = identity.rpartition("/")
+    prefix, _, case_id = identity.rpartition("/")
     try:
         file = model.CaseFile.model_validate(data, context={FOLDER: str(folder)})
         reader = _CaseReader(file, document, identity, prefix, frozenset(), _shared_arrays(file))
         [entry] = file.cases
-        return reader.read(entry.model_copy(update={"id": own}), ("cases", 0))
+        return reader.read(entry.model_copy(update={"id": case_id}), ("cases", 0))
     except ValidationError as error:
         raise CaseError(diagnostics.diagnostics_of(error, identity, document)) from None
     except CaseFileError as fault:
         every = (fault, *fault.others)
-        raise CaseError([diagnostic_at(each.path, str(each), identity, document) for each in every]) from None
+        raise CaseError([diagnostic_at(item.path, str(item), identity, document) for item in every]) from None
 
 
 def _read_file(
     path: Path, display_name: str, for_each: Sequence[Mapping[str, Any]]
 ) -> tuple[YamlDocument, model.CaseFile, Sequence[int], list[Diagnostic]]:
-    """Return what a file says, its repeated cases written out, and the same as checked fields.
+    """Return a file's data with its repeated cases written out, the checked fields, case numbers and faults.
 
-    Of a file in which only cases are at fault, the others, with their numbers, and what is wrong with those.
+    If only cases are at fault, the checked fields and numbers are those of the other cases.
     """
     document = _read(path, display_name)
     if for_each:
         document = replace(document, data={**document.data, FOR_EACH: [dict(row) for row in for_each]})
-    if isinstance(document.data, list) and any(isinstance(each, dict) and "verdict" in each for each in document.data):
+    entries = document.data if isinstance(document.data, list) else []
+    if any(isinstance(entry, dict) and "verdict" in entry for entry in entries):
         raise CaseError([Diagnostic(display_name, _EXPECTED_FAILURES, 1)])
     document, misused = write_out(document)
     if misused:
@@ -193,19 +200,15 @@ def _read_file(
         return document, file, range(len(file.cases)), []
     except ValidationError as error:
         misread = diagnostics.diagnostics_of(error, display_name, document)
-        numbers = _cases_without(error, document.data)
+        cases = document.data.get("cases") if isinstance(document.data, dict) else None
+        wrong = {detail["loc"][:2] for detail in error.errors(include_url=False)}
+        count = len(cases) if isinstance(cases, list) else 0
+        numbers = [number for number in range(count) if ("cases", number) not in wrong]
     try:
         others = numbers and {**document.data, "cases": [document.data["cases"][number] for number in numbers]}
         return document, model.CaseFile.model_validate(others, context=context), numbers, misread
     except ValidationError:  # more than cases
         raise CaseError(misread) from None
-
-
-def _cases_without(error: ValidationError, data: Any) -> list[int]:
-    """Return the numbers of a file's cases in which there is no error."""
-    cases = data.get("cases") if isinstance(data, dict) else None
-    wrong = {detail["loc"][:2] for detail in error.errors(include_url=False)}
-    return [number for number in range(len(cases)) if ("cases", number) not in wrong] if isinstance(cases, list) else []
 
 
 def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
@@ -236,21 +239,21 @@ def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -
         )
 
 
-def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], Arrays]:
-    """Return what checks the arrays that the file's cases share: once for each generator, not for each case."""
-    known: dict[str, Arrays | CaseFileError] = {}
+def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], CheckedArrays]:
+    """Return a function that checks the arrays shared by the file's cases, once for each generator."""
+    known: dict[str, CheckedArrays | CaseFileError] = {}
 
-    def checked(random: model.Random | None) -> Arrays:
+    def checked(random: model.Random | None) -> CheckedArrays:
         generator = random.generator if random else ""
         if generator not in known:
             try:
                 known[generator] = named_arrays(file.arrays, NO_ARRAYS, random, ())
             except CaseFileError as fault:
                 known[generator] = fault
-        found = known[generator]
-        if isinstance(found, CaseFileError):
-            raise CaseFileError(found.path, str(found))
-        return found
+        arrays = known[generator]
+        if isinstance(arrays, CaseFileError):
+            raise CaseFileError(arrays.path, str(arrays))
+        return arrays
 
     return checked
 
@@ -264,7 +267,7 @@ class _CaseReader:
     display_name: str
     id_prefix: str
     known_tags: frozenset[str]
-    shared: Callable[[model.Random | None], Arrays]
+    shared: Callable[[model.Random | None], CheckedArrays]
     budget: CaseBudget = field(default_factory=CaseBudget)
     seen: dict[str, str] = field(default_factory=dict)
 
@@ -281,7 +284,7 @@ class _CaseReader:
             arrays = named_arrays(entry.arrays, self.shared(random), random, where)
             made.append((arrays, CaseMaker(self.file, entry, arrays, self.budget, location).make()))
 
-        made: list[tuple[Arrays, Case]] = []
+        made: list[tuple[CheckedArrays, Case]] = []
         each_of([check_tags, make])
         [(arrays, case)] = made
         warned = uneven_digits(entry, arrays.sources, where)

@@ -57,9 +57,9 @@ _SPECS: Mapping[str, InputSpec] = {
     **FOLDED_INPUTS,
     **{
         name: spec
-        for own in OPERATIONS.values()
-        if not (own.has_projections or own.is_lowered)
-        for name, spec in own.inputs.items()
+        for operation in OPERATIONS.values()
+        if not (operation.has_projections or operation.is_lowered)
+        for name, spec in operation.inputs.items()
     },
 }
 _MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
@@ -83,7 +83,7 @@ def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) ->
         for name, differs in (("is_causal", offset != 0 or past != 0), ("window", offset != past))
         if differs and not is_told
     } | {"query_mask"}
-    return _folded(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
+    return _fold_into_mask(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
 
 def canonical_options_and_inputs(operation: str, options: Options, inputs: Inputs, rows: Rows | None) -> _LaidOut:
@@ -96,7 +96,7 @@ def canonical_options_and_inputs(operation: str, options: Options, inputs: Input
     folded = {"window", *_MASKS}
     if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
-    kept_options, kept = _folded(operation, options, inputs, folded, rows)
+    kept_options, kept = _fold_into_mask(operation, options, inputs, folded, rows)
     for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
         kept_options.pop(name, None)
     for past, name in _PASTS:
@@ -116,43 +116,43 @@ def options_and_inputs_without_layout(operation: str, options: Options, inputs: 
 
 
 def _without_reading_only(options: Options) -> dict[str, Any]:
-    """Leave out what only files say, and what is not asked for: a function without that keyword can do it."""
+    """Leave out options of files only, and false options, which a function without that keyword can do."""
     return {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
 
 
 def _without_base_e(options: Options) -> dict[str, Any]:
-    """Leave out the base that log_sum_exps have anyway: a function without that keyword can do it."""
+    """Leave out the default base of log_sum_exps, which a function without that keyword can do."""
     return {name: value for name, value in options.items() if (name, value) != ("lse_base", "e")}
 
 
 def _as_scores(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
-    """Return parts as keys: log_sum_exps as scores, outputs as values, of which those of an empty part are 0.
+    """Return parts as keys: log_sum_exps as scores, outputs as values.
 
-    What an empty part holds counts for nothing, whatever it is: NaN, too.
+    The values of an empty part are 0: its outputs do not count, not even NaN.
     """
     kept = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     log_sum_exps, outputs = kept["log_sum_exps"], kept["outputs"]
     empty = (log_sum_exps == -np.inf)[..., np.newaxis]
     values = np.where(empty, np.zeros((), outputs.dtype), outputs)
     lowered = {"scores": np.moveaxis(log_sum_exps, 0, -1), "row_values": np.moveaxis(values, 0, -2)}
-    return {name: np.ascontiguousarray(each) for name, each in lowered.items()}
+    return {name: np.ascontiguousarray(array) for name, array in lowered.items()}
 
 
 def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[float, float] = (1, 0)) -> dict[str, Array]:
-    """Return the rows of the rotary tables for each query and each key, which count the past.
+    """Return the rows of the rotary tables for each query and each key, counted from the first past key.
 
-    A past comes rotated: its keys have ``of_past``, the cosine and sine of no rotation. Empty without tables.
+    Past keys are rotated already: they get ``of_past``, the cosine and sine of no rotation. Empty without tables.
     """
     if inputs.keys().isdisjoint(_ROTARY):
         return {}
     (queries, keys), past = queries_and_keys(inputs), _past_length(inputs)
     positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
-    found: dict[str, Array] = {}
+    tables: dict[str, Array] = {}
     for name, table, alone in zip(("cos", "sin"), (inputs["rotary_cos"], inputs["rotary_sin"]), of_past, strict=True):
-        found[f"query_{name}"] = table[positions]
+        tables[f"query_{name}"] = table[positions]
         before = np.full((past, table.shape[-1]), alone, table.dtype)
-        found[f"key_{name}"] = np.concatenate([before, table[past:keys]])
-    return found
+        tables[f"key_{name}"] = np.concatenate([before, table[past:keys]])
+    return tables
 
 
 def query_offset(options: Options, inputs: Inputs) -> int:
@@ -167,22 +167,26 @@ def query_offset(options: Options, inputs: Inputs) -> int:
 
 
 def query_positions(options: Options, inputs: Inputs, rows: Rows) -> Array:
-    """Return where query rows stand among all keys: (Lq, 1), or (B, 1, Lq, 1) where each batch entry has an offset."""
+    """Return the positions of query rows among all keys: (Lq, 1), or (B, 1, Lq, 1) with an offset per batch entry."""
     offsets = inputs.get("query_offsets")
     if offsets is None:
         return np.asarray(rows[:, np.newaxis] + query_offset(options, inputs))
     return np.asarray(rows[:, np.newaxis] + offsets.astype(np.intp).reshape(-1, 1, 1, 1))
 
 
-def _folded(
+def _fold_into_mask(
     operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Turn these options and inputs into one mask, together with the mask that is given; with ``rows``, of these."""
+    """Turn the options and inputs in ``names`` and the mask into one mask; with ``rows``, only of these query rows."""
     kept_options = _without_reading_only(options)
     if not OPERATIONS[operation].has_projections:
         kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
     if kept_options.get("mask_fill") is not None:
-        kept_options |= _rounded_fill(float(kept_options.pop("mask_fill")), inputs)
+        # Rounded to the dtype of its neighbours; beyond the dtype's range it is -inf, as without a fill.
+        dtype = inputs["query" if "query" in inputs else "scores"].dtype.name
+        with np.errstate(over="ignore"):
+            fill = float(rounded_once(np.array(float(kept_options.pop("mask_fill"))), dtype))
+        kept_options |= {} if fill == -np.inf else {"mask_fill": fill}
     kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     allowed: list[Array] = []
     if names:
@@ -204,14 +208,6 @@ def _folded(
     return kept_options, kept_inputs
 
 
-def _rounded_fill(fill: float, inputs: Inputs) -> dict[str, float]:
-    """Round a fill to the dtype of what it stands among; beyond the dtype's range it is -inf, as without one."""
-    dtype = inputs["query" if "query" in inputs else "scores"].dtype.name
-    with np.errstate(over="ignore"):
-        rounded = float(rounded_once(np.array(fill), dtype))
-    return {} if rounded == -np.inf else {"mask_fill": rounded}
-
-
 def _rows_of(name: str, array: Array, rows: Rows) -> Array:
     """Keep these query rows of an input that has any; one row of a mask or bias stands for all."""
     spec = _SPECS.get(name)
@@ -223,7 +219,7 @@ def _rows_of(name: str, array: Array, rows: Rows) -> Array:
 
 
 def within_window(window: tuple[int | None, int | None], positions: Array, keys: Array) -> list[Array]:
-    """Return what a window asks of keys, for queries at these positions."""
+    """Return the conditions of a window on keys, for queries at these positions."""
     left, right = window
     before = [] if left is None else [keys >= positions - left]
     return before if right is None else [*before, keys <= positions + right]
@@ -246,13 +242,20 @@ _LARGE = 1e30
 
 
 def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
-    """Return the inputs with what no query may use of keys and values replaced, as the option ``poison`` says."""
+    """Return the inputs with all keys and values that no query may use replaced, as the option ``poison`` says."""
     if not options.get("poison"):
         return dict(inputs)
     is_nan = options["poison"] == "nan"
     poisoned_inputs = dict(inputs)
     if "block_table" in inputs:
-        unused, is_page = ~_used_slots(inputs), True
+        # The slots of pages that have no key which any batch entry uses, (Np, Lp).
+        unused: Array = np.ones(inputs["key_pages"].shape[:2], np.bool_)
+        page, is_page = unused.shape[1], True
+        for pages, used in zip(
+            inputs["block_table"].astype(np.int64), inputs["key_lengths"].astype(np.int64), strict=True
+        ):
+            positions = np.arange(used)
+            unused[pages[positions // page], positions % page] = False
         names = [name for name in _OF_SLOTS if name in inputs and inputs[name].shape[:2] == unused.shape]
     else:
         unused, is_page, names = ~_Sequences.of(inputs).is_used, False, ["key", "value"]
@@ -268,25 +271,33 @@ def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
 
 
 def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
-    """Hold the counts of packed sequences and paged caches against each other, and the widths of norms.
-
-    ``counts`` are those of a case.
+    """Check the ``counts`` of packed sequences and paged caches against each other, and the widths of norms.
 
     Raises ``ShapeFault`` for the first that does not fit.
     """
     if OPERATIONS[operation].lowers_to is None:
         return
     if "block_table" in counts:
-        _check_pages(shapes, counts)
+        pages, page = shapes["key_pages"][:2]
+        table = counts["block_table"].reshape(shapes["block_table"])
+        for entry, used in enumerate(counts["key_lengths"]):
+            if (table[entry, : -(-int(used) // page)] >= pages).any():
+                problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
+                raise ShapeFault("block_table", problem)
     check_codes(options, shapes)
     for name in ("query", "key"):
-        if f"{name}_norm_weight" in shapes:
-            _check_norm_weight(f"{name}_norm_weight", options, shapes[name], shapes[f"{name}_norm_weight"])
+        weight = f"{name}_norm_weight"
+        if weight in shapes:
+            is_full = options.get("norm_over") == "full"
+            wanted, got = shapes[name][-1] * (shapes[name][-3] if is_full else 1), shapes[weight][-1]
+            if got != wanted:
+                what = f"the {wanted} elements of {'all heads' if is_full else 'a head'}"
+                raise ShapeFault(weight, f"expected a weight for each of {what}, got {got}")
     if "cu_seqlens_q" not in counts:
         return
     if shapes["query"][0] != 1:
-        wanted = "a batch of 1, whose sequences lie one after the other"
-        raise ShapeFault("query", f"expected {wanted}, got {shapes['query'][0]}")
+        one_batch = "a batch of 1, whose sequences lie one after the other"
+        raise ShapeFault("query", f"expected {one_batch}, got {shapes['query'][0]}")
     for name, of in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
         _check_limits(name, counts[name], shapes[of][-2], of)
     lengths = np.diff(counts["cu_seqlens_k"])
@@ -296,9 +307,9 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
 
 
 def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
-    """Hold what is said of codes and of scales of blocks against the format and the shapes."""
+    """Check codes and scales of blocks against the format and the shapes. Raises ``ShapeFault``."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    for name, stem in _in_codes(shapes):
+    for name, stem in _coded_inputs(shapes):
         if form.bits == 4 and shapes[name][-1] % 2:
             raise ShapeFault(name, f"expected an even width, two codes of 4 bits in each byte, got {shapes[name][-1]}")
         blocks = f"{stem}_block_scale"
@@ -312,9 +323,9 @@ def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
                 raise ShapeFault(blocks, f"4x4 needs multiples of 4 rows and columns, got {show(wanted)}")
 
 
-def _in_codes(given: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is given in codes, and what the names of its scales begin with."""
-    return ((name, stem) for name, stem in STEMS.items() if name in given and f"{stem}_scale" in given)
+def _coded_inputs(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the inputs that are given in codes, each with the prefix of its scales' names."""
+    return ((name, stem) for name, stem in STEMS.items() if name in names and f"{stem}_scale" in names)
 
 
 def _row_axis(name: str) -> int:
@@ -330,29 +341,12 @@ def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
         raise ShapeFault(name, "expected limits of which none is smaller than the one before it")
 
 
-def _check_norm_weight(name: str, options: Options, of: Shape, shape: Shape) -> None:
-    is_full = options.get("norm_over") == "full"
-    wanted = of[-1] * (of[-3] if is_full else 1)
-    if shape[-1] != wanted:
-        what = "all heads" if is_full else "a head"
-        raise ShapeFault(name, f"expected a weight for each of the {wanted} elements of {what}, got {shape[-1]}")
-
-
-def _check_pages(shapes: Mapping[str, Shape], counts: Inputs) -> None:
-    pages, page = shapes["key_pages"][:2]
-    table = counts["block_table"].reshape(shapes["block_table"])
-    for entry, used in enumerate(counts["key_lengths"]):
-        if (table[entry, : -(-int(used) // page)] >= pages).any():
-            problem = f"entry {entry} uses a page that is not there: there are {pages}, from 0 on"
-            raise ShapeFault("block_table", problem)
-
-
 @dataclass(frozen=True, eq=False)
 class _Sequences:
-    """Packed sequences by query and by key: which one each belongs to, and where it stands in it.
+    """The sequence of each packed query and key, and its position in the sequence.
 
-    A query's position counts from the first key of its sequence, and the last query's is that of the last key that is
-    used; those of the first queries may be negative.
+    A query's position counts from the first key of its sequence. The last query has the position of the last used key,
+    so that the first queries may have negative positions.
     """
 
     of_query: Array
@@ -372,23 +366,24 @@ class _Sequences:
             numbers.append(np.repeat(np.arange(len(limits) - 1), lengths[-1]))
         used = np.asarray(inputs.get("key_lengths", lengths[1]), np.int64)
         of_query, of_key = numbers
-        in_query, in_key = (np.arange(len(each)) - start[each] for each, start in zip(numbers, starts, strict=True))
+        pairs = zip(numbers, starts, strict=True)
+        in_query, in_key = (np.arange(len(owners)) - start[owners] for owners, start in pairs)
         offset = 0 if from_start else (used - lengths[0])[of_query]
         return cls(of_query, of_key, in_query + offset, in_key, in_key < used[of_key])
 
 
-def _packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    found = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
-    allowed = (found.of_query[:, np.newaxis] == found.of_key) & found.is_used
-    allowed &= _by_position(options, found.query_position[:, np.newaxis], found.key_position)
+def _lay_out_packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+    sequences = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
+    allowed = (sequences.of_query[:, np.newaxis] == sequences.of_key) & sequences.is_used
+    allowed &= _allow_by_position(options, sequences.query_position[:, np.newaxis], sequences.key_position)
     for name in ("key", "value"):
-        inputs[name] = np.where(found.is_used[:, np.newaxis], inputs[name], np.zeros_like(inputs[name]))
+        inputs[name] = np.where(sequences.is_used[:, np.newaxis], inputs[name], np.zeros_like(inputs[name]))
     for name in ("key_lengths", "cu_seqlens_q", "cu_seqlens_k"):
         inputs.pop(name, None)
     return options, {**inputs, "mask": allowed[np.newaxis, np.newaxis]}
 
 
-def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _lay_out_paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     table, used = inputs.pop("block_table").astype(np.int64), inputs.pop("key_lengths").astype(np.int64)
     page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[-2]
     positions = np.arange(table.shape[1] * page)
@@ -405,12 +400,12 @@ def _paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
                 inputs[part] = np.where(used_rows, rows, np.zeros_like(rows)).swapaxes(1, 2)
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
-    allowed = is_used[:, np.newaxis] & _by_position(options, query_position[..., np.newaxis], positions)
+    allowed = is_used[:, np.newaxis] & _allow_by_position(options, query_position[..., np.newaxis], positions)
     laid_out = options, {**inputs, "mask": allowed[:, np.newaxis]}
-    return _quantized(*laid_out) if "key_scale" in inputs else laid_out
+    return _widen_codes(*laid_out) if "key_scale" in inputs else laid_out
 
 
-def _quantized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Widen codes, which the working dtype holds exactly, and give each its own factor, and its shift if it has one.
 
     Factors of blocks are products of two scales, in float64, which holds them exactly.
@@ -440,9 +435,9 @@ def blocks_spread(blocks: Array, shape: Shape) -> Array:
 
 
 def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    """Lay codes and the scales of their blocks out as a function gets them, and say so where no dtype does."""
+    """Lay codes and their block scales out as a function gets them; drop ``stored_as`` if the dtype implies it."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
-    for name, stem in list(_in_codes(inputs)):
+    for name, stem in list(_coded_inputs(inputs)):
         if form.bits < 8:
             codes = inputs[name].astype(numpy_dtype(form.elements))
             inputs[name] = _bytes_of(codes, form.bits, options.get("packing"))
@@ -454,9 +449,9 @@ def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
 
 
 def unpacked_shapes(options: Options, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return shapes of what a function gets, two codes in each byte counted as two numbers."""
+    """Return the shapes of a function's inputs, with two codes in a byte counted as two numbers."""
     is_packed = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT].bits == 4
-    wide = {name: (*shapes[name][:-1], 2 * shapes[name][-1]) for name, _ in _in_codes(shapes) if is_packed}
+    wide = {name: (*shapes[name][:-1], 2 * shapes[name][-1]) for name, _ in _coded_inputs(shapes) if is_packed}
     return {**shapes, **wide}
 
 
@@ -468,7 +463,7 @@ def block_scales_in_memory(options: Options, inputs: Inputs, name: str) -> Array
         return scales
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     stored = scales.astype(numpy_dtype(str(form.scales))).swapaxes(axis, -2)
-    return _swizzled(stored, options["swizzle"]).swapaxes(axis, -2)
+    return _swizzle(stored, options["swizzle"]).swapaxes(axis, -2)
 
 
 def _bytes_of(codes: Array, bits: int, packing: str | None) -> Array:
@@ -481,8 +476,8 @@ def _bytes_of(codes: Array, bits: int, packing: str | None) -> Array:
     return np.ascontiguousarray(low | high << 4)
 
 
-def _swizzled(scales: Array, swizzle: str) -> Array:
-    """Move scales of blocks, (..., T, S), to where a swizzle has them (``backends/contract.py``)."""
+def _swizzle(scales: Array, swizzle: str) -> Array:
+    """Move scales of blocks, (..., T, S), to their places in a swizzle (``backends/contract.py``)."""
     bits, (rows, columns) = scales.view(np.uint8), scales.shape[-2:]
     row, column = np.indices((rows, columns))
     if swizzle == "4x4":
@@ -500,7 +495,7 @@ def _swizzled(scales: Array, swizzle: str) -> Array:
     return laid_out
 
 
-def _normalized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _spread_norms(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Give each head its row of the weights of the norms."""
     for name in ("query", "key"):
         heads, width = inputs[name].shape[-3], inputs[name].shape[-1]
@@ -510,8 +505,8 @@ def _normalized(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     return options, inputs
 
 
-def _latent(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    """Put what is rotated behind queries and latent vectors, which are the keys and values of one head."""
+def _join_latent(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+    """Append the rotated parts to queries and latent vectors, which are the keys and values of one head."""
     latent = inputs.pop("latent")[:, np.newaxis]  # (B, 1, Lk, C)
     inputs["key"] = inputs["value"] = latent
     if "key_rotary" in inputs:
@@ -520,18 +515,8 @@ def _latent(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     return options, inputs
 
 
-def _used_slots(inputs: Inputs) -> Array:
-    """Return which slots of which pages hold a key that any batch entry uses: (Np, Lp)."""
-    is_used: Array = np.zeros(inputs["key_pages"].shape[:2], np.bool_)
-    page = is_used.shape[1]
-    for pages, used in zip(inputs["block_table"].astype(np.int64), inputs["key_lengths"].astype(np.int64), strict=True):
-        positions = np.arange(used)
-        is_used[pages[positions // page], positions % page] = True
-    return is_used
-
-
-def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
-    """Return who may attend to whom by position, and take the options that state it out."""
+def _allow_by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
+    """Return which keys each query may attend to by position, and remove these options."""
     allowed = np.ones(np.broadcast_shapes(queries.shape, keys.shape), np.bool_)
     if options.pop("is_causal", False):
         allowed &= keys <= queries
@@ -543,13 +528,13 @@ def _by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
 
 
 _LAID_OUT_BY: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _LaidOut]] = {
-    "packed_attention": _packed,
-    "paged_attention": _paged,
-    "quantized_attention": _quantized,
-    "normalized_attention": _normalized,
-    "latent_attention": _latent,
+    "packed_attention": _lay_out_packed,
+    "paged_attention": _lay_out_paged,
+    "quantized_attention": _widen_codes,
+    "normalized_attention": _spread_norms,
+    "latent_attention": _join_latent,
 }
 """The layout of each operation that is lowered to another, and of its gradients.
 
-Of gated attention all is handed on as it is: a step of its own takes the gate (``attention/output_gate.py``).
+Gated attention is not listed: it has no layout, and a later step applies the gate (``attention/output_gate.py``).
 """

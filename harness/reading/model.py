@@ -78,7 +78,7 @@ class Random(Strict):
 
 
 def _option_type(spec: OptionSpec) -> Any:
-    """Return what a file may give for an option."""
+    """Return the type of an option's value in a file."""
     if spec.type is float:
         return PositiveFloat | PositiveInt if spec.positive else float | int
     if spec.type is int:
@@ -99,8 +99,8 @@ else:
         __base__=Strict,
         __doc__=(spec.Options.__doc__ or "").partition("\n")[0],
         **{
-            name: (_option_type(own) | None, Field(default=None, description=own.description))
-            for name, own in spec.OPTIONS.items()
+            name: (_option_type(option) | None, Field(default=None, description=option.description))
+            for name, option in spec.OPTIONS.items()
         },
     )
 

@@ -28,7 +28,7 @@ Cells: TypeAlias = "list[Cells] | str"
 MAX_AXES = 5
 _SHOWN = 40
 LEFT_OUT = r"\.\.\.|…"
-"""Stands where a library leaves numbers out."""
+"""A library's sign for numbers that it leaves out."""
 _LEFT_OUT = re.compile(LEFT_OUT)
 _NUMBER = re.compile(r"([^\s,()\[\]<>=]+)")
 _SPACE = re.compile(r"\s*")
@@ -53,7 +53,7 @@ class PrintedError(ValueError):
 def split_numbers(text: str) -> Cells:
     """Split a text into numbers, nested as the array is; one row is a vector, one number a scalar.
 
-    Raises ``PrintedError`` where rows are ragged and for what is no array.
+    Raises ``PrintedError`` if rows are ragged and for what is no array.
     """
     if _LEFT_OUT.search(text):
         raise PrintedError(
@@ -74,7 +74,7 @@ def count_numbers(text: str) -> int:
 
 
 def shape_of(cells: Cells) -> tuple[int, ...]:
-    """Return the shape of nested numbers. Raises ``PrintedError`` where they are ragged."""
+    """Return the shape of nested numbers. Raises ``PrintedError`` if they are ragged."""
     if isinstance(cells, str):
         return ()
     shapes = [shape_of(cell) for cell in cells]
@@ -85,13 +85,13 @@ def shape_of(cells: Cells) -> tuple[int, ...]:
 
 
 def _plain_rows(lines: list[str]) -> Cells:
-    rows = _even([_plain_row(line, number) for number, line in enumerate(lines, start=1)])
+    rows = _require_even([_plain_row(line, number) for number, line in enumerate(lines, start=1)])
     if len(rows) > 1:
         return [[*row] for row in rows]
     return [*rows[0]] if len(rows[0]) > 1 else rows[0][0]
 
 
-def _even(rows: list[list[str]]) -> list[list[str]]:
+def _require_even(rows: list[list[str]]) -> list[list[str]]:
     """Return rows that are all as long as the first."""
     if not rows:
         raise PrintedError("no number is given")
@@ -137,7 +137,7 @@ def _r_rows(lines: list[str]) -> Cells:
         rows[row - 1] += line[label.end() :].split()
     if vector:
         return [number for numbers in rows for number in numbers]
-    return [[*numbers] for numbers in _even(rows)]
+    return [[*numbers] for numbers in _require_even(rows)]
 
 
 class _Brackets:
@@ -154,7 +154,7 @@ class _Brackets:
     def read(self) -> Cells:
         """Read the whole text; several arrays one after another are the entries of one.
 
-        Raises ``PrintedError`` where that is no array.
+        Raises ``PrintedError`` if that is no array.
         """
         arrays = [self._array()]
         while self._skip(_SEPARATOR) and self._at < len(self._text):
@@ -197,21 +197,21 @@ class _Brackets:
         return values
 
     def _number(self) -> str:
-        found = _SCALAR.match(self._text, self._at) or _NUMBER.match(self._text, self._at)
-        if not found:
+        match = _SCALAR.match(self._text, self._at) or _NUMBER.match(self._text, self._at)
+        if not match:
             raise self._unexpected("a number or '['")
-        self._at = found.end()
-        return found[1]
+        self._at = match.end()
+        return match[1]
 
     def _separator(self) -> str:
         """Pass over what stands between two entries, and return it: a blank, a comma, or both."""
-        found = _SEPARATOR.match(self._text, self._at)
-        assert found is not None, "it may be empty"
-        if not found[0] and not self._text.startswith("[", self._at):
+        match = _SEPARATOR.match(self._text, self._at)
+        assert match is not None, "it may be empty"
+        if not match[0] and not self._text.startswith("[", self._at):
             raise self._unexpected("']'")
-        self._at = found.end()
-        wrapped = "\n" in found[2] and self._between == ","
-        return " " if not found[1] else ", " if found[2] and not wrapped else ","
+        self._at = match.end()
+        wrapped = "\n" in match[2] and self._between == ","
+        return " " if not match[1] else ", " if match[2] and not wrapped else ","
 
     def _check_separator(self, between: str, number: str) -> None:
         if self._between not in (None, between):
@@ -223,25 +223,25 @@ class _Brackets:
 
     def _attributes(self, array: Cells) -> None:
         """Pass over dtype=..., grad_fn=<...> and the like up to the closing parenthesis; a shape has to be right."""
-        while found := _ATTRIBUTE.match(self._text, self._at):
-            self._at = found.end()
-            if found[1] == "shape":
-                _check_shape(found[2], array)
+        while match := _ATTRIBUTE.match(self._text, self._at):
+            self._at = match.end()
+            if match[1] == "shape":
+                _check_shape(match[2], array)
         if not self._skip(_CLOSE):
             raise self._unexpected("')' behind the array")
 
     def _take(self, character: str) -> bool:
         """Pass over one character, and the space before it, if it comes next."""
-        found = _SPACE.match(self._text, self._at)
-        if found is None or not self._text.startswith(character, found.end()):
+        match = _SPACE.match(self._text, self._at)
+        if match is None or not self._text.startswith(character, match.end()):
             return False
-        self._at = found.end() + 1
+        self._at = match.end() + 1
         return True
 
     def _skip(self, pattern: re.Pattern[str]) -> bool:
-        found = pattern.match(self._text, self._at)
-        self._at = found.end() if found else self._at
-        return found is not None
+        match = pattern.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        return match is not None
 
     def _where(self) -> str:
         return f"line {self._text.count(chr(10), 0, self._at) + 1}"
@@ -255,9 +255,9 @@ class _Brackets:
 
 def _check_shape(shape: str | None, array: Cells) -> None:
     """Refuse an array whose library says another shape than what was read: a part of it was not pasted."""
-    found = shape_of(array)
-    if shape is not None and re.findall(r"\d+", shape) != [str(length) for length in found]:
-        raise PrintedError(f"the text says shape={shape[:_SHOWN]} and holds {show(found)}")
+    read_shape = shape_of(array)
+    if shape is not None and re.findall(r"\d+", shape) != [str(length) for length in read_shape]:
+        raise PrintedError(f"the text says shape={shape[:_SHOWN]} and holds {show(read_shape)}")
 
 
 _NAMED = {" ": "spaces alone", ", ": "a comma and a space", ",": "a comma alone"}
@@ -268,6 +268,7 @@ _NON_FINITE = {"inf", "+inf", "-inf", "nan"}
 # No digit can be matched in two ways: a long row of them that is no number after all would be tried in all of them.
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _LARGEST_EXPONENT = 308
+"""The decimal exponent of the largest float64, 1.8e308."""
 _SMALLEST_EXPONENT = -400
 """Below float64's range, because documents print such numbers: 5.77e-340."""
 _AXES = ("number", "row", "matrix", "block")
@@ -306,7 +307,7 @@ class PrintedArray:
         """Return how far the number that was printed may lie from what stands there."""
         return 2 * self.half_unit if self.truncated else self.half_unit
 
-    def open_towards(self, other: NDArray[Any]) -> NDArray[np.float64]:
+    def open_towards(self, numbers: NDArray[Any]) -> NDArray[np.float64]:
         """Return how far the number that was printed may lie from what stands there, on the side of other numbers.
 
         What was cut off lay away from zero, and of a printed zero on either side.
@@ -314,7 +315,7 @@ class PrintedArray:
         if not self.truncated:
             return self.half_unit
         with np.errstate(invalid="ignore"):
-            inwards = np.where(self.value > 0, other < self.value, (self.value < 0) & (other > self.value))
+            inwards = np.where(self.value > 0, numbers < self.value, (self.value < 0) & (numbers > self.value))
         return np.where(inwards, 0.0, 2 * self.half_unit)
 
     @property
@@ -324,8 +325,8 @@ class PrintedArray:
 
     def laid_out(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> PrintedArray:
         """Return the numbers, laid out in another way."""
-        text, value, half_unit, given = map(change, (self.text, self.value, self.half_unit, self.given))
-        return PrintedArray(text, value, half_unit, given, self.truncated)
+        text, value, half_unit, is_given = map(change, (self.text, self.value, self.half_unit, self.given))
+        return PrintedArray(text, value, half_unit, is_given, self.truncated)
 
 
 def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
@@ -370,7 +371,7 @@ def _cells(source: object) -> Cells:
 
 
 def _position(index: tuple[int, ...]) -> str:
-    """Return where a number stands: "row 2, number 1: "."""
+    """Return the place of a number in words: "row 2, number 1: "."""
     words = [f"{word} {number + 1}" for word, number in zip(_AXES, reversed(index), strict=False)]
     return f"{', '.join(reversed(words))}: " if words else ""
 

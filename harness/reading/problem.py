@@ -81,13 +81,13 @@ class Problem:
 
     def without_input(self, name: str) -> Self:
         """Return the problem without an input, if it has it."""
-        return replace(self, inputs={other: array for other, array in self.inputs.items() if other != name})
+        return replace(self, inputs={kept: array for kept, array in self.inputs.items() if kept != name})
 
     def but(self, options: Options | None = None, /, **inputs: Array | None) -> Self:
         """Return the problem with other options and inputs; None leaves one out."""
         chosen = {name: value for name, value in {**self.options, **(options or {})}.items() if value is not None}
-        given = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
-        return replace(self, options=chosen, inputs=given)
+        present = {name: array for name, array in {**self.inputs, **inputs}.items() if array is not None}
+        return replace(self, options=chosen, inputs=present)
 
     def scale(self, head_width: Callable[[], int]) -> Factor:
         """Return the factor of the scores: that given, else 1/sqrt(D), and 1 for the kinds that have none."""

@@ -57,7 +57,7 @@ def array_definitions() -> dict[str, Schema]:
 
 
 def _nested(name: str, scalar: Schema) -> Schema:
-    """Return what nested lists are: never empty, and of no more axes than an array has."""
+    """Return the schema of nested lists: never empty, with no more axes than an array may have."""
     too_deep: Schema = {"type": "array"}
     for _ in range(MAX_AXES):
         too_deep = {"type": "array", "contains": too_deep}
@@ -76,13 +76,13 @@ def _mask() -> Schema:
 
 
 def _counts() -> Schema:
-    """Return what counts are: spelled out, or an array that is named."""
+    """Return the schema of counts: spelled out, or the name of an array."""
     spelled = {"anyOf": [given("values"), given("ref"), given("file")], "properties": {"values": refer("Counts")}}
     return {"if": {"type": "object"}, "then": {"allOf": [absent("times", "plus"), spelled]}}
 
 
 def draw_rules() -> list[Schema]:
-    """Return which parameters each distribution takes, where all generators that know it agree."""
+    """Return the parameters of each distribution, if all generators that have it agree."""
     wanted: dict[str, set[frozenset[str]]] = {}
     for generator in GENERATORS:
         for name, parameters in distributions(generator).items():
@@ -97,7 +97,7 @@ def draw_rules() -> list[Schema]:
 
 
 def rounding_rules() -> list[Schema]:
-    """Return what says at most once how printed numbers were rounded."""
+    """Return rules that allow at most one declaration of how printed numbers were rounded."""
     groups = (("exact", "decimals", "significant_digits"), ("exact", "digits"))
     return [
         unless_referred(group, one_of(has("exact", True), *map(given, group[1:]), required=False)) for group in groups
@@ -105,7 +105,7 @@ def rounding_rules() -> list[Schema]:
 
 
 def expectation_rules() -> list[Schema]:
-    """Return what an expectation is about, and where its numbers come from."""
+    """Return rules on the subject of an expectation and the origin of its numbers."""
     return [
         unless_referred(("stage", "quantity"), one_of(given("stage"), given("quantity"))),
         {"if": given("quantity"), "then": {"allOf": [given("of"), under("quantity", {"enum": list(QUANTITIES)})]}},
@@ -120,42 +120,42 @@ def expectation_rules() -> list[Schema]:
 Schema = dict[str, Any]
 
 FINITE: Schema = {"minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}
-"""What numbers are except for infinity; NaN cannot be told from them."""
+"""Limits of finite numbers; a JSON Schema cannot exclude NaN."""
 
 
 def given(*fields: str) -> Schema:
-    """Return what holds where all of these fields are there, and are not null."""
+    """Return a schema of objects in which all of these fields are present and not null."""
     return {"required": list(fields), "properties": {field: {"not": {"type": "null"}} for field in fields}}
 
 
 def absent(*fields: str) -> Schema:
-    """Return what holds where none of these fields is given."""
+    """Return a schema of objects in which none of these fields is given."""
     return {"properties": {field: {"type": "null"} for field in fields}}
 
 
 def under(field: str, schema: Schema, *, required: bool = False) -> Schema:
-    """Return what asks something of a field where it is there, or also that it is there."""
+    """Return a schema that applies a rule to a field if it is present, or also requires it."""
     return {"properties": {field: schema}} | ({"required": [field]} if required else {})
 
 
 def has(field: str, value: object) -> Schema:
-    """Return what holds where a field has this value."""
+    """Return a schema of objects in which a field has this value."""
     return under(field, {"const": value}, required=True)
 
 
 def refer(name: str) -> Schema:
-    """Return what a definition of the schema asks."""
+    """Return a reference to a definition of the schema."""
     return {"$ref": f"#/$defs/{name}"}
 
 
 def unless_referred(fields: Collection[str], rule: Schema) -> Schema:
-    """Ask something only where the fields have values of their own, and not names for some."""
+    """Apply a rule only if the fields have values, and not names for values."""
     referred = [under(field, {"type": "object", "required": ["each"]}, required=True) for field in fields]
     return {"if": {"not": {"anyOf": referred}}, "then": rule}
 
 
 def one_of(*conditions: Schema, required: bool = True) -> Schema:
-    """Return what holds where one of the conditions does and no other, or also where none does."""
+    """Return a schema that is valid if exactly one of the conditions is, or also if none is."""
     return {"oneOf": [*conditions, *([] if required else [{"not": {"anyOf": list(conditions)}}])]}
 
 
@@ -165,13 +165,13 @@ _EITHER_WAY = OPTIONS["alignment"].with_one_of
 
 
 def file_rules() -> list[Schema]:
-    """Return what a file's fields ask of its cases: its operation, its defaults, and what each case says itself."""
-    rules = [rule for operation in OPERATIONS for rule in _of_cases(operation, refer(f"{operation}_case"))]
+    """Return the rules on a file's cases by its operation, its defaults and the cases' fields."""
+    rules = [rule for operation in OPERATIONS for rule in _rules_for_operation(operation, refer(f"{operation}_case"))]
     return [*rules, *_scoring_rules(), *_needed_options(), *_dtype_rules(), *_random_rules()]
 
 
 def case_rules() -> list[Schema]:
-    """Return what a case asks of itself, whatever its operation."""
+    """Return the rules on every case, whatever its operation."""
     unbounded = {"type": "array", "items": {"type": "null"}}
     options = {"window": {"not": unbounded}, **{name: FINITE for name, spec in OPTIONS.items() if spec.type is float}}
     prints = under("expect", {"contains": {"anyOf": [given("printed"), given("each")]}}, required=True)
@@ -182,7 +182,7 @@ def case_rules() -> list[Schema]:
 
 
 def case_definitions() -> dict[str, Schema]:
-    """Return, by name, what every operation asks of its cases, and every kind of score."""
+    """Return, by name, the schema of the cases of every operation and of every kind of score."""
     definitions = {f"{operation}_case": _case_of(operation) for operation in OPERATIONS}
     for score in SCORE_INPUTS:
         idle = [option for option, scores in ONLY_WITH_SOME_SCORES.items() if score not in scores]
@@ -191,23 +191,23 @@ def case_definitions() -> dict[str, Schema]:
     return definitions
 
 
-def _of_cases(operation: str, rule: Schema, *, unless: Sequence[str] = ()) -> list[Schema]:
-    """Ask something of the cases of an operation, by their own field or by the file's.
+def _rules_for_operation(operation: str, rule: Schema, *, unless: Sequence[str] = ()) -> list[Schema]:
+    """Apply a rule to the cases of an operation, by their own field or by the file's.
 
-    Not where the file's defaults give one of the options ``unless``.
+    The rule does not apply if the file's defaults give one of the options ``unless``.
     """
     is_it = has("operation", operation)
     rules = _own_or_shared("operation", is_it, is_it, rule)
     if not unless:
         return rules
     defaults = _default_options({"anyOf": [given(option) for option in unless]})
-    return [{"if": {"not": defaults}, "then": each} for each in rules]
+    return [{"if": {"not": defaults}, "then": inner} for inner in rules]
 
 
-def _own_or_shared(field: str, own: Schema, shared: Schema, rule: Schema) -> list[Schema]:
-    """Ask something of the cases whose own field says so, or of those without it where what the file says does."""
+def _own_or_shared(field: str, in_case: Schema, in_file: Schema, rule: Schema) -> list[Schema]:
+    """Apply a rule to cases whose own field matches, and to cases without the field if the file's matches."""
     unsaid = {"if": {"not": given(field)}, "then": rule}
-    return [_cases({"if": own, "then": rule}), {"if": shared, "then": _cases(unsaid)}]
+    return [_cases({"if": in_case, "then": rule}), {"if": in_file, "then": _cases(unsaid)}]
 
 
 def _cases(rule: Schema) -> Schema:
@@ -229,7 +229,7 @@ def _default_options(condition: Schema) -> Schema:
 def _case_of(operation: str) -> Schema:
     entry = OPERATIONS[operation]
     specs = {name: spec for score in SCORE_INPUTS for name, spec in inputs_of(operation, score).items()}
-    every_option = {option for each in OPERATIONS.values() for option in each.options}
+    every_option = {option for known in OPERATIONS.values() for option in known.options}
     stage = {"enum": [*entry.stages, None]}
     layouts: dict[str, Schema] = {}
     for name in (name for name, spec in specs.items() if not spec.for_reading):
@@ -249,20 +249,18 @@ def _case_of(operation: str) -> Schema:
         {"if": under("memory_layout", given(name), required=True), "then": under("inputs", given(name))}
         for name in layouts
     ]
-    return {"properties": fields, "allOf": [*rules, *_layout_rules(operation)]}
-
-
-def _layout_rules(operation: str) -> list[Schema]:
-    if operation not in PER_HEAD:
-        return [under("layout", {"const": "split"})]
-    return [
-        {"if": _options({"anyOf": [given("heads"), given("kv_heads")]}), "then": has("layout", "merged")},
-        {"if": has("layout", "merged"), "then": under("memory_layout", absent(*sorted(MERGED_INPUTS)))},
-    ]
+    if operation in PER_HEAD:
+        rules += [
+            {"if": _options({"anyOf": [given("heads"), given("kv_heads")]}), "then": has("layout", "merged")},
+            {"if": has("layout", "merged"), "then": under("memory_layout", absent(*sorted(MERGED_INPUTS)))},
+        ]
+    else:
+        rules.append(under("layout", {"const": "split"}))
+    return {"properties": fields, "allOf": rules}
 
 
 def _inputs(specs: Mapping[str, InputSpec]) -> Schema:
-    """Return what an operation asks of its inputs."""
+    """Return the schema of an operation's inputs."""
     packed = {name: parts for name, parts in PACKED_PROJECTIONS.items() if specs.keys() >= set(parts)}
     in_parts = {part for parts in packed.values() for part in parts}
     required = [name for name, spec in specs.items() if spec.required and name not in in_parts]
@@ -272,16 +270,12 @@ def _inputs(specs: Mapping[str, InputSpec]) -> Schema:
     numbers = {name: refer("NumberInput") for name, spec in specs.items() if spec.is_number}
     known = booleans | counts | numbers | {name: refer("NumberInput") for name in packed}
     rule: Schema = {"propertyNames": {"enum": [*specs, *packed]}, "required": required, "properties": known}
-    either = [_in_parts_or_packed(name, parts, specs) for name, parts in packed.items()]
+    either: list[Schema] = []
+    for name, parts in packed.items():  # three inputs are packed in one, or none of them is
+        no_part = {"not": {"anyOf": [{"required": [part]} for part in parts]}}
+        apart = {"required": [part for part in parts if specs[part].required]}
+        either.append({"if": {"required": [name]}, "then": no_part, "else": apart})
     return rule | ({"dependentRequired": needs} if needs else {}) | ({"allOf": either} if either else {})
-
-
-def _in_parts_or_packed(packed: str, parts: Sequence[str], specs: Mapping[str, InputSpec]) -> Schema:
-    """Return what holds where three inputs are packed in one, or none of them is."""
-    apart: Schema = {"required": [name for name in parts if specs[name].required]}
-    return {"if": {"required": [packed]}, "then": {"not": {"anyOf": [{"required": [name]} for name in parts]}}} | {
-        "else": apart
-    }
 
 
 def _scoring_rules() -> list[Schema]:
@@ -289,12 +283,12 @@ def _scoring_rules() -> list[Schema]:
     rules: list[Schema] = []
     for score in SCORE_INPUTS:
         rule = refer(f"{score}_case")
-        rules += _of_cases(_SCORING, {"if": _options(has("score", score)), "then": rule})
+        rules += _rules_for_operation(_SCORING, {"if": _options(has("score", score)), "then": rule})
         default = _default_options(has("score", score))
         if score == DEFAULT_SCORE:
             default = {"anyOf": [default, {"not": _default_options(given("score"))}]}
         as_file = {"if": {"not": _options(given("score"))}, "then": rule}
-        rules += [{"if": default, "then": each} for each in _of_cases(_SCORING, as_file)]
+        rules += [{"if": default, "then": inner} for inner in _rules_for_operation(_SCORING, as_file)]
     return rules
 
 
@@ -310,12 +304,12 @@ def _needed_options() -> list[Schema]:
     return [
         *(
             rule
-            for name, own in OPERATIONS.items()
-            if own.has_projections
-            for rule in _of_cases(name, heads, unless=["heads"])
+            for name, spec in OPERATIONS.items()
+            if spec.has_projections
+            for rule in _rules_for_operation(name, heads, unless=["heads"])
         ),
-        *(rule for operation in PER_HEAD for rule in _of_cases(operation, merged, unless=["heads"])),
-        *_of_cases("masking", masked, unless=_EITHER_WAY),
+        *(rule for operation in PER_HEAD for rule in _rules_for_operation(operation, merged, unless=["heads"])),
+        *_rules_for_operation("masking", masked, unless=_EITHER_WAY),
         {"if": {"not": positions}, "then": _cases(aligned)},
     ]
 
@@ -325,16 +319,16 @@ def _dtype_rules() -> list[Schema]:
     rules: list[Schema] = []
     for narrow in [dtype for dtype in DTYPES if dtype not in DTYPES_OF_NUMBERS]:
         its_own = under("computed_in", {"anyOf": [{"const": narrow}, {"type": "object"}]}, required=True)
-        rules += _where_dtypes([narrow], {"anyOf": [under("expect", {"maxItems": 0}), its_own]})
+        rules += _rules_for_dtypes([narrow], {"anyOf": [under("expect", {"maxItems": 0}), its_own]})
     for storage in DTYPES:
         size = numpy_dtype(storage).itemsize
         too_narrow = [dtype for dtype in DTYPES if numpy_dtype(dtype).itemsize <= size]
-        rules += _where_dtypes(too_narrow, {"not": has("storage", storage)})
+        rules += _rules_for_dtypes(too_narrow, {"not": has("storage", storage)})
     return rules
 
 
-def _where_dtypes(dtypes: list[str], rule: Schema) -> list[Schema]:
-    """Ask something of the cases that have one of these dtypes: by their own field, the file's, or if neither says."""
+def _rules_for_dtypes(dtypes: list[str], rule: Schema) -> list[Schema]:
+    """Apply a rule to the cases with one of these dtypes: by their own field, the file's, or the default."""
     one = {"contains": {"enum": dtypes}}
     default = _defaults(under("dtypes", one, required=True))
     if set(dtypes) & set(DEFAULT_DTYPES):
@@ -343,17 +337,17 @@ def _where_dtypes(dtypes: list[str], rule: Schema) -> list[Schema]:
 
 
 def _random_rules() -> list[Schema]:
-    """Return rules on what a case draws: with the generator of its own, or the file's, or not at all without one."""
+    """Return rules on the draws of a case: by its own generator or the file's, and none without a generator."""
     rules: list[Schema] = []
     for generator in GENERATORS:
         one = under("random", has("generator", generator), required=True)
-        rules += _own_or_shared("random", one, _defaults(one), _drawn(sorted(distributions(generator))))
-    none = _cases({"if": {"not": given("random")}, "then": _drawn([])})
+        rules += _own_or_shared("random", one, _defaults(one), _allowed_draws(sorted(distributions(generator))))
+    none = _cases({"if": {"not": given("random")}, "then": _allowed_draws([])})
     return [*rules, {"if": {"not": _defaults(given("random"))}, "then": none}]
 
 
-def _drawn(known: list[str]) -> Schema:
-    """Return what lets a case's arrays and inputs be drawn from these distributions alone."""
+def _allowed_draws(known: list[str]) -> Schema:
+    """Return a schema that allows a case's arrays and inputs to be drawn from only these distributions."""
     array = {"properties": {"draw": {"enum": known} if known else False}}
     return {"properties": {group: {"additionalProperties": array} for group in ("arrays", "inputs")}}
 
@@ -370,7 +364,7 @@ _REFERRED = re.compile(r'"#/\$defs/(\w+)"')
 
 
 def let_names_stand_for_values(schema: Schema) -> None:
-    """Let the cases of a file have names for values, and say what ``for_each`` is."""
+    """Allow ``{each: name}`` instead of values in cases, and define ``for_each`` and ``design``."""
     definitions: dict[str, Any] = schema["$defs"]
     _split_definitions(schema)
     name = {"type": "string", "pattern": for_each.NAME, "maxLength": MAX_LABEL, "not": {"const": ROW_NAME}}
@@ -425,9 +419,9 @@ def _values_and_rows(name: Schema) -> tuple[Schema, Schema]:
 
 
 def _or_reference(schema: Any, *, keep: tuple[str, ...] = ()) -> Any:
-    """Let ``{each: name}`` stand for every value inside of a schema, except for fields to ``keep``."""
+    """Allow ``{each: name}`` instead of every value inside of a schema, except for fields to ``keep``."""
     if isinstance(schema, list):
-        return [_or_reference(each) for each in schema]
+        return [_or_reference(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     changed: Schema = {}
@@ -435,15 +429,15 @@ def _or_reference(schema: Any, *, keep: tuple[str, ...] = ()) -> Any:
         if keyword in _AS_THEY_ARE:
             changed[keyword] = inner
         elif keyword in _OF_MAPPINGS:
-            changed[keyword] = {name: each if name in keep else _either(each) for name, each in inner.items()}
+            changed[keyword] = {name: value if name in keep else _or_each(value) for name, value in inner.items()}
         elif keyword in _OF_FIELDS and inner is not False:
-            changed[keyword] = _either(inner)
+            changed[keyword] = _or_each(inner)
         else:
             changed[keyword] = _or_reference(inner)
     return changed
 
 
-def _either(schema: Any) -> Schema:
+def _or_each(schema: Any) -> Schema:
     if isinstance(schema, dict) and [*schema] == ["not"]:  # a mapping is not what is excluded there
         return schema
     kept = {name: schema[name] for name in ("description", "default") if name in schema} if schema else {}
@@ -451,32 +445,32 @@ def _either(schema: Any) -> Schema:
 
 
 def _split_definitions(schema: Schema) -> None:
-    """Give what a file's cases share definitions of its own, in which no name can stand for a value."""
+    """Define separately the parts that a file's cases share, in which ``{each: name}`` is not allowed."""
     definitions: dict[str, Any] = schema["$defs"]
     shared = {"arrays": schema["properties"]["arrays"], "Defaults": definitions["Defaults"]}
-    left, found = set(_REFERRED.findall(json.dumps(shared))), set()
-    while left:
-        name = left.pop()
-        if name not in found:
-            found.add(name)
-            left |= set(_REFERRED.findall(json.dumps(definitions[name])))
-    own = {f"{name}{_OF_FILE}": _renamed(definitions[name], found) for name in sorted(found)}
-    schema["properties"]["arrays"] = _renamed(shared["arrays"], found)
-    definitions["Defaults"] = _renamed(shared["Defaults"], found)
-    for name, each in definitions.items():
+    pending, reached = set(_REFERRED.findall(json.dumps(shared))), set()
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending |= set(_REFERRED.findall(json.dumps(definitions[name])))
+    copies = {name: _with_file_definitions(definitions[name], reached) for name in sorted(reached)}
+    schema["properties"]["arrays"] = _with_file_definitions(shared["arrays"], reached)
+    definitions["Defaults"] = _with_file_definitions(shared["Defaults"], reached)
+    for name, definition in definitions.items():
         if name not in ("Defaults", "Source"):
-            definitions[name] = _or_reference(each, keep=_AS_IT_IS if name == "CaseEntry" else ())
-    definitions |= own
+            definitions[name] = _or_reference(definition, keep=_AS_IT_IS if name == "CaseEntry" else ())
+    definitions |= {f"{name}{_OF_FILE}": copy for name, copy in copies.items()}
     schema["allOf"] = _or_reference(schema["allOf"])
 
 
-def _renamed(schema: Any, names: set[str]) -> Any:
-    """Return a copy that refers to the definitions of what is shared."""
+def _with_file_definitions(schema: Any, names: set[str]) -> Any:
+    """Return a copy that refers to the definitions of shared parts."""
 
-    def other(found: re.Match[str]) -> str:
-        return f'"#/$defs/{found[1]}{_OF_FILE}"' if found[1] in names else found[0]
+    def to_file_definition(match: re.Match[str]) -> str:
+        return f'"#/$defs/{match[1]}{_OF_FILE}"' if match[1] in names else match[0]
 
-    return json.loads(_REFERRED.sub(other, json.dumps(schema)))
+    return json.loads(_REFERRED.sub(to_file_definition, json.dumps(schema)))
 
 
 _COUNTS = ("prefix_lm", "images", "image_spans", "segments", "document_lengths")
@@ -487,9 +481,15 @@ _FINITE = ("times", "plus", "low", "high")
 
 def case_schema() -> str:
     """Return the JSON Schema of a case file, as text."""
-    schema = _generated(CaseFile)
+    schema = _model_schema(CaseFile)
     definitions: dict[str, Any] = schema["$defs"]
-    _name_the_kinds(schema)
+    # pydantic lists the kinds of arrays wherever an array may stand: define the list once.
+    one_of_them = {"oneOf": [refer(kind.__name__) for kind in KINDS.values()]}
+    for part in _parts(schema):
+        if part.get("oneOf") == one_of_them["oneOf"]:
+            del part["oneOf"]
+            part |= refer("Array")
+    definitions["Array"] = one_of_them
     _refine_arrays(definitions)
     definitions |= array_definitions() | case_definitions()
     definitions["CaseEntry"]["allOf"] = case_rules()
@@ -503,17 +503,7 @@ def case_schema() -> str:
 
 def tag_schema() -> str:
     """Return the JSON Schema of tags.yaml, as text."""
-    return _text(_generated(TagFile))
-
-
-def _name_the_kinds(schema: Schema) -> None:
-    """Define once what an array is: one of its kinds, which pydantic lists wherever an array may stand."""
-    one_of_them = {"oneOf": [refer(each.__name__) for each in KINDS.values()]}
-    for part in _parts(schema):
-        if part.get("oneOf") == one_of_them["oneOf"]:
-            del part["oneOf"]
-            part |= refer("Array")
-    schema["$defs"]["Array"] = one_of_them
+    return _text(_model_schema(TagFile))
 
 
 def _refine_arrays(definitions: dict[str, Any]) -> None:
@@ -534,8 +524,8 @@ def _refine_arrays(definitions: dict[str, Any]) -> None:
                     number |= FINITE
 
 
-def _generated(model: type[BaseModel]) -> Schema:
-    """Return pydantic's own schema; where it names the fields of a mapping by a pattern, there are no others."""
+def _model_schema(model: type[BaseModel]) -> Schema:
+    """Return pydantic's schema; if it names the fields of a mapping by a pattern, other fields are refused."""
     schema = model.model_json_schema()
     for part in _parts(schema):
         if "patternProperties" in part:

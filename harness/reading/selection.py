@@ -64,7 +64,7 @@ class _File:
     name: str
     """As it is shown: the path that the user gave, or cases/... for the bundled corpus."""
     beside_id: str = ""
-    """The path that leads to it where its cases' ids do not."""
+    """The path of the file if its cases' ids do not have it."""
 
     @property
     def id_prefix(self) -> str:
@@ -72,10 +72,10 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What all files share: tags that are defined so far, what is wrong so far, what was read before, and lists.
+class _ReadingState:
+    """The state that all files share: the store, tags and faults so far, and the lists of expected failures.
 
-    ``lists`` are those of expected failures, resolved.
+    Paths in ``lists`` are resolved.
     """
 
     store: Store
@@ -124,13 +124,13 @@ def select_cases(
     """
     base = base or Path.cwd()
     lists = frozenset(path.resolve() for path in expected_failures)
-    reading = _Reading(user_store() if store is None else store, properties, lists)
+    reading = _ReadingState(user_store() if store is None else store, properties, lists)
     _add_tags(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     others = 0
-    named = [_matching(pattern, base, reading, several=len(patterns) > 1) for pattern in patterns or ("*",)]
-    for path, case in chain(*named, *(_of_tile(tile, reading.tags) for tile in tiles)):
+    named = [_cases_matching(pattern, base, reading, several=len(patterns) > 1) for pattern in patterns or ("*",)]
+    for path, case in chain(*named, *(_read_tile(tile, reading.tags) for tile in tiles)):
         first = origins.get(case.id)
         if first is None:
             origins[case.id] = (path, case.line)
@@ -147,14 +147,14 @@ def select_cases(
         if tag not in reading.tags:
             raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(reading.tags), '`attncheck list tags`')}")
     if not chosen and not reading.faults:
-        also = _said_of(expression, origins, reading.tags) if expression else ""
+        also = _expression_hint(expression, origins, reading.tags) if expression else ""
         raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
     chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
     return Selection(chosen, tuple(dict.fromkeys(reading.faults)), reading.tags)
 
 
-def _said_of(expression: Expression, ids: Iterable[str], tags: Iterable[str]) -> str:
-    """Name an expression that matches nothing, and what its words may mean of those in ids and tags."""
+def _expression_hint(expression: Expression, ids: Iterable[str], tags: Iterable[str]) -> str:
+    """Return a hint for an expression that matches nothing, with similar words of ids and tags."""
     import difflib
 
     known = {*tags, *(word for identity in ids for word in re.split("[-/]", identity))}
@@ -174,12 +174,12 @@ def bundled_root() -> Path:
 def check_own_files(
     patterns: Sequence[str], expected_failures: Sequence[Path] = (), *, store: Store | None = None
 ) -> None:
-    """Read people's own files among the patterns, and no bundled one: what is wrong with them is known at once.
+    """Read only the user's files among the patterns, no bundled ones, so that their faults are known at once.
 
-    Raises ``CaseError`` with all of that, and ``UsageError`` as ``select_cases`` does.
+    Raises ``CaseError`` with all faults, and ``UsageError`` as ``select_cases`` does.
     """
     lists = frozenset(path.resolve() for path in expected_failures)
-    reading, base = _Reading(user_store() if store is None else store, False, lists), Path.cwd()
+    reading, base = _ReadingState(user_store() if store is None else store, False, lists), Path.cwd()
     bundled: list[_File] | None = None
     for pattern in patterns:
         if not exists(base / pattern):
@@ -187,7 +187,7 @@ def check_own_files(
         if bundled is None:
             bundled = _bundled()
             _add_tags(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
-        for _ in _of_people(pattern, base, reading, bundled, several=len(patterns) > 1) or ():
+        for _ in _read_user_files(pattern, base, reading, bundled, several=len(patterns) > 1) or ():
             pass
     if reading.faults:
         raise CaseError(list(dict.fromkeys(reading.faults)))
@@ -198,12 +198,15 @@ def _bundled() -> list[_File]:
     return [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
 
 
-def _of_people(
-    pattern: str, base: Path, reading: _Reading, bundled: Sequence[_File], *, several: bool
+def _read_user_files(
+    pattern: str, base: Path, reading: _ReadingState, bundled: Sequence[_File], *, several: bool
 ) -> Iterator[_Found] | None:
-    """Return the cases of a file or folder of people's own; None where a pattern means neither."""
+    """Return the cases of a user's file or folder; None if the pattern is neither."""
     path = base / pattern
-    if _is_kernel(pattern, path):
+    file, _, function = pattern.partition(".py:")
+    names_function = function and exists(path.with_name(f"{Path(file).name}.py"))
+    # The shell may expand * to __init__.py.
+    if names_function or (path.suffix == ".py" and path.name != "__init__.py" and exists(path)):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
     # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
     glob = _glob_of(pattern)
@@ -213,29 +216,33 @@ def _of_people(
     if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, reading.lists))):
         # The shell spreads cases/* over everything that is there.
         return iter(())
-    own = _own_files(path, base, reading.lists)
-    for folder in sorted({file.path.parent for file in own} | {path if path.is_dir() else path.parent}):
-        _add_tags(folder, _shown(folder / TAG_FILE, base), reading)
-    return _read(own, reading)
+    case_files = _own_files(path, base, reading.lists)
+    for folder in sorted({file.path.parent for file in case_files} | {path if path.is_dir() else path.parent}):
+        _add_tags(folder, _display_name(folder / TAG_FILE, base), reading)
+    return _read(case_files, reading)
 
 
 def _glob_of(pattern: str) -> str:
     return pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
 
 
-def _matching(pattern: str, base: Path, reading: _Reading, *, several: bool) -> Iterator[_Found]:
+def _cases_matching(pattern: str, base: Path, reading: _ReadingState, *, several: bool) -> Iterator[_Found]:
     bundled, glob = _bundled(), _glob_of(pattern)
-    if (own := _of_people(pattern, base, reading, bundled, several=several)) is not None:
-        yield from own
+    if (user_cases := _read_user_files(pattern, base, reading, bundled, several=several)) is not None:
+        yield from user_cases
         return
     if glob == "*" and not reading.properties:
         bundled = [file for file in bundled if file.id_prefix != PROPERTIES_FILE]  # which holds no other cases
     # A whole file, a folder or single cases can be meant; only files that may match are read.
     whole = [file for file in bundled if _matches(file.id_prefix, glob)]
-    rest = [file for file in bundled if file not in whole and _may_hold(file.id_prefix, glob)]
-    single = (found for found in _read(rest, reading) if _matches(found[1].id, glob)) if not whole else ()
-    of_tiles = chain.from_iterable(_of_tile(tile, reading.tags) for tile in tiles_named([glob]))
-    made = (found for found in of_tiles if _matches(found[1].id, glob))
+    literal = _WILD.split(glob, maxsplit=1)[0]
+    rest = [file for file in bundled if file not in whole]
+    rest = [
+        file for file in rest if f"{file.id_prefix}/".startswith(literal) or literal.startswith(f"{file.id_prefix}/")
+    ]
+    single = (item for item in _read(rest, reading) if _matches(item[1].id, glob)) if not whole else ()
+    of_tiles = chain.from_iterable(_read_tile(tile, reading.tags) for tile in tiles_named([glob]))
+    made = (item for item in of_tiles if _matches(item[1].id, glob))
     matching = chain(_read(whole, reading), single, made)
     if (first := next(matching, None)) is not None:
         yield from chain([first], matching)
@@ -245,40 +252,26 @@ def _matching(pattern: str, base: Path, reading: _Reading, *, several: bool) -> 
 
 
 def names_near(pattern: str, store: Store | None = None) -> str:
-    """Ask whether the bundled cases were meant that are called nearly so; nothing where there is none."""
+    """Return a "did you mean" hint with bundled cases of similar names; empty if there are none."""
     import difflib
 
     text = _WILD.sub("", pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")).strip("]/")
     ids = [case.id for case in select_cases([], store=store).cases]
-    close = [each for each in ids if text and text in each]
+    close = [identity for identity in ids if text and text in identity]
     if not close:
-        globs = sorted({f"{each.rpartition('/')[0]}/*" for each in ids}, key=lambda glob: (len(glob), glob))
+        globs = sorted({f"{identity.rpartition('/')[0]}/*" for identity in ids}, key=lambda glob: (len(glob), glob))
         shortened = re.compile(".*".join(map(re.escape, text[:20])))
         close = [glob for glob in globs if text and shortened.match(glob)]
         close = close or difflib.get_close_matches(f"{text}/*", globs) or difflib.get_close_matches(text[:200], ids)
     return f"; did you mean {listed_or(close[:_MOST_MEANT])}?" if close else ""
 
 
-def _is_kernel(pattern: str, path: Path) -> bool:
-    """Return whether a pattern names a module or a function of one; __init__.py is what the shell spreads a * over."""
-    file, _, function = pattern.partition(".py:")
-    return bool(function and exists(path.with_name(f"{Path(file).name}.py"))) or (
-        path.suffix == ".py" and path.name != "__init__.py" and exists(path)
-    )
-
-
 def exists(path: Path) -> bool:
-    """Return whether there is such a file or folder; what no file can be called, because it is too long, is none."""
+    """Return whether a file or folder exists; False for a name that no file can have, such as one that is too long."""
     try:
         return path.exists()
     except (OSError, ValueError):
         return False
-
-
-def _may_hold(id_prefix: str, glob: str) -> bool:
-    """Return whether the ids of a file's cases, which begin with its own, may begin as a glob does."""
-    literal, begins = _WILD.split(glob, maxsplit=1)[0], f"{id_prefix}/"
-    return begins.startswith(literal) or literal.startswith(begins)
 
 
 def _matches(name: str, glob: str) -> bool:
@@ -290,15 +283,15 @@ def _own_files(path: Path, base: Path, lists: frozenset[Path]) -> list[_File]:
         raise UsageError(f"{path} is a list of expected failures; expected a case file")
     if path.is_file() and not _is_case_file(path):
         raise UsageError(f"{path} is no case file; expected a *.yaml that is not {TAG_FILE}")
-    found = [path] if path.is_file() else _case_files(path, lists)
-    if not found:
+    paths = [path] if path.is_file() else _case_files(path, lists)
+    if not paths:
         raise UsageError(f"{path} holds no case files (*.yaml)")
-    return [_File(file, _shown(file, base), _path_beside_id(file, base)) for file in found]
+    return [_File(file, _display_name(file, base), _path_unless_in_id(file, base)) for file in paths]
 
 
 def _case_files(folder: Path, lists: frozenset[Path] = frozenset()) -> list[Path]:
     """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
-    found, seen = [], 0
+    paths, seen = [], 0
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         seen += len(folders) + len(names)
@@ -307,16 +300,16 @@ def _case_files(folder: Path, lists: frozenset[Path] = frozenset()) -> list[Path
                 f"{folder} is no folder of cases: there are more than {_MAX_SEEN:,} files and folders below it; "
                 "expected case files (*.yaml), or a folder that holds them"
             )
-        found += [Path(above, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in found if _is_case_file(path, lists))
+        paths += [Path(above, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in paths if _is_case_file(path, lists))
 
 
 def _is_case_file(path: Path, lists: frozenset[Path] = frozenset()) -> bool:
     return path.suffix in _SUFFIXES and path.name != TAG_FILE and not (lists and path.resolve() in lists)
 
 
-def _shown(path: Path, base: Path) -> str:
-    """Name a file as people do: relative to where they are, if it lies below; a byte that is no text becomes a ?."""
+def _display_name(path: Path, base: Path) -> str:
+    """Return a file's name for messages: relative to the base if below it; a byte that is no text becomes a ?."""
     place, folder = path.parent.resolve() / path.name, base.resolve()  # a link is named, and not its target
     name = (
         place.relative_to(folder) if place.is_relative_to(folder) else Path(place.parent.name) / place.name
@@ -325,22 +318,22 @@ def _shown(path: Path, base: Path) -> str:
 
 
 def shown_text(name: str) -> str:
-    """Make a text of a file's name, in which a byte may be no text."""
+    """Return a file's name as valid text; a byte that is no text becomes a ?."""
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
-def _path_beside_id(path: Path, base: Path) -> str:
-    """Return the path of a file where a case's id does not lead to it; empty where it does.
+def _path_unless_in_id(path: Path, base: Path) -> str:
+    """Return the path of a file if the ids of its cases do not have it; empty if they do.
 
-    It does for the bundled corpus, and below the folder that people are in.
+    They have it for the bundled corpus and for files below the base.
     """
     if not path.resolve().is_relative_to(base.resolve()):
         return shown_text(str(path.resolve()))
-    name = _shown(path, base)
+    name = _display_name(path, base)
     return name if name.startswith(f"{BUNDLED}/") else ""
 
 
-def _add_tags(folder: Path, name: str, reading: _Reading) -> None:
+def _add_tags(folder: Path, name: str, reading: _ReadingState) -> None:
     def load() -> dict[str, TagEntry]:
         from attncheck.reading.loader import load_tags  # what is kept of files needs no more of it
 
@@ -352,8 +345,8 @@ def _add_tags(folder: Path, name: str, reading: _Reading) -> None:
         reading.faults.extend(error.faults)
 
 
-def _read(case_files: Iterable[_File], reading: _Reading) -> Iterator[_Found]:
-    """Read one file after the other: of many, only what is kept of each is in memory."""
+def _read(case_files: Iterable[_File], reading: _ReadingState) -> Iterator[_Found]:
+    """Read one file after the other, so that only one is in memory unpacked."""
     for file in case_files:
         path, named = file.path.resolve(), (file.name, file.id_prefix, sorted(reading.tags))
         try:
@@ -370,7 +363,7 @@ def _load(path: Path, name: str, id_prefix: str, tags: Sequence[str]) -> list[Ca
     return load_case_file(path, name, id_prefix, tags)
 
 
-def _of_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_Found]:
+def _read_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_Found]:
     """Read the cases of one tile, of which the bundled corpus has some already."""
     path = bundled_root() / f"{TEMPLATE}.yaml"
     yield from ((path.resolve(), case) for case in load_tile(path, f"{BUNDLED}/{TEMPLATE}.yaml", tags, tile))
@@ -385,27 +378,27 @@ def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expressio
 
 
 BEHIND_FILE = "::"
-"""Stands between a file and a part of a name."""
+"""The separator between a file and a part of a name."""
 _SPLIT = re.compile(r"::|/")
 _MAX_LISTED = 20
 
 
 class NoSuchCase(UsageError):
-    """Nothing is called so."""
+    """No case has this name."""
 
 
 def address(identity: str, path: str) -> str:
-    """Return what leads to a case: its id, or with a ``path`` that, and its own name as it stands in the id."""
+    """Return the address of a case: its id, or with a ``path`` the path and the last part of the id."""
     return f"{path}{BEHIND_FILE}{identity.rpartition('/')[2]}" if path else identity
 
 
 def select_one(
     wanted: str, configured: Sequence[str] = (), base: Path | None = None, lists: Sequence[Path] = ()
 ) -> tuple[Case, Selection]:
-    """Return the one case that is meant, and the selection that it is in, for its tags.
+    """Return the one case that the text names, and the selection that it is in, for its tags.
 
-    ``configured`` are the project's own files and folders, ``lists`` those of expected failures among them. Raises
-    ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` where its file cannot be read.
+    ``configured`` are the project's files and folders, ``lists`` the lists of expected failures among them. Raises
+    ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` if its file cannot be read.
     """
     selection = _candidates(wanted, configured, base or Path.cwd(), lists)
     if selection.faults:
@@ -418,7 +411,7 @@ def find_case(cases: Sequence[Case], wanted: str) -> Case:
     exact = [case for case in cases if case.id == wanted]
     if len(exact or cases) == 1:
         return (exact or cases)[0]
-    raise UsageError(f"{wanted!r} matches {len(cases)} cases; name one of them:\n{_listed(cases)}")
+    raise UsageError(f"{wanted!r} matches {len(cases)} cases; name one of them:\n{_list_ids(cases)}")
 
 
 DEFAULT_DTYPE = "float32"
@@ -437,21 +430,32 @@ def dtype_of(case: Case, wanted: str | None) -> str:
     return wanted
 
 
-def _listed(cases: Sequence[Case]) -> str:
+def _list_ids(cases: Sequence[Case]) -> str:
     lines = [f"  {case.id}" for case in cases[:_MAX_LISTED]]
     return "\n".join([*lines, *[f"  and {len(cases) - len(lines)} more"] * (len(cases) > len(lines))])
 
 
 def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
-    for file, part in _splits(wanted, base):
+    for separator in _SPLIT.finditer(wanted):  # a file of the user or a bundled one, and a part of a name after it
+        file, part = wanted[: separator.start()], wanted[separator.end() :]
+        if not file.endswith(_SUFFIXES) or not part:
+            continue
+        if path := _file_at(base / file):
+            file = str(path)
+        elif not _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
+            continue
         is_template = file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
         tiles = tiles_named([slug(part)]) if is_template else ()
         return _with_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
     tiles = tiles_named([name]) if prefix == TEMPLATE else ()
     for called in (_files_called(base, prefix), _bundled_files(prefix)):
-        if called and (found := _with_id(select_cases(called, base=base, tiles=tiles), name)):
-            return found
+        if not called:
+            continue
+        selection = select_cases(called, base=base, tiles=tiles)
+        cases = [case for case in selection.cases if _name(case) == name]
+        if cases or selection.faults:
+            return replace(selection, cases=cases)
     try:
         return select_cases([wanted], base=base, expected_failures=lists)
     except UsageError:
@@ -469,18 +473,6 @@ def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Seque
     )
 
 
-def _splits(wanted: str, base: Path) -> Iterator[tuple[str, str]]:
-    """Yield where a text may be a file, one's own or a bundled one, and a part of a name behind it."""
-    for found in _SPLIT.finditer(wanted):
-        file, part = wanted[: found.start()], wanted[found.end() :]
-        if not file.endswith(_SUFFIXES) or not part:
-            continue
-        if own := _file_at(base / file):
-            yield str(own), part
-        elif _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
-            yield file, part
-
-
 def _with_part(selection: Selection, part: str, file: str) -> Selection:
     """Keep the case whose name is the part, or else those whose names have it in them."""
     if selection.faults:
@@ -488,15 +480,9 @@ def _with_part(selection: Selection, part: str, file: str) -> Selection:
     wanted = slug(part)
     names = [(case, (_name(case), slug(case.name))) for case in selection.cases]
     exact = [case for case, called in names if wanted in called]
-    if found := exact or [case for case, called in names if wanted and any(wanted in name for name in called)]:
-        return replace(selection, cases=found)
-    raise UsageError(f"no case of {file} has {part!r} in its name; its cases are\n{_listed(selection.cases)}")
-
-
-def _with_id(selection: Selection, name: str) -> Selection | None:
-    """Keep the case of an id; None where the files were read and have none."""
-    found = [case for case in selection.cases if _name(case) == name]
-    return replace(selection, cases=found) if found or selection.faults else None
+    if matching := exact or [case for case, called in names if wanted and any(wanted in name for name in called)]:
+        return replace(selection, cases=matching)
+    raise UsageError(f"no case of {file} has {part!r} in its name; its cases are\n{_list_ids(selection.cases)}")
 
 
 def _name(case: Case) -> str:
@@ -504,24 +490,24 @@ def _name(case: Case) -> str:
 
 
 def _files_called(base: Path, prefix: str) -> list[str]:
-    found = [_file_at(base / f"{prefix}{suffix}") for suffix in _SUFFIXES] if prefix else []
-    return [str(file) for file in found if file]
+    paths = [_file_at(base / f"{prefix}{suffix}") for suffix in _SUFFIXES] if prefix else []
+    return [str(file) for file in paths if file]
 
 
 def _bundled_files(prefix: str) -> list[str]:
-    found = [f"{prefix}{suffix}" for suffix in _SUFFIXES]
-    return [f"{BUNDLED}/{name}" for name in found if prefix and _is_file(bundled_root() / name)]
+    names = [f"{prefix}{suffix}" for suffix in _SUFFIXES]
+    return [f"{BUNDLED}/{name}" for name in names if prefix and _is_file(bundled_root() / name)]
 
 
 def _file_at(path: Path) -> Path | None:
-    """Return a file; a ? may stand for a byte that is no text, as ids and reports have it."""
+    """Return a file, or None; a ? matches a byte that is no text, as in ids and reports."""
     if _is_file(path):
         return path
     if "?" not in str(path):
         return None
     pattern = "?".join(map(escape, str(path.relative_to(path.anchor)).split("?")))
     alike = sorted(Path(path.anchor).glob(pattern))
-    return next((found for found in alike if shown_text(str(found)) == str(path)), None)
+    return next((candidate for candidate in alike if shown_text(str(candidate)) == str(path)), None)
 
 
 def _is_file(path: Path) -> bool:
@@ -529,20 +515,20 @@ def _is_file(path: Path) -> bool:
 
 
 def read_called(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
-    """Read cases by their ids, of which each has an ``address``; what is no longer there is left out."""
+    """Read cases by their ids, each of which has an ``address``; cases that no longer exist are left out."""
     base = base or Path.cwd()
-    called = dict.fromkeys(file for each in addresses.values() for file in _files_of(each, base))
+    called = dict.fromkeys(file for location in addresses.values() for file in _files_of(location, base))
     if not called:
         return {}
-    tiles = tiles_named(each for each in addresses if each.startswith(f"{TEMPLATE}/"))
+    tiles = tiles_named(identity for identity in addresses if identity.startswith(f"{TEMPLATE}/"))
     selection = select_cases(list(called), base=base, tiles=tiles)
     return {case.id: case for case in selection.cases if case.id in addresses}
 
 
 def _files_of(called: str, base: Path) -> list[str]:
-    file, found, _ = called.rpartition(BEHIND_FILE)
-    if found and (own := _file_at(base / file)):
-        return [str(own)]
+    file, separator, _ = called.rpartition(BEHIND_FILE)
+    if separator and (path := _file_at(base / file)):
+        return [str(path)]
     prefix = called.rpartition("/")[0]
     return _files_called(base, prefix) or _bundled_files(prefix)
 
@@ -572,14 +558,14 @@ def tile_row(tile: int) -> dict[str, Any]:
     }
 
 
-def read_tiles(given: Iterable[Any], where: str) -> tuple[int, ...]:
-    """Read the sizes of tiles. Raises ``UsageError``, which names ``where`` they stand."""
+def read_tiles(values: Iterable[Any], where: str) -> tuple[int, ...]:
+    """Read the sizes of tiles. Raises ``UsageError``, which names the place ``where``."""
     tiles: dict[int, None] = {}
-    for each in given:
-        is_whole = isinstance(each, int) and not isinstance(each, bool)
-        size = int(each) if is_whole or (isinstance(each, str) and re.fullmatch("[0-9]{1,9}", each.strip())) else 0
+    for value in values:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        size = int(value) if is_whole or (isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value.strip())) else 0
         if not MIN_TILE <= size <= MAX_TILE:
-            shown = repr(each) if len(repr(each)) <= 60 else f"{repr(each)[:57]}..."
+            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
             why = "; every length is a whole number of tiles of one" if size == 1 else ""
             raise UsageError(f"{where}: expected a whole number from {MIN_TILE} to {MAX_TILE}, got {shown}{why}")
         tiles[size] = None
@@ -588,8 +574,8 @@ def read_tiles(given: Iterable[Any], where: str) -> tuple[int, ...]:
 
 def tiles_named(texts: Iterable[str]) -> tuple[int, ...]:
     """Return the tiles that ids, or globs over them, name."""
-    found = (int(size) for text in texts for size in _IN_AN_ID.findall(text))
-    return tuple(dict.fromkeys(size for size in found if MIN_TILE <= size <= MAX_TILE))
+    sizes = (int(size) for text in texts for size in _IN_AN_ID.findall(text))
+    return tuple(dict.fromkeys(size for size in sizes if MIN_TILE <= size <= MAX_TILE))
 
 
 def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: int) -> list[Case]:
@@ -601,7 +587,7 @@ def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: in
 
 
 def left_out(tiles: Iterable[int]) -> str:
-    """Return what is not judged of large tiles; empty where everything is."""
+    """Return a note on the parts of large tiles that are not judged; empty if all are."""
     large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_SCORES)
     limit = f"rows stand for all where there are more than {MAX_SCORES:,} scores, and gradients of so many are left out"
     return f"--tile {large}: {limit}" if large else ""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attncheck.spec import AT_LEAST, AXES, MEMORY_LAYOUTS, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
 
 _MAY_BE_EMPTY = frozenset({"D", "B", "Lq", "Lk", "P", "T", "Lr"})
-"""Axes of which there may be none; without a head or a width there is nothing to compute."""
+"""Axes that may have length 0; without a head or a width, there is nothing to compute."""
 
 
 class FieldFault(ValueError):
@@ -39,7 +39,7 @@ def merge_head_weights(shape: Shape) -> Shape:
 
 
 def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Shape:
-    """Shape of an input as the operation gets it. Raises ``ValueError`` where it does not fit.
+    """Shape of an input as the operation gets it. Raises ``ValueError`` if it does not fit.
 
     ``heads`` are those of a projection, which may come as one matrix per head, or of an input that comes with its heads
     side by side, (B, L, heads*width), and is split.
@@ -50,20 +50,16 @@ def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Sha
             raise ValueError(f"shape {show(shape)} is a matrix for each of {shape[0]} heads, and there are {heads}")
         return merge_head_weights(shape)
     if heads is not None and not is_projection:
-        return _split_shape(shape, heads)
+        if len(shape) > 3:
+            got = f"got shape {show(shape)}; inputs with an axis of heads are `layout: split`"
+            raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, {got}")
+        batch, length, width = lift(shape, 3)
+        if width % heads:
+            raise ValueError(f"a width of {width} cannot be split over {heads} heads")
+        return (batch, heads, length, width // heads)
     if len(shape) > len(spec.axes):
         raise ValueError(f"expected at most {len(spec.axes)} axes ({', '.join(spec.axes)}), got shape {show(shape)}")
     return lift(shape, len(spec.axes))
-
-
-def _split_shape(shape: Shape, heads: int) -> Shape:
-    if len(shape) > 3:
-        given = f"got shape {show(shape)}; inputs with an axis of heads are `layout: split`"
-        raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, {given}")
-    batch, length, width = lift(shape, 3)
-    if width % heads:
-        raise ValueError(f"a width of {width} cannot be split over {heads} heads")
-    return (batch, heads, length, width // heads)
 
 
 def bind_axes(
@@ -71,7 +67,7 @@ def bind_axes(
 ) -> dict[str, int]:
     """Give every axis letter its length from the inputs' lifted shapes.
 
-    Raises ``ShapeFault`` where two inputs disagree, naming the second, and for heads and values of width 0.
+    Raises ``ShapeFault`` if two inputs disagree, naming the second, and for heads and values of width 0.
     """
     lengths: dict[str, int] = {}
     found_in: dict[str, str] = {}
@@ -106,13 +102,13 @@ def bind_axes(
 
 
 def _check_at_least(lengths: Mapping[str, int], found_in: Mapping[str, str]) -> None:
-    """Hold axes against those that they have to be as long as, together."""
+    """Check axes that have to be at least as long as others together."""
     for letter, parts in AT_LEAST:
-        own, least = lengths.get(letter), sum(lengths.get(part, 0) for part in parts)
-        at_fault = next((found_in[each] for each in (letter, *parts) if each in found_in and each in {"Lr", "R"}), None)
-        if own is not None and at_fault is not None and own < least:
+        length, least = lengths.get(letter), sum(lengths.get(part, 0) for part in parts)
+        at_fault = next((found_in[part] for part in (letter, *parts) if part in found_in and part in {"Lr", "R"}), None)
+        if length is not None and at_fault is not None and length < least:
             wanted = f"at least {' + '.join(parts)} = {least}"
-            raise ShapeFault(at_fault, f"expected axis {letter} to be {wanted}, got {own}")
+            raise ShapeFault(at_fault, f"expected axis {letter} to be {wanted}, got {length}")
 
 
 def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> None:
@@ -124,8 +120,8 @@ def _bind_head_widths(lengths: dict[str, int], found_in: Mapping[str, str]) -> N
         name = found_in[f"{heads}*{width}"]
         if merged % lengths[heads]:
             raise ShapeFault(name, f"{merged} columns cannot be split over {lengths[heads]} heads")
-        own = merged // lengths[heads]
-        if lengths.setdefault(width, own) != own:
+        head_width = merged // lengths[heads]
+        if lengths.setdefault(width, head_width) != head_width:
             wanted = f"{lengths[heads] * lengths[width]} columns, {lengths[heads]} heads of width {lengths[width]}"
             raise ShapeFault(name, f"expected {wanted}, got {merged}")
 
@@ -145,7 +141,7 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
 
 
 def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
-    """Shape of arrays put one after another. Raises ``ValueError`` where they do not fit."""
+    """Shape of arrays put one after another. Raises ``ValueError`` if they do not fit."""
     listed, rank = ", ".join(map(show, shapes)), len(shapes[0])
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} does not exist in arrays of {rank} axes, got {listed}")
@@ -157,7 +153,7 @@ def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
 
 
 def spread_shape(shapes: Sequence[Shape]) -> Shape:
-    """Shape of arrays spread over each other's axes. Raises ``ValueError`` where they do not fit."""
+    """Shape of arrays spread over each other's axes. Raises ``ValueError`` if they do not fit."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -166,26 +162,26 @@ def spread_shape(shapes: Sequence[Shape]) -> Shape:
 
 
 def stage_axes(operation: str, letters: Collection[str]) -> dict[str, Axes]:
-    """Return the axes of every stage that an operation can return, where these letters have a length.
+    """Return the axes of every stage that an operation can return, if these letters have a length.
 
-    The gradient of an input that may be left out has that input's own shape, and is left out.
+    The gradient of an optional input is left out: it has the shape of that input.
     """
-    own, optional = OPERATIONS[operation], optional_gradients(operation)
-    axes = {stage: STAGE_SPECS[stage].axes for stage in own.stages if stage not in optional}
-    for stage, choices in own.stage_axes.items():
-        axes[stage] = next((each for each in choices if set(each) <= set(letters)), choices[-1])
+    spec, optional = OPERATIONS[operation], optional_gradients(operation)
+    axes = {stage: STAGE_SPECS[stage].axes for stage in spec.stages if stage not in optional}
+    for stage, choices in spec.stage_axes.items():
+        axes[stage] = next((choice for choice in choices if set(choice) <= set(letters)), choices[-1])
     return axes
 
 
 def optional_gradients(operation: str) -> dict[str, str]:
-    """Return the gradients of inputs that a case need not have, each with that input, whose shape it has."""
-    own = OPERATIONS[operation]
-    optional = {f"grad_{name}": name for name, spec in own.inputs.items() if not spec.required}
-    return {stage: name for stage, name in optional.items() if stage in own.stages}
+    """Return the gradients of optional inputs, each with the name of its input, whose shape it has."""
+    spec = OPERATIONS[operation]
+    optional = {f"grad_{name}": name for name, spec in spec.inputs.items() if not spec.required}
+    return {stage: name for stage, name in optional.items() if stage in spec.stages}
 
 
 def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shape of every stage that the operation can return, except for gradients of what may be left out."""
+    """Return the shape of every stage that the operation can return, except for gradients of optional inputs."""
     axes, lengths = stage_axes(operation, lengths), {**lengths}
     if "Dv" in lengths and "H" in lengths:
         lengths.setdefault("H*Dv", lengths["H"] * lengths["Dv"])
@@ -197,7 +193,7 @@ def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]
 
 
 def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return the axes, except for the last, of several slices that are all alike."""
+    """Return the axes, except for the last, that have several slices, all equal."""
     return tuple(axis for axis in several(array.shape) if bool((array == array.take([0], axis=axis)).all()))
 
 
@@ -207,7 +203,7 @@ def several(shape: tuple[int, ...]) -> list[int]:
 
 
 def layout_fault(layout: str, shape: Shape) -> str:
-    """Return why an input of a shape cannot lie in memory so, whatever numbers it holds; empty where it can."""
+    """Return why no input of a shape can have a memory layout; empty if it can."""
     spec = MEMORY_LAYOUTS[layout]
     if len(shape) < spec.axes:
         of_heads = " (an axis of heads is one of them)" if spec.axes == 4 else ""
@@ -226,7 +222,7 @@ def show(shape: Shape) -> str:
 
 
 def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[str, NDArray[Any]]) -> int:
-    """Return how many scores an operation has: B * H * Lq * T, or N where there are parts."""
+    """Return how many scores an operation has: B * H * Lq * T, or N for parts."""
     for name in {"scores", "log_sum_exps"} & inputs.keys():
         return int(inputs[name].size)
     heads = int(options["heads"]) if OPERATIONS[operation].has_projections else 1
@@ -238,14 +234,14 @@ def score_elements(operation: str, options: Mapping[str, Any], inputs: Mapping[s
 
 
 def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """Return the length of every axis letter of a case, in the order of ``AXES``; empty where the shapes do not fit.
+    """Return the length of every axis letter of a case, in the order of ``AXES``; empty if the shapes do not fit.
 
-    The keys of a case that has scores alone are called Lk, too.
+    The keys of a case whose input is scores are also called Lk.
     """
     try:
         specs = inputs_of(operation, options.get("score"))
         lengths = bind_axes(specs, shapes, options.get("heads"), options.get("kv_heads"))
-    except (ValueError, KeyError, TypeError, ArithmeticError):  # a record that somebody else wrote
+    except (ValueError, KeyError, TypeError, ArithmeticError):  # a record that another program wrote
         return {}
     if "T" in lengths:
         lengths.setdefault("Lk", lengths["T"])
@@ -253,11 +249,13 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
 
 
 _SHOWN = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "E", "A", "R")
-_AS = {"Hkv": "H", "Dk": "D", "Dv": "D"}
-"""Axes that are shown only where they differ from another one."""
+_SAME_AS = {"Hkv": "H", "Dk": "D", "Dv": "D"}
+"""Axes that are shown only if they differ from another one."""
 
 
 def lengths_text(lengths: Mapping[str, int]) -> str:
     """Write the lengths of axes: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
-    shown = (each for each in _SHOWN if each in lengths and lengths[each] != lengths.get(_AS.get(each, "")))
+    shown = (
+        letter for letter in _SHOWN if letter in lengths and lengths[letter] != lengths.get(_SAME_AS.get(letter, ""))
+    )
     return " ".join(f"{letter}={lengths[letter]}" for letter in shown)

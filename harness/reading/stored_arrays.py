@@ -36,6 +36,7 @@ MAX_COUNTS = 2**14
 """Whole numbers that are all looked at, as counts have to be."""
 _MAX_HEADER = 2**20
 _MAX_WHOLE = 2**53
+"""float64 has every whole number up to this one."""
 _MAX_LISTED = 20
 SAFETENSORS: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
@@ -57,14 +58,14 @@ class StoredArrayFault(FieldFault, AttncheckError):
 
 
 def contents_of(source: StoredNumbers) -> Contents:
-    """Read an array, and return what is to be known of it. Raises ``StoredArrayFault``."""
+    """Read an array and return its summary. Raises ``StoredArrayFault``."""
     return _summary(_read(source))
 
 
 def read_stored(source: StoredNumbers) -> NDArray[np.float64]:
     """Return an array's numbers in float64, which holds them exactly.
 
-    Raises ``StoredArrayFault``, also where the file has changed since its case was read.
+    Raises ``StoredArrayFault``, also if the file has changed since its case was read.
     """
     array = _read(source)
     if source.contents is not None and source.contents.digest != digest_of(array):
@@ -105,13 +106,13 @@ def _bytes_of(source: StoredNumbers) -> bytes:
         raise StoredArrayFault("file", f"{source.file} cannot be read: {os.strerror(error.errno or 0)}") from None
     if size > MAX_FILE or len(data) > MAX_FILE:
         raise StoredArrayFault("file", f"{source.file} has {size} bytes; expected at most {MAX_FILE}")
-    if source.sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != source.sha256:
-        raise StoredArrayFault("sha256", f"{source.file} has the checksum {found}; it is another file, or was changed")
+    if source.sha256 is not None and (digest := hashlib.sha256(data).hexdigest()) != source.sha256:
+        raise StoredArrayFault("sha256", f"{source.file} has the checksum {digest}; it is another file, or was changed")
     return data
 
 
 def _path_of(source: StoredNumbers) -> Path:
-    """Return where the file is: below the folder of the case file, whatever links lead where."""
+    """Return the path of the file, which has to be below the folder of the case file, also if links are followed."""
     named = source.file
     known = ", ".join(_READERS)
     if PurePosixPath(named).suffix.lower() not in _READERS:
@@ -145,7 +146,7 @@ def _as_float64(array: Array) -> NDArray[np.float64]:
     return np.ascontiguousarray(array.astype(np.float64)).reshape(array.shape)
 
 
-def _checked_size(shape: Shape, dtype: np.dtype[Any]) -> int:
+def _size_in_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
     """Return how many bytes an array has. Raises ``StoredArrayFault`` for one that is too large, or of objects."""
     if dtype.hasobject:
         raise StoredArrayFault("file", "holds Python objects, which are never unpickled; store numbers")
@@ -164,7 +165,7 @@ def _from_npy(data: bytes, name: str | None) -> Array:
     if version not in readers:
         raise ValueError(f"version {version} of the format is not known")
     shape, is_fortran, dtype = readers[version](file)
-    size, rest = _checked_size(shape, dtype), data[file.tell() :]
+    size, rest = _size_in_bytes(shape, dtype), data[file.tell() :]
     if len(rest) != size:
         raise ValueError(f"expected {size} bytes of numbers, got {len(rest)}")
     array: Array = np.frombuffer(rest, dtype)
@@ -173,8 +174,8 @@ def _from_npy(data: bytes, name: str | None) -> Array:
 
 def _from_npz(data: bytes, name: str | None) -> Array:
     with zipfile.ZipFile(BytesIO(data)) as archive:
-        members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
-        member = members[_one_of(members, name)]
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        member = members[_choose_name(members, name)]
         most = MAX_STORED * 8 + _MAX_HEADER
         if member.file_size > most:  # whatever the archive says of itself, no more is unpacked
             raise StoredArrayFault("file", f"{name} would unpack to {member.file_size} bytes; expected at most {most}")
@@ -189,11 +190,11 @@ def _from_safetensors(data: bytes, name: str | None) -> Array:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
         raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
-    header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
+    header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique_names)
     if not isinstance(header, dict):
         raise ValueError("the header is no mapping")
     _check_offsets(header, len(data) - 8 - length)
-    entry = header[_one_of([each for each in header if each != "__metadata__"], name)]
+    entry = header[_choose_name([key for key in header if key != "__metadata__"], name)]
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             pass
@@ -203,13 +204,13 @@ def _from_safetensors(data: bytes, name: str | None) -> Array:
         raise StoredArrayFault("file", f"holds {dtype[:40]}; expected one of {', '.join(SAFETENSORS)}")
     if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
         raise ValueError("a shape is a list of whole numbers")
-    size, numbers = _checked_size(tuple(shape), SAFETENSORS[dtype]), data[8 + length :]
+    size, numbers = _size_in_bytes(tuple(shape), SAFETENSORS[dtype]), data[8 + length :]
     if not 0 <= begin <= end <= len(numbers) or end - begin != size:
         raise ValueError(f"expected {size} bytes of numbers between {begin} and {end} of {len(numbers)}")
     return np.frombuffer(numbers[begin:end], SAFETENSORS[dtype]).reshape(shape)
 
 
-def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the entries of a header. Raises ``ValueError`` for a name that is there twice, as the format has it."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
@@ -231,14 +232,14 @@ def _check_offsets(header: Mapping[str, Any], size: int) -> None:
 
 
 def _are_offsets(place: Any) -> bool:
-    """Return whether something is a pair of whole numbers; an array without one is refused where it is read."""
+    """Return whether a value is a pair of whole numbers; an array without one is refused when it is read."""
     return isinstance(place, list) and len(place) == 2 and all(type(offset) is int for offset in place)
 
 
-def _one_of(known: Any, name: str | None) -> str:
+def _choose_name(known: Any, name: str | None) -> str:
     """Return the name that is meant. Raises ``StoredArrayFault`` for none, or one that is not there."""
-    names = [str(each) for each in known]
-    listed = ", ".join(each[:60] for each in names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+    names = [str(item) for item in known]
+    listed = ", ".join(text[:60] for text in names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
     if name is None:
         raise StoredArrayFault("name", f"say which array of the file: expected one of {listed or 'none'}")
     if name not in names:

@@ -99,7 +99,7 @@ def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
 
 
 _RESOLVER = YAML(typ="safe", pure=True).resolver
-_resolved = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
+_resolve = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
 """The tag of a scalar, by its text and whether it stands in quotes: files say the same words again and again."""
 
 _EXTRAORDINARY = re.compile(
@@ -115,17 +115,17 @@ _EXTRAORDINARY = re.compile(
 )
 
 
-class _Unfit(Exception):
+class _NeedsSlowReader(Exception):
     """The text is for the slow reader."""
 
 
 def compose_fast(text: str, max_nodes: int, max_depth: int) -> Node | None:
-    """Return the root of a text, or None where the slow reader has to read it: without a document, too."""
+    """Return the root of a text, or None if the slow reader has to read it: without a document, too."""
     if not hasattr(yaml, "CSafeLoader") or _EXTRAORDINARY.search(text):
         return None
     try:
         return _Composer(yaml.parse(text, Loader=yaml.CSafeLoader), max_nodes, max_depth).document()
-    except (_Unfit, yaml.YAMLError, ValueError, OverflowError):
+    except (_NeedsSlowReader, yaml.YAMLError, ValueError, OverflowError):
         return None
 
 
@@ -142,7 +142,7 @@ class _Composer:
         self._expect(yaml.StreamStartEvent)
         start = self._expect(yaml.DocumentStartEvent)
         if start.version is not None or start.tags:
-            raise _Unfit
+            raise _NeedsSlowReader
         root = self._node(next(self._events), 0)
         self._expect(yaml.DocumentEndEvent)
         self._expect(yaml.StreamEndEvent)
@@ -151,37 +151,39 @@ class _Composer:
     def _expect(self, kind: type) -> Any:
         event = next(self._events, None)
         if not isinstance(event, kind):
-            raise _Unfit
+            raise _NeedsSlowReader
         return event
 
     def _node(self, event: Any, depth: int) -> Node:
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > self._max_depth:
-            raise _Unfit
+            raise _NeedsSlowReader
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise _Unfit
+                raise _NeedsSlowReader
             return self._anchors[event.anchor]
         if event.tag is not None:
-            raise _Unfit
+            raise _NeedsSlowReader
         if isinstance(event, yaml.ScalarEvent):
             if not event.value and event.implicit[0]:
-                raise _Unfit  # nothing stands nowhere: on which line depends on the reader
-            tag = _resolved(event.value, event.implicit)
-            return self._named(event, ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style))
+                raise _NeedsSlowReader  # nothing stands nowhere: on which line depends on the reader
+            tag = _resolve(event.value, event.implicit)
+            return self._anchor(
+                event, ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style)
+            )
         return self._collection(event, depth)
 
     def _collection(self, start: Any, depth: int) -> Node:
         is_mapping = isinstance(start, yaml.MappingStartEvent)
         tag = _RESOLVER.DEFAULT_MAPPING_TAG if is_mapping else _RESOLVER.DEFAULT_SEQUENCE_TAG
         kind = MappingNode if is_mapping else SequenceNode
-        node = self._named(start, kind(tag, [], start.start_mark, None, flow_style=start.flow_style))
+        node = self._anchor(start, kind(tag, [], start.start_mark, None, flow_style=start.flow_style))
         while not isinstance(event := next(self._events), yaml.CollectionEndEvent):
-            found = self._node(event, depth + 1)
-            node.value.append((found, self._node(next(self._events), depth + 1)) if is_mapping else found)
+            child = self._node(event, depth + 1)
+            node.value.append((child, self._node(next(self._events), depth + 1)) if is_mapping else child)
         return node
 
-    def _named(self, event: Any, node: Node) -> Node:
+    def _anchor(self, event: Any, node: Node) -> Node:
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
@@ -206,14 +208,14 @@ class YamlDocument:
 
         Parts that the file does not have (a validator's own labels, a missing field) are passed over.
         """
-        found: FieldPath = ()
+        existing: FieldPath = ()
         for part in path:
-            if (*found, part) in self.lines:
-                found = (*found, part)
-        return found, self.lines.get(found)
+            if (*existing, part) in self.lines:
+                existing = (*existing, part)
+        return existing, self.lines.get(existing)
 
     def source(self, path: FieldPath) -> FieldPath:
-        """Return where in the file stands what a path leads to."""
+        """Return the place in the file that a path leads to."""
         return self.locate(path)[0]
 
     def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
@@ -226,13 +228,13 @@ class UnwrittenDocument(YamlDocument):
 
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
         """Return the longest part of a path that exists in the data, and no line."""
-        found: FieldPath = ()
+        existing: FieldPath = ()
         data = self.data
         for part in path:
             is_field = isinstance(data, dict) and part in data
             if is_field or (isinstance(data, list) and isinstance(part, int) and 0 <= part < len(data)):
-                found, data = (*found, part), data[part]
-        return found, None
+                existing, data = (*existing, part), data[part]
+        return existing, None
 
 
 def read_yaml(path: Path, expected: str = "a title, a source, an operation and a list of cases") -> YamlDocument:
@@ -276,12 +278,12 @@ def _compose(text: str) -> Node | None:
 
 def _read_text(path: Path) -> str:
     try:
-        found = path.stat()
-        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a pipe, say, would never end
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):  # a pipe, say, would never end
             raise YamlFault("cannot be read: it is no regular file")
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise YamlFault(
-                f"{found.st_size} bytes; a case file has {MAX_BYTES} at most, draw large arrays instead of typing them"
+                f"{status.st_size} bytes; a case file has {MAX_BYTES} at most, draw large arrays instead of typing them"
             )
         content = path.read_bytes()
     except OSError as error:
@@ -347,11 +349,11 @@ def _check_size(root: Node) -> None:
             children = chain.from_iterable(node.value) if isinstance(node, MappingNode) else node.value
             inner = [] if isinstance(node, ScalarNode) else [measure(child, depth + 1) for child in children]
             open_nodes.discard(identity)
-            own = len(node.value) if isinstance(node, ScalarNode) else 0
+            length = len(node.value) if isinstance(node, ScalarNode) else 0
             measured[identity] = (
                 1 + sum(nodes for nodes, _, _ in inner),
                 1 + max((levels for _, levels, _ in inner), default=0),
-                own + sum(characters for _, _, characters in inner),
+                length + sum(characters for _, _, characters in inner),
             )
         nodes, levels, characters = measured[identity]
         _check_limits(nodes, depth + levels, line)

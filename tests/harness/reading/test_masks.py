@@ -25,7 +25,7 @@ from attncheck.reading.generated_arrays import (
     GENERATORS,
     NumpyLegacy,
     TorchCpu,
-    _rounded_once,
+    _round_once,
     alibi_shape,
     alibi_slopes,
     check_draw,
@@ -89,7 +89,7 @@ def test_a_value_close_to_the_middle_is_decided_by_interval_arithmetic(middle: f
     assert below != above
     for side, error in product((-1, 1), (-(2.0**-51), 0.0, 2.0**-51)):
         distance = side * abs(middle) * 2.0**-60
-        rounded = _rounded_once(
+        rounded = _round_once(
             np.ones(3, dtype=np.float32),
             partial(np.full_like, fill_value=middle * (1 + error)),
             lambda _, distance=distance: flint.arb(middle) + flint.arb(distance),  # type: ignore[misc]
@@ -108,7 +108,7 @@ def test_the_logarithm_is_rounded_as_the_decimal_module_says() -> None:
     arguments = arguments[arguments > 0]
     with localcontext(Context(prec=60)):
         wanted = [_nearest_float32(Fraction(Decimal(float(argument)).ln())) for argument in arguments]
-    np.testing.assert_array_equal(_rounded_once(arguments, np.log, flint.arb.log), np.array(wanted))
+    np.testing.assert_array_equal(_round_once(arguments, np.log, flint.arb.log), np.array(wanted))
 
 
 # Bits of the significand, and the exponent of the least subnormal number: IEEE 754-2019, table 3.5.
