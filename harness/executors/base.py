@@ -1,7 +1,4 @@
-"""The interface of every executor, and the recorder that writes down what executors judge.
-
-The recorder marks where a failure is expected.
-"""
+"""The interface of every executor, and the recorder of judged results, which marks expected failures."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from attncheck.results.writer import ResultsWriter
 from attncheck.spec.verdicts import Verdict
 
 _MAX_BYTES = 1 << 28
-"""Of what failing evaluations returned, kept until they are diagnosed."""
+"""The most bytes of failing evaluations that are kept until they are diagnosed."""
 
 
 @dataclass
 class ResultRecorder:
-    """The results of a run so far, written down as they come."""
+    """The results of a run so far, written as soon as they are judged."""
 
     writer: ResultsWriter
     expected_failures: ExpectedFailureRecord
@@ -39,28 +36,28 @@ class ResultRecorder:
     untried: dict[str, set[str]] = field(default_factory=dict)
     """The cases of which it lacks the function, or a dtype."""
     on_judged: Callable[[Sequence[Row]], bool] = lambda rows: False
-    """Is given the rows of every case in a dtype that is judged now; says whether that is enough."""
+    """Called with the rows of every judged case in a dtype; returns whether the run may stop."""
     undiagnosed: dict[Evaluation, Computed] = field(default_factory=dict)
     """Returned stages of failing evaluations that are not diagnosed yet."""
     is_stopped: bool = False
-    """True where an executor is to leave the rest of its plan."""
+    """True if the executor has to skip the rest of its plan."""
     _bytes: int = 0
 
-    def add(self, found: UnitResult) -> None:
-        """Write what was found of one case in one dtype.
+    def add(self, result: UnitResult) -> None:
+        """Write the result of one case in one dtype.
 
-        Its arrays go first: once its rows are on disk it is done, and a run that goes on does not come back to it.
+        Arrays are written first: once the rows are on disk, a resumed run does not repeat the unit.
         """
-        self.writer.add_arrays(found.arrays)
-        rows = self.expected_failures.mark(found.rows)
+        self.writer.add_arrays(result.arrays)
+        rows = self.expected_failures.mark(result.rows)
         self.add_rows(rows)
-        for name, returned in found.undiagnosed.items():
+        for name, returned in result.undiagnosed.items():
             if any(row.implementation == name and is_undiagnosed(row) for row in rows):
                 self._keep((name, rows[0].case, rows[0].dtype), returned)
         self.is_stopped = self.on_judged(rows) or self.is_stopped
 
     def restore(self, rows: Sequence[Row]) -> None:
-        """Go on from rows that an earlier part of the run has written."""
+        """Continue from rows that an earlier part of the run has written."""
         self.expected_failures.remember(rows)
         self._count(rows)
 
@@ -71,7 +68,7 @@ class ResultRecorder:
         self._count(rows)
 
     def not_offered(self, name: str) -> int:
-        """Count the cases of operations, or in dtypes alone, that an implementation does not offer."""
+        """Count the cases whose operation, or whose only dtypes, an implementation does not offer."""
         return len(self.untried.get(name, set()) - self.tried.get(name, set()))
 
     def _keep(self, evaluation: Evaluation, returned: Computed) -> None:
@@ -98,7 +95,7 @@ class Executor(Protocol):
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
-        """Return what the frameworks say of themselves, by group."""
+        """Return the descriptions of the frameworks, by group."""
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan, or until the recorder ``is_stopped``.

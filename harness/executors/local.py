@@ -58,9 +58,9 @@ MAX_QUICK = 256
 
 
 class JudgingProcesses:
-    """Judges units in processes of its own, by default as many as there are processors; ``close`` ends them.
+    """Judges units in processes, by default as many as there are processors; ``close`` ends them.
 
-    Each of them gets all ``cases`` once: to be sent one by one, a case takes as long as a small one takes to be judged.
+    Each process gets all ``cases`` once: to send a case takes as long as to judge a small one.
     """
 
     def __init__(
@@ -79,13 +79,18 @@ class JudgingProcesses:
         )
 
     def submit(
-        self, case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None = None
+        self,
+        case: int,
+        dtype: str,
+        inputs: Inputs,
+        outcomes: Mapping[str, Outcome],
+        remembered: Remembered | None = None,
     ) -> Future[tuple[UnitResult, Counter[str]]]:
-        """Have a unit judged; what comes is its result, and what the store and the oracle did for it.
+        """Judge a unit in a process; return the future of its result and of the counts of store and oracle.
 
-        ``case`` is the place of its case, ``found`` what the store was seen to have, if somebody has looked.
+        ``case`` is the index of its case, ``remembered`` the entry of the store, if the caller has looked it up.
         """
-        question = dtype, inputs, outcomes, found
+        question = dtype, inputs, outcomes, remembered
         judged_otherwise = lambda: (self._judge.judge(self._cases[case], *question), Counter[str]())  # noqa: E731
         return self._processes.submit(_judge_here, case, *question, otherwise=judged_otherwise)
 
@@ -95,7 +100,7 @@ class JudgingProcesses:
         return self._processes.alive
 
     def close(self) -> None:
-        """End the processes; what has not been judged is dropped."""
+        """End the processes; units that have not been judged are dropped."""
         self._processes.close()
 
 
@@ -110,24 +115,24 @@ def _prepare(judge: Judge, cases: Sequence[Case]) -> None:
 
 
 def _judge_here(
-    case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], found: Remembered | None
+    case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], remembered: Remembered | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
     assert _judge is not None
     counts = _judge.store.counts
     counts.clear()
     SETTLED.clear()
-    return _judge.judge(_cases[case], dtype, inputs, outcomes, found), counts + SETTLED
+    return _judge.judge(_cases[case], dtype, inputs, outcomes, remembered), counts + SETTLED
 
 
 WINDOW = 4096
 """Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""
 
 _BETWEEN_LOOKS = 0.1
-"""Seconds between looks whether a helper would pay now."""
+"""Seconds between checks whether a helper is worth its start."""
 
 MAX_ANSWERS, MAX_TO_JUDGE = 8, 128
-"""Of what workers have answered, and of units that are being judged: computing waits where judging takes longer.
+"""The most answers of workers, and of units that are being judged: if judging takes longer, computing waits.
 
 More answers would come for units whose inputs the plan has forgotten meanwhile, and would have to make again.
 """
@@ -148,7 +153,7 @@ class LocalExecutor:
     ) -> None:
         """``runners`` in one list share a worker: they take turns, unit by unit.
 
-        ``helpers`` are runners of the same groups, with workers of their own, which take part where a place is spare.
+        ``helpers`` are runners of the same groups, with separate workers, which take part if a place is free.
         ``times`` gets the seconds of everything.
         """
         self._runners, self._judge, self._workers, self._helpers = runners, judge, workers, helpers
@@ -156,15 +161,15 @@ class LocalExecutor:
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
-        """Return what the frameworks say of themselves, by group."""
-        return {runner.group.name: runner.description for each in self._runners for runner in each}
+        """Return the descriptions of the frameworks, by group."""
+        return {runner.group.name: runner.description for sharing in self._runners for runner in sharing}
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute every unit of a plan, and judge each when its last implementation has answered."""
-        every = [runner for each in self._runners for runner in each]
+        every = [runner for sharing in self._runners for runner in sharing]
         total = sum(unit.dtype in runner.group.dtypes for runner in every for unit in plan)
         asked = {unit.position: sum(_is_asked(runner, unit) for runner in every) for unit in plan}
-        computing = _Computing(plan, self._runners, self._helpers, self._workers)
+        computing = _RunnerThreads(plan, self._runners, self._helpers, self._workers)
         unasked = deque(unit for unit in plan if not asked[unit.position] and self._judge.implementations)
 
         def judge(unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
@@ -210,8 +215,8 @@ class LocalExecutor:
         self._add_times()
 
     def _add_times(self) -> None:
-        """Add up the seconds of workers, by what they did."""
-        for runner in (runner for each in (*self._runners, *self._helpers) for runner in each):
+        """Add the seconds of workers to the times, by activity."""
+        for runner in (runner for sharing in (*self._runners, *self._helpers) for runner in sharing):
             seconds = runner.times.seconds
             parts = {what: seconds.get(what, 0.0) for what in ("importing", "compiling")}
             name = runner.group.implementation.name
@@ -220,8 +225,8 @@ class LocalExecutor:
             self._times.add(f"computing {name}", seconds.get("all", 0.0) - sum(parts.values()))
 
 
-class _Computing:
-    """Runners in threads, and what they have answered."""
+class _RunnerThreads:
+    """Runners in threads, and their answers."""
 
     def __init__(
         self,
@@ -233,37 +238,40 @@ class _Computing:
         self.answers: Queue[_Answer | BaseException] = Queue(MAX_ANSWERS)
         self._plan, self._runners, self._helpers = plan, runners, helpers
         self._places = PrioritySemaphore(workers, available_processors())
-        self._compares_frameworks = compares_frameworks([each[0].group for each in runners], workers)
+        self._compares_frameworks = compares_frameworks([sharing[0].group for sharing in runners], workers)
         self.judging: Callable[[], int] = lambda: 0
         """How many processes judge now."""
 
     def leave_half_to_judging(self) -> None:
-        """Let workers have half of the processors from now on, unless they are frameworks that are compared."""
+        """Limit workers to half of the processors from now on, unless they are compared frameworks."""
         if not self._compares_frameworks:
             self._places.reduce_limit(max(1, available_processors() // 2))
 
     def max_judging(self) -> int:
-        """Return how many may judge: those that no worker has, and at least one beside compared frameworks."""
+        """Return how many processes may judge: one per free processor, and at least one next to compared frameworks."""
         return max(int(self._compares_frameworks), available_processors() - self._places.claimed)
 
     @contextmanager
     def in_threads(self) -> Iterator[None]:
         """Compute meanwhile; in the end every runner is stopped."""
-        works = {_process(each): SharedWork(_asked(self._plan, each)) for each in self._runners}
-        helped = {_process(each) for each in self._helpers}
+        works: dict[tuple[str, ...], SharedWork] = {}
+        for sharing in self._runners:
+            units = [unit for unit in self._plan if any(_is_asked(runner, unit) for runner in sharing)]
+            works[_process(sharing)] = SharedWork(units)
+        helped = {_process(sharing) for sharing in self._helpers}
         with ThreadPoolExecutor(max(1, len(self._runners) + len(self._helpers))) as threads:
             try:
-                for each in sorted(self._runners, key=_is_quick):  # what compiles takes the longest: it starts first
-                    at_once = CHUNK if _process(each) in helped else WINDOW
-                    threads.submit(self._reporting, each, self._drive, works[_process(each)], at_once)
-                for each in self._helpers:
-                    threads.submit(self._reporting, each, self._help_with, works[_process(each)])
+                for sharing in sorted(self._runners, key=_is_quick):  # what compiles takes the longest: it starts first
+                    at_once = CHUNK if _process(sharing) in helped else WINDOW
+                    threads.submit(self._report_errors, sharing, self._work_through, works[_process(sharing)], at_once)
+                for sharing in self._helpers:
+                    threads.submit(self._report_errors, sharing, self._help, works[_process(sharing)])
                 yield
             finally:
-                for runner in (runner for each in (*self._runners, *self._helpers) for runner in each):
+                for runner in (runner for sharing in (*self._runners, *self._helpers) for runner in sharing):
                     runner.stop()
 
-    def _reporting(self, together: _Together, function: Callable[..., None], *arguments: Any) -> None:
+    def _report_errors(self, together: _SharingRunners, function: Callable[..., None], *arguments: Any) -> None:
         try:
             function(together, *arguments)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
@@ -271,8 +279,8 @@ class _Computing:
         finally:
             _close(together)
 
-    def _drive(self, together: _Together, work: SharedWork, at_once: int) -> None:
-        """Get through all of the work, and make room after a window where somebody waits for it."""
+    def _work_through(self, together: _SharingRunners, work: SharedWork, at_once: int) -> None:
+        """Evaluate all units; after a window, make room if another worker waits for the place."""
         for window in count():
             with self._places.acquire(window):
                 for _ in range(0, WINDOW, at_once):
@@ -282,8 +290,8 @@ class _Computing:
             if is_over:
                 return
 
-    def _help_with(self, together: _Together, work: SharedWork) -> None:
-        """Take some of the work wherever a place is spare and the rest is long."""
+    def _help(self, together: _SharingRunners, work: SharedWork) -> None:
+        """Take units whenever a place is free and the rest is long."""
 
         def is_over() -> bool:
             return work.is_done or together[0].is_stopped
@@ -299,10 +307,10 @@ class _Computing:
                     _close(together)
             sleep(_BETWEEN_LOOKS)
 
-    def _get_through(self, together: _Together, units: Sequence[Unit]) -> None:
-        calls = [(each, unit) for unit in units for each in together if _is_asked(each, unit)]
+    def _get_through(self, together: _SharingRunners, units: Sequence[Unit]) -> None:
+        calls = [(runner, unit) for unit in units for runner in together if _is_asked(runner, unit)]
         run_in_turn(
-            calls, self._question, lambda each, unit, outcome: self._hand_over(each, (unit, each.group, outcome))
+            calls, self._question, lambda runner, unit, outcome: self._hand_over(runner, (unit, runner.group, outcome))
         )
 
     def _question(self, runner: GroupRunner[Unit], unit: Unit) -> Problem | Failure:
@@ -315,14 +323,16 @@ class _Computing:
                 return
 
 
-_Together: TypeAlias = Sequence[GroupRunner[Unit]]
+_SharingRunners: TypeAlias = Sequence[GroupRunner[Unit]]
 _Answer: TypeAlias = tuple[Unit, Group, Outcome]
 
 
 class _Judgements:
     """Units that are judged, at once or in processes, and recorded in the order in which that is done."""
 
-    def __init__(self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: Times, computing: _Computing) -> None:
+    def __init__(
+        self, plan: Plan, judge: Judge, recorder: ResultRecorder, times: Times, computing: _RunnerThreads
+    ) -> None:
         self._plan, self._judge, self._recorder, self._times = plan, judge, recorder, times
         self._computing = computing
         self._processes: JudgingProcesses | None = None
@@ -331,10 +341,10 @@ class _Judgements:
         self._done: SimpleQueue[Future[tuple[UnitResult, Counter[str]]]] = SimpleQueue()
 
     def add(self, unit: Unit, outcomes: Mapping[str, Outcome]) -> None:
-        """Judge a unit, or have it judged."""
+        """Judge a unit, here or in a process."""
         case = self._plan.case(unit)
-        if (found := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
-            self._record(found)
+        if (result := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
+            self._record(result)
             return
         with self._times.of("drawing inputs"):
             question = case, unit.dtype, self._plan.inputs(unit), outcomes
@@ -369,14 +379,14 @@ class _Judgements:
         self._record(result)
 
     def _is_quick(self, remembered: Remembered | None) -> bool:
-        """Return whether only arrays are missing, the store has their exact ones, and no process is there yet."""
+        """Return whether only arrays are missing, the store has their exact ones, and no process has started yet."""
         if remembered is None or remembered.rows is None or self._processes is not None:
             return False
         self._quick += 1
         return self._quick <= MAX_QUICK
 
     def record(self) -> None:
-        """Record what has been judged meanwhile."""
+        """Record the units that have been judged meanwhile."""
         while not (self._done.empty() or self._recorder.is_stopped):
             self._record_next()
 
@@ -393,13 +403,13 @@ class _Judgements:
     def _record_next(self) -> None:
         future = self._done.get()
         self._waiting.discard(future)
-        found, counts = future.result()
+        result, counts = future.result()
         self._judge.store.counts.update(counts)
-        self._record(found)
+        self._record(result)
 
-    def _record(self, found: UnitResult) -> None:
+    def _record(self, result: UnitResult) -> None:
         with self._times.of("writing"):
-            self._recorder.add(found)
+            self._recorder.add(result)
 
 
 def compares_frameworks(groups: Sequence[Group], workers: int) -> bool:
@@ -408,7 +418,7 @@ def compares_frameworks(groups: Sequence[Group], workers: int) -> bool:
     return 1 < len(processes) <= workers
 
 
-def _process(together: _Together) -> tuple[str, ...]:
+def _process(together: _SharingRunners) -> tuple[str, ...]:
     return together[0].group.process
 
 
@@ -416,25 +426,20 @@ def _is_asked(runner: GroupRunner[Unit], unit: Unit) -> bool:
     return runner.group.is_asked_for(unit.dtype, in_standard=unit.in_standard)
 
 
-def _asked(plan: Plan, together: _Together) -> list[Unit]:
-    """Return the units that at least one of these runners is asked for."""
-    return [unit for unit in plan if any(_is_asked(runner, unit) for runner in together)]
-
-
-def _is_quick(together: _Together) -> bool:
+def _is_quick(together: _SharingRunners) -> bool:
     """Return whether none of these compiles each case separately."""
     return not any(runner.group.implementation.standard_only for runner in together)
 
 
-def _close(runners: _Together) -> None:
+def _close(runners: _SharingRunners) -> None:
     for runner in runners:
         runner.close()
 
 
 CHUNK = 32
-"""Units that a worker takes at once, where several may."""
+"""Units that a worker takes at once if several workers share the work."""
 MIN_SECONDS_LEFT = 15.0
-"""So long at least the rest has to take for another worker to be started, which takes seconds itself."""
+"""If the rest takes less time, no further worker is started, since a start takes seconds."""
 
 
 class SharedWork:
@@ -446,7 +451,7 @@ class SharedWork:
         self._lock = Lock()
 
     def take(self, most: int) -> Sequence[Unit]:
-        """Return the next units, so many at most; none where nothing is left."""
+        """Return the next units, at most so many; empty if none are left."""
         with self._lock:
             self._begun = self._begun or perf_counter()
             taken = self._units[self._next : self._next + most]
@@ -457,8 +462,10 @@ class SharedWork:
     def is_long(self) -> bool:
         """Return whether the rest takes so long, at the speed so far, that another worker pays."""
         with self._lock:
-            done, left = self._next - CHUNK, len(self._units) - self._next
-            return done > 0 and left > CHUNK and (perf_counter() - self._begun) / done * left > MIN_SECONDS_LEFT
+            done, remaining = self._next - CHUNK, len(self._units) - self._next
+            return (
+                done > 0 and remaining > CHUNK and (perf_counter() - self._begun) / done * remaining > MIN_SECONDS_LEFT
+            )
 
     @property
     def is_done(self) -> bool:
@@ -472,7 +479,7 @@ MAX_HELD = 2**28
 
 
 @dataclass(frozen=True)
-class _Filed:
+class _FiledOutcome:
     """The place of an outcome in the file."""
 
     offset: int
@@ -485,18 +492,18 @@ class WaitingOutcomes:
     def __init__(self, asked_of: Callable[[Unit], int], max_held: int = MAX_HELD) -> None:
         """``asked_of`` counts the implementations that are asked for a unit."""
         self._asked_of, self._max_held = asked_of, max_held
-        self._waiting: dict[int, dict[str, Outcome | _Filed]] = {}
+        self._waiting: dict[int, dict[str, Outcome | _FiledOutcome]] = {}
         self._held = 0
         self._file: IO[bytes] | None = None
 
     def add(self, unit: Unit, implementation: str, outcome: Outcome) -> dict[str, Outcome] | None:
-        """Return what all have answered to the unit, where this is the last answer."""
-        found = self._waiting.setdefault(unit.position, {})
-        if len(found) + 1 < self._asked_of(unit):
-            found[implementation] = self._kept(outcome)
+        """Return all answers to the unit if this is the last one, else None."""
+        waiting = self._waiting.setdefault(unit.position, {})
+        if len(waiting) + 1 < self._asked_of(unit):
+            waiting[implementation] = self._keep(outcome)
             return None
         del self._waiting[unit.position]
-        return {**{name: self._taken(each) for name, each in found.items()}, implementation: outcome}
+        return {**{name: self._take(kept) for name, kept in waiting.items()}, implementation: outcome}
 
     def close(self) -> None:
         """Forget what still waits."""
@@ -504,30 +511,30 @@ class WaitingOutcomes:
         if self._file is not None:
             self._file.close()
 
-    def _kept(self, outcome: Outcome) -> Outcome | _Filed:
+    def _keep(self, outcome: Outcome) -> Outcome | _FiledOutcome:
         size = _size(outcome)
         if self._held + size > self._max_held:
             with suppress(OSError):  # where no file can hold it, memory has to
-                return self._filed(outcome)
+                return self._write_to_file(outcome)
         self._held += size
         return outcome
 
-    def _filed(self, outcome: Outcome) -> _Filed:
+    def _write_to_file(self, outcome: Outcome) -> _FiledOutcome:
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         data = pickle.dumps(outcome)
         offset = self._file.seek(0, 2)
         self._file.write(data)
         self._file.flush()
-        return _Filed(offset, len(data))
+        return _FiledOutcome(offset, len(data))
 
-    def _taken(self, each: Outcome | _Filed) -> Outcome:
-        if not isinstance(each, _Filed):
-            self._held -= _size(each)
-            return each
+    def _take(self, kept: Outcome | _FiledOutcome) -> Outcome:
+        if not isinstance(kept, _FiledOutcome):
+            self._held -= _size(kept)
+            return kept
         assert self._file is not None
-        self._file.seek(each.offset)
-        outcome: Outcome = pickle.loads(self._file.read(each.length))  # what this process wrote, and nobody else can
+        self._file.seek(kept.offset)
+        outcome: Outcome = pickle.loads(self._file.read(kept.length))  # what this process wrote, and nobody else can
         return outcome
 
 
@@ -536,7 +543,7 @@ def _size(outcome: Outcome) -> int:
 
 
 _LOOK = 0.2
-"""Seconds between looks whether a spare place is still wanted."""
+"""Seconds between checks whether a free place is still wanted."""
 
 
 class PrioritySemaphore:
@@ -551,7 +558,7 @@ class PrioritySemaphore:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether anybody waits for a place."""
+        """Return whether a thread waits for a place."""
         with self._changed:
             return bool(self._waiting)
 
@@ -563,7 +570,7 @@ class PrioritySemaphore:
             return max(taken, min(self._limit, taken + len(self._waiting)))
 
     def reduce_limit(self, limit: int) -> None:
-        """Have no more places than this: those that are taken beyond it are not given to anybody when they are left."""
+        """Reduce the number of places; places in use beyond it are not given away again."""
         with self._changed:
             fewer = max(0, self._limit - limit)
             self._limit -= fewer
@@ -571,7 +578,7 @@ class PrioritySemaphore:
 
     @contextmanager
     def acquire(self, step: int) -> Iterator[None]:
-        """Wait for a place; of those that wait, the one whose ``step`` in the plan comes first is next."""
+        """Wait for a place; the waiting thread with the lowest ``step`` in the plan is next."""
         with self._changed:
             self._tickets += 1
             ticket = (step, self._tickets)
@@ -589,7 +596,7 @@ class PrioritySemaphore:
 
     @contextmanager
     def spare(self, is_wanted: Callable[[], bool]) -> Iterator[bool]:
-        """Wait for a place that nobody else waits for; give whether there is one, or it is not wanted any more."""
+        """Wait for a place that no other thread waits for; yield False if it is no longer wanted."""
         with self._changed:
             while (wanted := is_wanted()) and not (self._free > self._kept_free and not self._waiting):
                 self._changed.wait(_LOOK)

@@ -1,4 +1,4 @@
-"""A connection to a Dask cluster: whether its workers can do what a run asks of them, and tasks for them."""
+"""Connect to a Dask cluster, and check that its workers can do what a run needs."""
 
 from __future__ import annotations
 
@@ -46,33 +46,39 @@ class Cluster:
         return self.job.groups
 
     def workers(self) -> Workers:
-        """Ask the scheduler for its workers. Raises ``ClusterError`` where it does not answer."""
+        """Return the scheduler's workers. Raises ``ClusterError`` if it does not answer."""
         return workers_of(self.client, self.address)
 
 
 @contextmanager
 def connected(address: str, groups: Sequence[Group], judge: Judge, limits: Limits) -> Iterator[Cluster]:
-    """Connect to a cluster for one run, and end there whatever of the run is left.
+    """Connect to a cluster for one run, and end the rest of the run there afterwards.
 
-    Raises ``UsageError`` where nothing answers at the address, or its workers lack something.
+    Raises ``UsageError`` if no scheduler answers at the address, or if the workers lack something.
     """
     with _quiet():
-        client = _client(address)
+        try:
+            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="attncheck")
+        except Exception as error:  # an invalid address raises many kinds of errors
+            raise UsageError(
+                f"no Dask scheduler answers at {address} ({error or type(error).__name__}); expected the address that "
+                "`dask scheduler` prints, such as tcp://host:8786"
+            ) from None
         job: JobContext | None = None
         try:
             workers = workers_of(client, address)
             _require_resources(address, workers, groups)
             here = found_here(asked_of(groups))
             _require_versions(client, workers, groups, here)
-            job = _campaign(groups, judge, limits, workers, here)
+            job = _job_context(groups, judge, limits, workers, here)
             yield Cluster(client, address, job)
         finally:
-            _leave(client, job)
+            _end_run(client, job)
 
 
 def describe(workers: Workers) -> dict[str, Any]:
-    """Return what environment.json says of a cluster; nothing that changes with the address of a machine."""
-    offers = Counter(_shown(worker["resources"]) for worker in workers.values())
+    """Return the record of a cluster for environment.json; nothing in it depends on the machines' addresses."""
+    offers = Counter(_in_words(worker["resources"]) for worker in workers.values())
     return {
         "workers": len(workers),
         "threads": threads_of(workers),
@@ -87,7 +93,7 @@ def threads_of(workers: Workers) -> int:
 
 
 def lacking(workers: Workers, groups: Sequence[Group]) -> dict[str, float]:
-    """Return what the first group needs that no worker offers; empty where each can run somewhere."""
+    """Return the needs of the first group that no worker offers; empty if each group can run on a worker."""
     for group in groups:
         needs = group.implementation.needs
         if not any(offers(worker, needs) for worker in workers.values()):
@@ -96,15 +102,15 @@ def lacking(workers: Workers, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def offers(worker: Mapping[str, Any], needs: Mapping[str, float]) -> bool:
-    """Return whether a worker has so much of everything."""
+    """Return whether a worker has these amounts of all resources."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in needs.items())
 
 
 def workers_of(client: Client, address: str) -> Workers:
-    """Ask a scheduler for its workers. Raises ``ClusterError`` where it does not answer."""
+    """Return a scheduler's workers. Raises ``ClusterError`` if it does not answer."""
     try:
-        found: Workers = client.scheduler_info(n_workers=-1)["workers"]
-        return found
+        workers: Workers = client.scheduler_info(n_workers=-1)["workers"]
+        return workers
     except Exception as error:  # whatever the connection died of
         raise lost(address, f"{type(error).__name__}: {error}") from None
 
@@ -119,17 +125,7 @@ def lost(address: str, why: str) -> ClusterError:
 
 def worker_command(address: str, needs: Mapping[str, float]) -> str:
     """Return the command that starts a worker which offers something."""
-    return _WORKER_COMMAND.format(address=address, resources=_shown(needs))
-
-
-def _client(address: str) -> Client:
-    try:
-        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="attncheck")
-    except Exception as error:  # an address that is none fails in as many ways as there are texts
-        raise UsageError(
-            f"no Dask scheduler answers at {address} ({error or type(error).__name__}); expected the address that "
-            "`dask scheduler` prints, such as tcp://host:8786"
-        ) from None
+    return _WORKER_COMMAND.format(address=address, resources=_in_words(needs))
 
 
 def _require_resources(address: str, workers: Workers, groups: Sequence[Group]) -> None:
@@ -137,26 +133,26 @@ def _require_resources(address: str, workers: Workers, groups: Sequence[Group]) 
     if not missing:
         return
     names = ", ".join(group.implementation.name for group in groups if group.implementation.needs == missing)
-    there = "; ".join(f"{worker['name']}: {_shown(worker['resources']) or 'none'}" for worker in workers.values())
+    there = "; ".join(f"{worker['name']}: {_in_words(worker['resources']) or 'none'}" for worker in workers.values())
     raise UsageError(
-        f"no worker of the cluster at {address} offers {_shown(missing)}, which {names} needs; workers and their "
+        f"no worker of the cluster at {address} offers {_in_words(missing)}, which {names} needs; workers and their "
         f"resources: {there or 'no worker'}; start one with: {worker_command(address, missing)}"
     )
 
 
 def _require_versions(client: Client, workers: Workers, groups: Sequence[Group], here: Mapping[str, str]) -> None:
     answers = client.run(found_here, asked_of(groups), on_error="return")
-    for address, found in sorted(answers.items()):
-        if address not in workers:  # it has come just now, and looks itself when it is asked for something
+    for address, versions in sorted(answers.items()):
+        if address not in workers:  # it has just joined, and checks its versions at its first task
             continue
         name = workers[address]["name"]
-        if isinstance(found, BaseException):
+        if isinstance(versions, BaseException):
             raise UsageError(
-                f"worker {name} cannot run attncheck: {type(found).__name__}: {found}; install there what is here: "
-                f"Python {platform.python_version()}, attncheck[dask] {here['attncheck']} and the frameworks"
+                f"worker {name} cannot run attncheck: {type(versions).__name__}: {versions}; install there what is "
+                f"here: Python {platform.python_version()}, attncheck[dask] {here['attncheck']} and the frameworks"
             )
         able = [group for group in groups if offers(workers[address], group.implementation.needs)]
-        wrong = differences(_part(here, able), found)
+        wrong = differences(_versions_needed(here, able), versions)
         if wrong:
             raise UsageError(
                 f"worker {name} ({address}) has other versions than this machine: {'; '.join(wrong)}; install the "
@@ -164,16 +160,16 @@ def _require_versions(client: Client, workers: Workers, groups: Sequence[Group],
             )
 
 
-def _part(here: Mapping[str, str], groups: Sequence[Group]) -> dict[str, str]:
-    """Return those versions that matter where some groups run."""
+def _versions_needed(here: Mapping[str, str], groups: Sequence[Group]) -> dict[str, str]:
+    """Return the versions that matter for some groups."""
     return {name: here[name] for name in asked_of(groups).names}
 
 
-def _campaign(
+def _job_context(
     groups: Sequence[Group], judge: Judge, limits: Limits, workers: Workers, here: Mapping[str, str]
 ) -> JobContext:
     on_one_machine = max(Counter(worker["host"] for worker in workers.values()).values(), default=1)
-    versions = {number: _part(here, [group]) for number, group in enumerate(groups)}
+    versions = {number: _versions_needed(here, [group]) for number, group in enumerate(groups)}
     return JobContext(
         uuid4().hex,
         tuple(groups),
@@ -181,23 +177,23 @@ def _campaign(
         limits,
         limits.hard_memory_limit != Limits().hard_memory_limit,
         on_one_machine * len(groups),
-        {**versions, -1: _part(here, [])},
+        {**versions, -1: _versions_needed(here, [])},
     )
 
 
-def _leave(client: Client, job: JobContext | None) -> None:
-    """End what is left of the run on the cluster; a cluster that does not answer is left alone."""
+def _end_run(client: Client, job: JobContext | None) -> None:
+    """End the rest of the run on the cluster; a cluster that does not answer is ignored."""
 
     def end() -> None:
         with suppress(Exception):
             if job is not None and client.status == "running":
                 client.run(end_run, job.name, on_error="ignore")
 
-    _within(_END_SECONDS, end)
-    _within(_END_SECONDS, client.close)
+    _run_with_timeout(_END_SECONDS, end)
+    _run_with_timeout(_END_SECONDS, client.close)
 
 
-def _within(seconds: float, function: Callable[[], object]) -> None:
+def _run_with_timeout(seconds: float, function: Callable[[], object]) -> None:
     thread = Thread(target=function, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -205,7 +201,7 @@ def _within(seconds: float, function: Callable[[], object]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Dask's log and warnings from the terminal: what matters of them is reported in our words."""
+    """Keep Dask's log and warnings from the terminal: attncheck reports what matters itself."""
     loggers = [
         logging.getLogger(name)
         for name in (*_LOGGERS, *logging.root.manager.loggerDict)
@@ -223,5 +219,5 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _shown(resources: Mapping[str, float]) -> str:
+def _in_words(resources: Mapping[str, float]) -> str:
     return " ".join(f"{name}={amount:g}" for name, amount in resources.items())

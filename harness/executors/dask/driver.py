@@ -3,8 +3,8 @@
 The client plans and writes; the workers compute everything. Only a few batches are in flight at a time, so that what
 the client and the scheduler hold does not grow with the plan.
 
-Dask blames everything that a dead worker had before it. So what was in flight when workers died is tried again: one
-unit at a time, nothing beside it, on one worker. Only what kills a worker again, alone, is to blame.
+Dask blames every task that a dead worker had. So units in flight when workers died are tried again: one unit at a time
+on one worker, with no other task. Only a unit that kills a worker again, alone, is to blame.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MAX_UNITS = 48
 _BATCH_SECONDS = 0.5
 _BATCH_BYTES = 2**24
 _BATCHES_PER_THREAD = 3
-"""One is computed, one waits for its turn, one is on its way."""
+"""One is computed, one waits, one is on its way."""
 
 
 class DaskExecutor:
-    """A cluster as what a run computes with."""
+    """Runs a plan on a Dask cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -55,7 +55,7 @@ class DaskExecutor:
 
     @property
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
-        """Return what the frameworks say of themselves, by group."""
+        """Return the descriptions of the frameworks, by group."""
         return self._cluster.descriptions
 
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
@@ -93,12 +93,12 @@ class _Driver:
         self._look()
         while not self.recorder.is_stopped and (self._fill() or self._in_flight):
             try:
-                self._settle(self._done.get(timeout=LOOK_SECONDS))
+                self._record_batch(self._done.get(timeout=LOOK_SECONDS))
             except Empty:
                 self._look()
             if monotonic() - self._looked > LOOK_SECONDS * 5:
                 self._look()
-        for suspect in sorted(self._suspects, key=lambda each: each.unit.position):
+        for suspect in sorted(self._suspects, key=lambda suspect: suspect.unit.position):
             if self.recorder.is_stopped:
                 return
             self._add(judge_alone(self.cluster, self.plan, suspect, self._look), (suspect.unit,))
@@ -123,8 +123,8 @@ class _Driver:
             future.add_done_callback(self._done.put)
         return self._next < len(units)
 
-    def _settle(self, future: Future) -> None:
-        """Write what a batch has come to."""
+    def _record_batch(self, future: Future) -> None:
+        """Record the results of a batch."""
         if future.status == "error":
             self._fail(future)
         elif future.status == "cancelled":
@@ -134,11 +134,13 @@ class _Driver:
         else:
             judged: JudgedBatch = pickle.loads(packed)
             units = self._in_flight.pop(future)
-            self._learn(len(units), judged.seconds, len(packed))
+            # Batches that are worth sending, and do not take long to compute.
+            fitting = len(units) / max(judged.seconds / _BATCH_SECONDS, len(packed) / _BATCH_BYTES, 1e-9)
+            self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MAX_UNITS)
             self._add(judged, units)
 
     def _fail(self, future: Future) -> None:
-        """Suspect the units of a batch that killed workers; a full disk ends the run; all else is a fault of ours."""
+        """Suspect the units of a batch that killed workers; raise any other error."""
         error = future.exception()
         if isinstance(error, OSError):
             raise lost(self.cluster.address, f"a worker cannot go on: {type(error).__name__}: {error}") from None
@@ -150,18 +152,13 @@ class _Driver:
     def _add(self, judged: JudgedBatch, units: Sequence[Unit]) -> None:
         for name, description in judged.descriptions.items():
             self.cluster.descriptions[name] = description or self.cluster.descriptions.get(name, {})
-        for found in judged.found:
-            self.recorder.add(found)
+        for result in judged.results:
+            self.recorder.add(result)
         self.recorder.evaluations += sum(len(serving(self.cluster, unit)) for unit in units)
         self.on_progress(self.recorder.evaluations, self.total)
 
-    def _learn(self, units: int, seconds: float, size: int) -> None:
-        """Make batches of a size that is worth sending, and that nobody has to wait for for long."""
-        fitting = units / max(seconds / _BATCH_SECONDS, size / _BATCH_BYTES, 1e-9)
-        self._units_per_batch = min(fitting, 4 * self._units_per_batch, _MAX_UNITS)
-
     def _look(self) -> None:
-        """See who is there. Raises ``ClusterError`` where for too long nobody can do what is left."""
+        """Check the workers. Raises ``ClusterError`` if for too long none of them could compute the rest."""
         self._looked = monotonic()
         workers = self.cluster.workers()
         self._threads = max(1, threads_of(workers))
@@ -209,7 +206,7 @@ def submit(cluster: Cluster, plan: Plan, units: Sequence[Unit], number: int) -> 
 
 
 def fetched(future: Future) -> Any:
-    """Fetch a result that is there; None where it is so no more, because the worker that held it is lost."""
+    """Fetch a finished result; None if it is lost with its worker."""
     seconds = _FETCH_SECONDS
     while future.status == "finished":
         try:
@@ -237,7 +234,7 @@ class QuarantinedUnit:
 def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Callable[[], None]) -> JudgedBatch:
     """Compute and judge a unit; an evaluation that kills its worker is a crash. ``look`` gives up waiting for workers.
 
-    Raises ``ClusterError`` where judging it kills a worker.
+    Raises ``ClusterError`` if judging it kills a worker.
     """
     unit = suspect.unit
     batch, groups, answers = pack(plan, [unit]), serving(cluster, unit), []
@@ -246,22 +243,21 @@ def judge_alone(cluster: Cluster, plan: Plan, suspect: QuarantinedUnit, look: Ca
         for turn in range(_TURNS_ALONE):
             key = f"evaluate-{cluster.job.name}-alone-{unit.position}-{group}-{turn}"
             if answer is None:
-                somebody = _somebody(cluster, needs, look)
+                somebody = _answering_worker(cluster, needs, look)
                 answer = _call_on(somebody, cluster, key, needs, evaluate_batch, cluster.packed, batch, group)
-        answers.append(_crashed(suspect) if answer is None else answer)
+        if answer is None:
+            times = suspect.deaths + _TURNS_ALONE
+            reason = f"the cluster's worker died {times} times with this evaluation"
+            failure = Failure("crash", f"{reason}, the last time with nothing beside it")
+            answer = GroupOutcomes((failure,), {}, 0.0)
+        answers.append(answer)
     key = f"judge-{cluster.job.name}-alone-{unit.position}"
-    somebody = _somebody(cluster, {}, look)
+    somebody = _answering_worker(cluster, {}, look)
     packed = _call_on(somebody, cluster, key, {}, judge_batch, cluster.packed, batch, groups, answers)
     if packed is None:
         raise lost(cluster.address, f"judging {plan.case(unit).id} in {unit.dtype} kills the worker that does it")
     judged: JudgedBatch = pickle.loads(packed)
     return judged
-
-
-def _crashed(suspect: QuarantinedUnit) -> GroupOutcomes:
-    times = suspect.deaths + _TURNS_ALONE
-    reason = f"the cluster's worker died {times} times with this evaluation, the last time with nothing beside it"
-    return GroupOutcomes((Failure("crash", reason),), {}, 0.0)
 
 
 def _call_on(
@@ -272,7 +268,7 @@ def _call_on(
     function: Callable[..., Any],
     *arguments: object,
 ) -> Any:
-    """Call a function on this worker and no other; None where it dies of it, or is gone before it answers."""
+    """Call a function on this worker only; return None if the worker dies or is gone before it answers."""
     future = cluster.client.submit(
         function,
         *arguments,
@@ -295,14 +291,14 @@ def _call_on(
         future.cancel()
 
 
-def _somebody(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
-    """Return the address of a worker that offers something and answers, once there is one.
+def _answering_worker(cluster: Cluster, needs: Mapping[str, float], look: Callable[[], None]) -> str:
+    """Return the address of a worker that has the needed resources and answers, once there is one.
 
-    The scheduler lists a worker that was killed until it notices. What is asked of that one would be blamed for it.
+    The scheduler lists a killed worker until it notices. A call on that worker would be blamed for the death.
     """
     while True:
-        found = [address for address, worker in cluster.workers().items() if offers(worker, needs)]
-        if found and _call_on(min(found), cluster, None, {}, int) is not None:
-            return min(found)
+        addresses = [address for address, worker in cluster.workers().items() if offers(worker, needs)]
+        if addresses and _call_on(min(addresses), cluster, None, {}, int) is not None:
+            return min(addresses)
         look()
         sleep(_LOOK_SECONDS)

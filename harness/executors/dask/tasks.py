@@ -1,7 +1,7 @@
 """The tasks on the workers of a cluster: batches of units, evaluated in a framework's own process, and judged.
 
-Only descriptions travel there: the inputs are made where they are used, as a local run makes them. Versions have to be
-the same on every machine: numbers of two versions in one report would be nobody's.
+Only descriptions are sent: the inputs are made where they are used, as in a local run. Versions have to be the same on
+every machine: a report must not mix the numbers of two versions.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _RUNS_KEPT = 64
 class JobContext:
     """The context that all tasks of a run share.
 
-    ``runners`` is how many worker processes a machine may have to hold. Without ``limits_memory`` each of them may hold
-    what is right for its own machine. ``versions`` has to be the same where each of the ``groups`` runs, and, under -1,
-    everywhere.
+    ``runners`` is how many worker processes a machine may have to hold. Without ``limits_memory``, the default memory
+    limit of each machine applies. ``versions`` have to be the same on workers of each of the ``groups``, and those
+    under -1 on all workers.
     """
 
     name: str
@@ -72,13 +72,13 @@ class GroupOutcomes:
 class JudgedBatch:
     """The result of every unit of a batch, the descriptions of the groups' frameworks, and how long it took."""
 
-    found: tuple[UnitResult, ...]
+    results: tuple[UnitResult, ...]
     descriptions: Mapping[str, Mapping[str, str]]
     seconds: float
 
 
 class RunEnded(Exception):
-    """The run is over; nobody waits for this task any more."""
+    """The run is over; no client waits for this task any more."""
 
 
 class _Run:
@@ -108,7 +108,7 @@ class _Run:
             return self._runners[group]
 
     def end(self) -> None:
-        """Kill what is being evaluated, and end all processes."""
+        """Stop all evaluations, and end all processes."""
         self.ended = True
         with self._lock:
             runners = list(self._runners.values())
@@ -153,20 +153,22 @@ def judge_batch(
     run = _run_of(packed_campaign)
     job, plan = run.job, _plan_of(packed_batch)
     begun = perf_counter()
-    served = [(job.groups[group], iter(each.outcomes)) for group, each in zip(groups, answers, strict=True)]
-    found = []
+    served = [(job.groups[group], iter(answer.outcomes)) for group, answer in zip(groups, answers, strict=True)]
+    results = []
     for unit in plan:
         if run.ended:
             raise RunEnded
-        outcomes = {group.implementation.name: next(each) for group, each in served if unit.dtype in group.dtypes}
-        found.append(run.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
-    descriptions = {job.groups[group].name: each.description for group, each in zip(groups, answers, strict=True)}
-    seconds = perf_counter() - begun + sum(each.seconds for each in answers)
-    return pickle.dumps(JudgedBatch(tuple(found), descriptions, seconds), pickle.HIGHEST_PROTOCOL)
+        outcomes = {
+            group.implementation.name: next(answered) for group, answered in served if unit.dtype in group.dtypes
+        }
+        results.append(run.judge.judge(plan.case(unit), unit.dtype, plan.inputs(unit), outcomes))
+    descriptions = {job.groups[group].name: answer.description for group, answer in zip(groups, answers, strict=True)}
+    seconds = perf_counter() - begun + sum(answer.seconds for answer in answers)
+    return pickle.dumps(JudgedBatch(tuple(results), descriptions, seconds), pickle.HIGHEST_PROTOCOL)
 
 
 def check_versions(job: JobContext, group: int) -> None:
-    """Raise ``UsageError`` where this process would compute something else: a worker may join late."""
+    """Raise ``UsageError`` if this process has other versions: a worker may join late."""
     asked = asked_of([job.groups[group]] if group >= 0 else [])
     wrong = differences(job.versions[group], found_here(asked))
     if wrong:
@@ -174,7 +176,7 @@ def check_versions(job: JobContext, group: int) -> None:
 
 
 def end_run(name: str) -> None:
-    """End what a run still has in this process, without waiting for it."""
+    """End the rest of a run in this process, without waiting for it."""
     with _runs_lock:
         _ended.append(name)
         del _ended[:-_RUNS_KEPT]
@@ -184,7 +186,7 @@ def end_run(name: str) -> None:
 
 
 def _run_of(packed: bytes) -> _Run:
-    job = _campaign_of(packed)
+    job = _job_of(packed)
     with _runs_lock:
         if job.name in _ended:
             raise RunEnded
@@ -195,14 +197,14 @@ def _run_of(packed: bytes) -> _Run:
 
 
 @lru_cache(maxsize=_PLANS_KEPT)
-def _campaign_of(packed: bytes) -> JobContext:
+def _job_of(packed: bytes) -> JobContext:
     job: JobContext = pickle.loads(packed)
     return job
 
 
 @lru_cache(maxsize=_PLANS_KEPT)
 def _plan_of(packed: bytes) -> Plan:
-    """Unpack a batch; whoever evaluates it here next, or judges it, shares its inputs."""
+    """Unpack a batch; later tasks of the same batch in this process share its inputs."""
     batch: Batch = pickle.loads(packed)
     return Plan(batch.cases, batch.units)
 
@@ -224,40 +226,40 @@ class RequiredSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return what the versions are listed under."""
+        """Return the names of the versions."""
         return (_PYTHON, _SOURCE, *self.packages, *self.files)
 
 
 def asked_of(groups: Iterable[Group]) -> RequiredSources:
-    """Return what has to be the same where these groups run."""
+    """Return the distributions and files whose versions have to be the same for these groups."""
     entries = [group.implementation.entry for group in groups]
     packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}
-    own = {entry.target.module for entry in entries if isinstance(entry, UserImplementation)}
-    return RequiredSources(tuple(sorted(packages)), tuple(sorted(path for path in own if path.endswith(".py"))))
+    modules = {entry.target.module for entry in entries if isinstance(entry, UserImplementation)}
+    return RequiredSources(tuple(sorted(packages)), tuple(sorted(path for path in modules if path.endswith(".py"))))
 
 
 def found_here(asked: RequiredSources) -> dict[str, str]:
-    """Return the versions of what is asked for as they are in this process."""
-    found = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
-    found |= {name: package_version(name) or ABSENT for name in asked.packages}
-    return found | {path: _digest(Path(path)) if Path(path).is_file() else ABSENT for path in asked.files}
+    """Return the versions of these sources in this process."""
+    versions = {_PYTHON: platform.python_version(), _SOURCE: _digest_of_code()}
+    versions |= {name: package_version(name) or ABSENT for name in asked.packages}
+    return versions | {path: _digest(Path(path)) if Path(path).is_file() else ABSENT for path in asked.files}
 
 
-def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Return in words what is not as expected."""
+def differences(expected: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Return the differences from the expected versions in words."""
     return [
-        f"{name}: {found.get(name, ABSENT)} there, {wanted} here"
+        f"{name}: {there.get(name, ABSENT)} there, {wanted} here"
         for name, wanted in expected.items()
-        if found.get(name, ABSENT) != wanted
+        if there.get(name, ABSENT) != wanted
     ]
 
 
 @cache
 def _digest_of_code() -> str:
-    """Checkouts of one version may still differ."""
+    """Return the digest of attncheck's code, since checkouts of one version may differ."""
     folders = [Path(folder) for name in _CODE for folder in import_module(name).__path__]
-    found = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
-    files = [(name.as_posix(), path) for name, path in found if name.parts[0] not in _BESIDE]
+    paths = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
+    files = [(name.as_posix(), path) for name, path in paths if name.parts[0] not in _BESIDE]
     total = sha256()
     for name, path in sorted(files):
         total.update(f"{name}\0{_digest(path)}\0".encode())
