@@ -1,1 +1,1 @@
-"""What a user sets: options, the project's pyproject.toml, and the words of commands."""
+"""The user's settings: options, the project's pyproject.toml, and the words of commands."""

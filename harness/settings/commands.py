@@ -1,4 +1,4 @@
-"""Commands that reports print: each can be pasted into a shell, in the folder where the check ran, and works.
+"""Commands that reports print, which a user can paste into a shell in the folder where the check ran.
 
 A run writes down how its implementations are named on a command line, with the options that the numbers depend on
 (``words_again``), so that a report of its results can say so later. What was handed over as an object has no name
@@ -26,22 +26,22 @@ _TROUBLESOME = re.compile(r'["`\\]')
 def words_again(
     implementations: Iterable[Implementation], limits: Limits, results: Path | None
 ) -> dict[str, list[str]]:
-    """Return by name what names an implementation on a command line, and how it was run where that is not as ever.
+    """Return, by name, the words for an implementation on a command line, with its options that are not the default.
 
-    ``results`` is the folder that keeps what was found; None where nothing is kept.
+    ``results`` is the folder in which results are kept; None if they are not kept.
     """
-    found = {}
+    again = {}
     for item in implementations:
-        own = item.entry if isinstance(item.entry, UserImplementation) else None
-        named = [item.name] if own is None else list(own.given)
+        entry = item.entry if isinstance(item.entry, UserImplementation) else None
+        named = [item.name] if entry is None else list(entry.given)
         if named:
-            kept = results if own is not None and results != DEFAULT_RESULTS else None
-            found[item.name] = [*named, *_limits(limits), *(["--results", str(kept)] if kept else [])]
-    return found
+            kept = results if entry is not None and results != DEFAULT_RESULTS else None
+            again[item.name] = [*named, *_limit_words(limits), *(["--results", str(kept)] if kept else [])]
+    return again
 
 
 def words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what names an implementation of a report; empty where no command line can."""
+    """Return the words for an implementation of a report on a command line; empty if there are none."""
     if implementation in again:
         return list(again[implementation])
     backend, _, mode = implementation.partition(".")
@@ -49,36 +49,34 @@ def words_of(implementation: str, again: Mapping[str, Sequence[str]]) -> list[st
 
 
 def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], dtype: str) -> str:
-    """Return a command about one case, given as its record, on an implementation, as ``words_of`` names it."""
+    """Return a command about one case, by its record, on an implementation, by the words of ``words_of``."""
     from attncheck.reading.selection import address  # what reads cases is loaded where a command is printed
 
     target, *options = implementation
-    words = [_argument(address(case["id"], case.get("path", ""))), _argument(target), "--dtype", dtype, *options]
+    words = [_as_argument(address(case["id"], case.get("path", ""))), _as_argument(target), "--dtype", dtype, *options]
     return joined(["attncheck", name, *words])
 
 
 def joined(words: Iterable[str]) -> str:
     """Join words to a command for a shell, on one line whatever they hold."""
-    return " ".join(map(_quoted, words))
+    return " ".join(map(_quote, words))
 
 
-def _argument(word: str) -> str:
-    """Keep a shell's user from giving the name of a file as an option."""
+def _as_argument(word: str) -> str:
+    """Return a word that is not read as an option, even if it is a file's name that begins with a dash."""
     return f"./{word}" if word.startswith("-") else word
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     if word.isprintable() and not _TROUBLESOME.search(word):
         return shlex.quote(word)
-    letters = (each if each.isprintable() and each not in "\"'`\\" else _escaped(each) for each in word)
-    return f"$'{''.join(letters)}'"  # as Bash, zsh and ksh read it
+    unsafe = {letter for letter in word if not letter.isprintable() or letter in "\"'`\\"}
+    codes = {letter: letter.encode("utf-8", "surrogateescape") for letter in unsafe}
+    escaped = {letter: "".join(f"\\x{byte:02x}" for byte in code) for letter, code in codes.items()}
+    return f"$'{''.join(escaped.get(letter, letter) for letter in word)}'"  # as Bash, zsh and ksh read it
 
 
-def _escaped(letter: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
-
-
-def _limits(limits: Limits) -> list[str]:
+def _limit_words(limits: Limits) -> list[str]:
     standard = Limits()
     words = []
     if limits.threads != standard.threads:

@@ -42,9 +42,9 @@ def read_config(start: Path | None = None) -> RunOptions:
 
 
 def selected(options: RunOptions, store: Store | None = None) -> Selection:
-    """Read the cases that are named: where none is, the bundled ones and the project's.
+    """Read the named cases; if none are named, the bundled cases and the project's.
 
-    The cases of tiles come besides; files that were read before come out of the ``store``. Raises ``UsageError`` as
+    The cases of tiles are added. Files that were read before are taken from the ``store``. Raises ``UsageError`` as
     ``select_cases`` does.
     """
     config = read_config()
@@ -60,9 +60,9 @@ def selected(options: RunOptions, store: Store | None = None) -> Selection:
 
 
 def check_own_cases(options: RunOptions, store: Store | None = None) -> None:
-    """Read the cases of people's own that ``selected`` reads, before anything that takes long.
+    """Read the user's cases that ``selected`` reads, before anything that takes long.
 
-    Raises ``CaseError`` where a file has a fault.
+    Raises ``CaseError`` if a file has a fault.
     """
     config = read_config()
     lists = (*config.expected_failure_lists, *options.expected_failure_lists)
@@ -70,17 +70,17 @@ def check_own_cases(options: RunOptions, store: Store | None = None) -> None:
 
 
 def tiles_of(options: RunOptions) -> tuple[int, ...]:
-    """Return the tiles whose cases run: those given, or what the project says where no cases are named."""
+    """Return the tiles whose cases run: the given ones, or the project's if no cases are named."""
     return options.tiles or (() if options.cases else read_config().tiles)
 
 
-def expected_failures_of(backends: Sequence[str], own: Sequence[Path] = ()) -> tuple[ExpectedFailure, ...]:
-    """Return these backends' expected failures: bundled, the project's, and of ``own`` lists. Raises ``CaseError``."""
-    return bundled_expected_failures(backends) + load_expected_failures([*read_config().expected_failure_lists, *own])
+def expected_failures_of(backends: Sequence[str], lists: Sequence[Path] = ()) -> tuple[ExpectedFailure, ...]:
+    """Return the expected failures of backends: bundled, the project's, and of ``lists``. Raises ``CaseError``."""
+    return bundled_expected_failures(backends) + load_expected_failures([*read_config().expected_failure_lists, *lists])
 
 
 def minimum_of(options: RunOptions, *, complete: bool) -> Minimum | None:
-    """Return how much has to be judged: what is given, or in a complete run what the project says."""
+    """Return the minimum to be judged: the given one, or in a complete run the project's."""
     return options.min_judged or (read_config().min_judged if complete else None)
 
 
@@ -102,22 +102,17 @@ def _config(section: dict[str, Any], path: Path) -> RunOptions:
     unknown = sorted(section.keys() - known.keys())
     if unknown:
         raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
-    found = {}
+    values = {}
     for key, option in known.items():
-        given, where = section.get(key), f"{path}: tool.attncheck.{key}"
-        if given is not None and option.flag.read is None:
-            given = _paths(given, path.parent, where)
-        found[option.name] = option.read(given, where)
-    return RunOptions(**found | {"cases": tuple(map(str, found["cases"]))})
-
-
-def _paths(given: object, folder: Path, where: str) -> list[Path]:
-    if not isinstance(given, list) or not all(isinstance(path, str) for path in given):
-        raise UsageError(f"{where}: expected a list of paths")
-    paths = [folder / path for path in given]
-    if missing := [path for path in paths if not exists(path)]:
-        raise UsageError(f"{where}: there is no {_short(str(missing[0]))}")
-    return paths
+        value, where = section.get(key), f"{path}: tool.attncheck.{key}"
+        if value is not None and option.flag.read is None:
+            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                raise UsageError(f"{where}: expected a list of paths")
+            value = [path.parent / name for name in value]
+            if missing := [place for place in value if not exists(place)]:
+                raise UsageError(f"{where}: there is no {_short(str(missing[0]))}")
+        values[option.name] = option.read(value, where)
+    return RunOptions(**values | {"cases": tuple(map(str, values["cases"]))})
 
 
 def _short(text: str) -> str:

@@ -32,7 +32,7 @@ Returned = TypeVar("Returned")
 
 
 class Keep(StrEnum):
-    """Which arrays a run keeps."""
+    """The arrays that a run keeps."""
 
     DISAGREEING = "disagreeing"
     ALL = "all"
@@ -47,14 +47,14 @@ class Flag:
         help: Its help there.
         metavar: What stands there for its value.
         is_split: Whether commas separate several values on the command line.
-        read: Makes the option of what was given, and of the place where it stands, for messages. Raises ``UsageError``.
-        given: The type of what is given on the command line, where it is not the option's own.
-        shown: The default as it is given there, where it is not the option's own.
+        read: Makes the option from the given value and its place, which messages name. Raises ``UsageError``.
+        given: The type of the value on the command line, if it is not the option's own.
+        shown: The default there, if it is not the option's own.
         minimum: The smallest number.
         show_default: As typer has it.
         is_argument: Whether it has no name on the command line.
-        pytest: Its metavar and help as an option of pytest's; empty where it is none.
-        key: Its key in ``[tool.attncheck]``; empty where it has none.
+        pytest: Its metavar and help as an option of pytest's; empty if it is none.
+        key: Its key in ``[tool.attncheck]``; empty if it has none.
     """
 
     names: tuple[str, ...]
@@ -71,14 +71,14 @@ class Flag:
     key: str = ""
 
 
-def flag(*names: str, **given: Any) -> Flag:
-    """Return a ``Flag`` with these names: in the annotation of what several commands take."""
-    return Flag(names, **given)
+def flag(*names: str, **attributes: Any) -> Flag:
+    """Return a ``Flag`` with these names, for the annotation of an option that several commands take."""
+    return Flag(names, **attributes)
 
 
-def option(default: Any, *names: str, **given: Any) -> Any:
+def option(default: Any, *names: str, **attributes: Any) -> Any:
     """Return a field that is an option, with a ``Flag`` of these names."""
-    return field(default=default, metadata={"flag": Flag(names, **given)})
+    return field(default=default, metadata={"flag": Flag(names, **attributes)})
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Option:
 
     @property
     def word(self) -> str:
-        """Its name without what its entrance puts before it: ``tile`` of ``--tile`` and ``--attncheck-tile``."""
+        """Its name without prefix: ``tile`` of ``--tile`` and ``--attncheck-tile``."""
         return next((name[2:].partition("/")[0] for name in self.flag.names if name.startswith("--")), self.name)
 
     @property
@@ -100,47 +100,51 @@ class Option:
         """True for an option that may be given several times."""
         return get_origin(self.type) is tuple
 
-    def read(self, given: Any, where: str) -> Any:
-        """Make the option of what was given; its default of None. Raises ``UsageError``, which names ``where``."""
-        if given is None:
+    def read(self, value: Any, where: str) -> Any:
+        """Make the option from the given value; its default from None. Raises ``UsageError``, which names ``where``."""
+        if value is None:
             return self.default
         if self.flag.read is not None:
-            return self.flag.read(given, where)
-        return tuple(given) if self.is_list else given
+            return self.flag.read(value, where)
+        return tuple(value) if self.is_list else value
 
 
 def options_of(source: Callable[..., Any]) -> dict[str, Option]:
     """Return the options among the fields of a dataclass, or the parameters of a function, by name."""
-    own = {each.name: each.metadata.get("flag") for each in fields(source)} if is_dataclass(source) else {}
-    found = {}
+    flags = {item.name: item.metadata.get("flag") for item in fields(source)} if is_dataclass(source) else {}
+    options = {}
     for name, parameter in inspect.signature(source, eval_str=True).parameters.items():
         shared = next(
-            (each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, Flag)), None
+            (note for note in getattr(parameter.annotation, "__metadata__", ()) if isinstance(note, Flag)), None
         )
-        if (flag := own.get(name) or shared) is not None:
+        if (flag := flags.get(name) or shared) is not None:
             kind = get_args(parameter.annotation)[0] if shared else parameter.annotation
-            found[name] = Option(name, kind, None if parameter.default is parameter.empty else parameter.default, flag)
-    return found
+            options[name] = Option(
+                name, kind, None if parameter.default is parameter.empty else parameter.default, flag
+            )
+    return options
 
 
-def read_options(given: Mapping[str, Any]) -> RunOptions:
-    """Make options of keywords; None of what is not given. Raises ``UsageError``, which names a keyword."""
+def read_options(keywords: Mapping[str, Any]) -> RunOptions:
+    """Make options from keywords; a value of None means the default. Raises ``UsageError``, which names a keyword."""
     options = options_of(RunOptions)
-    return RunOptions(**{name: options[name].read(value, name) for name, value in given.items()})
+    return RunOptions(**{name: options[name].read(value, name) for name, value in keywords.items()})
 
 
 def with_keywords(
     keywords: type, **defaults: Any
 ) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
-    """Give a function the signature that these keywords spell out, for ``help``, editors and documents.
+    """Give a function a signature with these keywords, for ``help``, editors and documents.
 
-    A default is that of ``RunOptions``, where ``defaults`` have no other. A keyword that is none is a ``TypeError``.
+    Defaults are those in ``defaults``, else those of ``RunOptions``. An unknown keyword is a ``TypeError``.
     """
     known = {name: option.default for name, option in options_of(RunOptions).items()} | defaults
 
     def sign(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         plain = inspect.signature(function)
-        positional = [each for each in plain.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        positional = [
+            parameter for parameter in plain.parameters.values() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
         named = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=annotation)
             for name, annotation in get_type_hints(keywords).items()
@@ -148,9 +152,9 @@ def with_keywords(
         signature = plain.replace(parameters=[*positional, *named])
 
         @wraps(function)
-        def call(*args: Parameters.args, **given: Parameters.kwargs) -> Returned:
-            signature.bind(*args, **given)
-            return function(*args, **given)
+        def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+            signature.bind(*args, **kwargs)
+            return function(*args, **kwargs)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
@@ -167,42 +171,42 @@ _SHORT_DTYPES: Mapping[str, str] = {
 """Names that frameworks and papers have for the dtypes, too."""
 
 
-def _read_dtypes(given: Iterable[str], where: str) -> tuple[str, ...]:
+def _read_dtypes(names: Iterable[str], where: str) -> tuple[str, ...]:
     from attncheck.common.wording import expected
     from attncheck.spec import DTYPES
 
-    dtypes = tuple(_SHORT_DTYPES.get(name, name) for name in given)
+    dtypes = tuple(_SHORT_DTYPES.get(name, name) for name in names)
     for name in dtypes:
         if name not in DTYPES:
             raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
     return dtypes
 
 
-def _read_declarations(given: Iterable[str] | Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _read_declarations(declarations: Iterable[str] | Mapping[str, Any], where: str) -> tuple[str, ...]:
     from attncheck.execution.user_code import read_declarations
 
-    pairs = given.items() if isinstance(given, Mapping) else ()
-    texts = tuple(f"{name}={json.dumps(value)}" for name, value in pairs) or tuple(given)
+    pairs = declarations.items() if isinstance(declarations, Mapping) else ()
+    texts = tuple(f"{name}={json.dumps(value)}" for name, value in pairs) or tuple(declarations)
     read_declarations(texts)  # before anything takes time
     return texts
 
 
-def _read_tiles(given: Any, where: str) -> tuple[int, ...]:
+def _read_tiles(sizes: Any, where: str) -> tuple[int, ...]:
     from attncheck.reading.selection import read_tiles
 
-    return read_tiles(given if isinstance(given, list | tuple) else [given], where)
+    return read_tiles(sizes if isinstance(sizes, list | tuple) else [sizes], where)
 
 
-def _read_match(given: str, where: str) -> Expression:
+def _read_match(text: str, where: str) -> Expression:
     from attncheck.reading.expressions import read_expression
 
-    return read_expression(given, where)
+    return read_expression(text, where)
 
 
-def _read_minimum(given: str | int, where: str) -> Minimum:
+def _read_minimum(limit: str | int, where: str) -> Minimum:
     from attncheck.results.coverage import Minimum
 
-    return Minimum.of(given, where)
+    return Minimum.of(limit, where)
 
 
 Patterns = Annotated[
@@ -469,7 +473,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
         True,
         "--no-report",
         help="Record the results, and write no report: `attncheck report` does later.",
-        read=lambda given, where: not given,
+        read=lambda value, where: not value,
         shown=False,
     )
     quiet: Quiet = False
