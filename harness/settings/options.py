@@ -385,7 +385,7 @@ class RecordedOptions:
         "--keep-arrays",
         metavar="disagreeing|all",
         help="Which arrays to store. Comparisons across runs need all.",
-        read=lambda given, where: given is Keep.ALL,
+        read=lambda arrays, where: arrays is Keep.ALL,
         given=Keep,
         shown=Keep.DISAGREEING,
     )
