@@ -215,7 +215,7 @@ _KIND_WEIGHT = 30
 
 @dataclass
 class Seen:
-    """How often each feature and pair of features was drawn, and which were refused or computed."""
+    """Counts of drawn features and pairs of features, and the features that were refused or computed."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)

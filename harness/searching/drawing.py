@@ -170,8 +170,9 @@ class DrawnInputs:
             self.inputs |= {table: both[table[-3:]] for table in self.problem.inputs if self._axes(table) == axes}
         elif axes == _SCORES:
             self.inputs[name] = self._scores(shape) if spec.required else self._bias(shape)
-        elif spec.statistics:
-            self.inputs[name] = self._log_sum_exps(shape)
+        elif spec.statistics:  # log-sum-exps of any size around any number
+            around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
+            self.inputs[name] = np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
         elif role_of(axes) is not None and not spec.of_blocks:
             self._draw_operands(name, axes, shape)
         else:
@@ -292,11 +293,6 @@ class DrawnInputs:
         outputs = np.where(np.isneginf(log_sum_exps)[..., np.newaxis], poison, outputs)
         in_base = math.log(2) if self.problem.options.get("lse_base") == "2" else 1.0
         self.inputs |= {"outputs": outputs, "log_sum_exps": log_sum_exps / in_base}
-
-    def _log_sum_exps(self, shape: Shape) -> Array:
-        """Draw log-sum-exps of any size around any number."""
-        around = float(self.random.choice([0, 0, -90, -120, -800, 90, 800]))
-        return np.asarray(around + 10 ** self.random.uniform(-2, 2.5) * self.random.randn(*shape))
 
     def _distance(self, queries: int, keys: int) -> NDArray[np.int64]:
         """Return position of key minus position of query; the first queries or the last ones align with the keys."""

@@ -156,7 +156,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Finding:
+class SearchFinding:
     """A failure of an implementation, on the simplest problem that shows it.
 
     ``file`` and ``script`` are in the folder of the search; ``element`` describes the worst element. ``problem`` is the
@@ -225,7 +225,7 @@ class SearchFolder:
     next_numbers: dict[str, int] = field(default_factory=dict)
     asked: int = 0
     seen: Seen = field(default_factory=Seen)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[SearchFinding] = field(default_factory=list)
     place: str = ""
     """The file or module of a user's implementation, since two may have one name."""
 
@@ -238,7 +238,7 @@ class SearchFolder:
         try:
             record = json.loads(state.read_text(encoding="utf-8"))
             seen = TypeAdapter(Seen).validate_python(record["seen"])
-            findings = TypeAdapter(list[Finding]).validate_python(record["findings"])
+            findings = TypeAdapter(list[SearchFinding]).validate_python(record["findings"])
             before = record.get("place", "")
             folder = cls(
                 path, record["implementation"], record["next"], record["asked"], seen, findings, before or place
@@ -283,7 +283,10 @@ def write_case(problem: Problem, path: Path, name: str, found_by: str) -> Case:
         if count_elements(problem) <= MAX_IN_FILE:
             inputs = {input_name: _in_file(problem, input_name) for input_name in problem.inputs}
         else:
-            inputs = _in_npz(problem, path.with_suffix(".npz"))
+            content, checksum = stored_arrays(problem.inputs)
+            arrays = path.with_suffix(".npz")
+            arrays.write_bytes(content)
+            inputs = {key: {"file": arrays.name, "name": key, "sha256": checksum} for key in problem.inputs}
         path.write_text(case_text(case_data(problem, inputs, name, found_by)), encoding="utf-8")
     return written_case(path)
 
@@ -353,9 +356,3 @@ def _integer_if_whole(value: float) -> float | int:
     """Return a whole number as an integer, which is written without a point; -0.0 stays a float."""
     is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e6
     return int(value) if is_whole and (value or math.copysign(1, value) > 0) else value
-
-
-def _in_npz(problem: Problem, path: Path) -> dict[str, Any]:
-    content, checksum = stored_arrays(problem.inputs)
-    path.write_bytes(content)
-    return {name: {"file": path.name, "name": name, "sha256": checksum} for name in problem.inputs}

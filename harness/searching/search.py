@@ -30,8 +30,8 @@ from attncheck.reports.one_failure import failure_of_rows
 from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.searching.concrete import asked_of, concrete_case, count_elements, has_nonfinite, kind_of, read_concrete
 from attncheck.searching.findings import (
-    Finding,
     ProblemSubject,
+    SearchFinding,
     SearchFolder,
     Symptom,
     file_name,
@@ -130,7 +130,7 @@ class Search:
     say: Say = lambda line: None
     asked: int = 0
     refused: int = 0
-    fixed: list[Finding] = field(default_factory=list)
+    fixed: list[SearchFinding] = field(default_factory=list)
     known: Counter[str] = field(default_factory=Counter)
     is_interrupted: bool = False
     begun: float = field(default_factory=time.monotonic)
@@ -243,7 +243,7 @@ class Search:
             self.say(f"found {finding.title}")
             self.folder.write()
 
-    def _reduce(self, begun: _Begun, symptom: Symptom, answer: Answer) -> Finding | None:
+    def _reduce(self, begun: _Begun, symptom: Symptom, answer: Answer) -> SearchFinding | None:
         """Return the finding for the simplest problem with the failure; None if that is a known finding."""
         problem, number = begun.problem, begun.number
         if symptom_of(self.subject.ask_in_new_process(problem)) != symptom:
@@ -272,14 +272,14 @@ class Search:
         answer: Answer,
         number: int,
         reduced: Reduced | None,
-    ) -> Finding:
+    ) -> SearchFinding:
         name = self.subject.implementation.name
         identity = f"{name} {self.request.key} {number}"
         path = self.folder.path / file_name(symptom, problem, identity)
         write_case(problem, path, name_of(symptom, problem, name), f"{self.request.found_by}, problem {number}")
         self.results.add_finding(path, answer)
         failure = failure_of_rows(answer.rows, case_record(answer.case, {}), diagnosis=answer.diagnosis)
-        return Finding(
+        return SearchFinding(
             symptom,
             kind_of(problem),
             problem.dtype,

@@ -24,7 +24,7 @@ from attncheck.showing.json_schema import CaseRecord, ExplanationDocument, Stage
 from attncheck.spec.verdicts import Verdict
 
 _MAX_CALLS = 10
-"""Calls that are listed."""
+"""Most calls that are listed."""
 
 
 def explanation_text(answer: Answer, tags: Mapping[str, TagEntry]) -> str:
@@ -35,9 +35,9 @@ def explanation_text(answer: Answer, tags: Mapping[str, TagEntry]) -> str:
 
 
 def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
-    """Yield what the case is, every stage with its errors, and where it goes wrong.
+    """Yield the case, every stage with its errors, and the first wrong stage.
 
-    Before it, of a failure that a fresh process does not show, when it happens.
+    If a fresh process does not show the failure, lines about when it happens come first.
     """
     if answer.repeated is not None:
         yield from (Text(line, "red") for line in (*_repetition(answer.repeated), ""))
@@ -55,9 +55,9 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
     yield Text(title, "bold")
     yield _stages(answer)
     sampled = (
-        f"{rows_judged(each.judged_rows, each.query_rows)}; they stand for all."
-        for each in answer.judgements
-        if each.judged_rows is not None and each.query_rows is not None
+        f"{rows_judged(judgement.judged_rows, judgement.query_rows)}; they stand for all."
+        for judgement in answer.judgements
+        if judgement.judged_rows is not None and judgement.query_rows is not None
     )
     yield from islice(sampled, 1)
     yield Text(
@@ -67,18 +67,18 @@ def explanation_lines(answer: Answer, tags: Mapping[str, TagEntry]) -> Iterator[
         ),
         "dim",
     )
-    yield from (Text(line, "dim") for line in _conditions(answer))
+    yield from (Text(line, "dim") for line in _condition_lines(answer))
     yield ""
     yield from (Text(line, "red" if answer.begins_at else "") for line in _story(answer))
 
 
 def tag_lines(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[str]:
-    """Yield what each tag of a case probes and catches, if it is known."""
+    """Yield the subject and the defect of each known tag of a case."""
     return (f"probes {tag}: {tags[tag].probes} Catches: {tags[tag].defect}" for tag in case.tags if tag in tags)
 
 
 def _repetition(repeated: Repetition) -> Iterator[str]:
-    """Yield that a fresh process does not show a failure, and what it takes."""
+    """Yield lines about a failure that a fresh process does not show, with the calls that it needs."""
     since = f" {repeated.remark}." if repeated.remark else ""
     calls = f"the {repeated.before:,} calls" if repeated.before > 1 else "the call"
     yield "In a fresh process nothing is wrong with this case."
@@ -92,15 +92,15 @@ def _repetition(repeated: Repetition) -> Iterator[str]:
         )
     else:
         yield (
-            f"That happens again after {_how_many(repeated)} that the check's process had been asked before: something "
-            f"is kept from one call to the next.{since}"
+            f"That happens again after {_needed_calls(repeated)} that the check's process had been asked before: "
+            f"something is kept from one call to the next.{since}"
         )
     after = [f"  after {call.case.id} in {call.dtype}" for call in repeated.needed or ()]
     yield from at_most(_MAX_CALLS, after, "  and {} more")
 
 
-def _how_many(repeated: Repetition) -> str:
-    """Return how many of the calls before it a failure takes, in words."""
+def _needed_calls(repeated: Repetition) -> str:
+    """Return in words how many of the earlier calls a failure needs."""
     needed, before = len(repeated.needed or ()), repeated.before
     if before == 1:
         return "the call"
@@ -111,12 +111,12 @@ def _how_many(repeated: Repetition) -> str:
 
 
 def inputs_line(case: Case) -> str:
-    """Write what goes in: the inputs' shapes, the options."""
+    """Return a line with the inputs' shapes and the options of a case."""
     return given_line(case.input_shapes, case.options)
 
 
 def given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, object]) -> str:
-    """Write the inputs' shapes and the options."""
+    """Return a line with the inputs' shapes and the options."""
     inputs = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
     return "; ".join(filter(None, (inputs, ", ".join(f"{name} = {value}" for name, value in options.items()))))
 
@@ -124,28 +124,29 @@ def given_line(shapes: Mapping[str, tuple[int, ...]], options: Mapping[str, obje
 def _stages(answer: Answer) -> Table:
     headings = ("stage", "verdict", "error/bound", "z", "own step: error/bound", "z", "condition")
     rows = []
-    for each in answer.judgements:
-        here = " <- begins here" if each.stage == answer.begins_at else ""
-        condition = answer.conditioning.get(each.stage)
+    for judgement in answer.judgements:
+        here = " <- begins here" if judgement.stage == answer.begins_at else ""
+        condition = answer.conditioning.get(judgement.stage)
         ill = f" ({condition.ill:,} ill)" if condition and condition.ill else ""  # so many elements
         rows.append(
             (
-                each.stage,
-                f"{each.verdict}{' (noisy)' if each.is_noisy else ''}{here}",
-                *_numbers(each.accumulated),
-                *_numbers(each.introduced),
+                judgement.stage,
+                f"{judgement.verdict}{' (noisy)' if judgement.is_noisy else ''}{here}",
+                *_numbers(judgement.accumulated),
+                *_numbers(judgement.introduced),
                 f"{condition.median:.3g}{ill}" if condition else "-",
             )
         )
     return Table("Stages", headings, rows, "llrrrrr")
 
 
-def _conditions(answer: Answer) -> Iterator[str]:
-    """Yield what the condition is, and that agreement is no accuracy where numbers are ill-conditioned."""
+def _condition_lines(answer: Answer) -> Iterator[str]:
+    """Yield the meaning of condition, and the stages with ill-conditioned numbers, for which agreement says little."""
     if not answer.conditioning:
         return
     yield "condition: median error bound, in ulps of the result."
-    ill = [f"{name} {each.ill:,} of {each.elements:,}" for name, each in answer.conditioning.items() if each.ill]
+    conditions = answer.conditioning.items()
+    ill = [f"{name} {stage.ill:,} of {stage.elements:,}" for name, stage in conditions if stage.ill]
     if ill:
         yield (
             f"ill-conditioned, the bound is larger than the number, so that agreement says nothing of accuracy: "
@@ -161,29 +162,24 @@ def _story(answer: Answer) -> list[str]:
     if answer.outside:
         return [f"There is no exact answer to hold it against: {answer.outside}."]
     if not answer.begins_at:
-        return _nothing_wrong(answer)
+        open_ = [f"{judgement.stage}: {judgement.message}." for judgement in answer.judgements if judgement.unjudged]
+        if not open_:
+            return ["Every stage is within its error bound of the exact answer."]
+        if all(judgement.verdict is Verdict.UNVERIFIED for judgement in answer.judgements):
+            return ["Nothing could be compared with an exact answer.", *open_]
+        return ["What was judged is within its error bound of the exact answer; the rest was not judged:", *open_]
     failing = [item for item in answer.judgements if item.verdict.exit_code]
-    judgement = answer.first_failing
-    assert judgement is not None, "it begins somewhere"
+    first = answer.first_failing
+    assert first is not None, "it begins somewhere"
     expected = [f"Expected failure: {reason}" for reason in dict.fromkeys(answer.expected_failures.values())]
-    # A convention of its own that is expected is another meaning, and nothing wrong.
+    # An expected failure by a convention for empty rows is another meaning, and no fault.
     is_meant = all(item.empty_rows is not None and item.stage in answer.expected_failures for item in failing)
     verb = "means something else" if is_meant else "goes wrong"
-    return [f"It {verb} at {answer.begins_at}: {judgement.message}.", *expected, *_element(judgement, answer)]
-
-
-def _nothing_wrong(answer: Answer) -> list[str]:
-    """Return that what was judged is right, and what was not judged."""
-    open_ = [f"{each.stage}: {each.message}." for each in answer.judgements if each.unjudged]
-    if not open_:
-        return ["Every stage is within its error bound of the exact answer."]
-    if all(each.verdict is Verdict.UNVERIFIED for each in answer.judgements):
-        return ["Nothing could be compared with an exact answer.", *open_]
-    return ["What was judged is within its error bound of the exact answer; the rest was not judged:", *open_]
+    return [f"It {verb} at {answer.begins_at}: {first.message}.", *expected, *_element(first, answer)]
 
 
 def _element(judgement: StageJudgement, answer: Answer) -> list[str]:
-    """Spell the worst element out; 17 digits are the number exactly."""
+    """Describe the worst element; 17 digits identify a float64 exactly."""
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
     lines = [
@@ -193,8 +189,8 @@ def _element(judgement: StageJudgement, answer: Answer) -> list[str]:
     ]
     if judgement.error is not None and judgement.bound is not None:
         label = ", ill-conditioned" if judgement.bound > abs(judgement.exact) else ""
-        found = answer.conditioning.get(judgement.stage)
-        condition = f", condition {found.of(judgement.bound, judgement.exact):.3g}{label}" if found else ""
+        conditions = answer.conditioning.get(judgement.stage)
+        condition = f", condition {conditions.of(judgement.bound, judgement.exact):.3g}{label}" if conditions else ""
         lines.append(f"  error     {judgement.error:.4g}, bound {judgement.bound:.4g}{condition}")
     return lines
 
@@ -205,7 +201,7 @@ def of_case(case: Case) -> CaseRecord:
 
 
 def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]) -> ExplanationDocument:
-    """Return a case on one implementation, stage by stage; ``commands`` say more of its failure."""
+    """Return a case on one implementation, stage by stage; ``commands`` show more about its failure."""
     failure = failure_of(answer, commands)
     return ExplanationDocument.derive(
         answer,
@@ -214,28 +210,28 @@ def explanation_document(answer: Answer, code: ExitCode, commands: Sequence[str]
         next=[] if failure is None else commands,
         case=of_case(answer.case),
         verdict=verdict_of(answer),
-        stages=[_stage(each, answer) for each in answer.judgements],
+        stages=[_stage(judgement, answer) for judgement in answer.judgements],
     )
 
 
 def failure_of(answer: Answer, commands: Sequence[str]) -> Failure | None:
-    """Return the failure of an answer; None where nothing is wrong, or where that was expected."""
+    """Return the failure of an answer; None if nothing is wrong, or if that was expected."""
     return failure_of_rows(answer.rows, case_record(answer.case, {}), commands, answer.diagnosis)
 
 
 def verdict_of(answer: Answer) -> str:
-    """Return the verdict of the first stage that is wrong, or of the call; agree, or unverified, where nothing is."""
+    """Return the verdict of the first wrong stage, or of the call; agree or unverified if none is wrong."""
     if answer.failed is not None:
         return str(answer.failed.verdict)
     judgement = answer.first_failing
     if judgement is not None:
         return judgement.verdict.value
-    verdicts = {each.verdict for each in answer.judgements}
+    verdicts = {judgement.verdict for judgement in answer.judgements}
     return (Verdict.UNVERIFIED if verdicts == {Verdict.UNVERIFIED} else Verdict.AGREE).value
 
 
 def answer_of(answer: Answer) -> str:
-    """Return in a line what an implementation does with a case."""
+    """Return the result of a case on an implementation in a line."""
     who = f"{answer.implementation} in {answer.dtype}"
     if answer.failure:
         return f"{who}: {answer.failure}"

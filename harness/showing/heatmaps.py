@@ -1,8 +1,8 @@
-"""Matrices as annotated heatmaps, each with what it shows in words.
+"""Matrices as annotated heatmaps, each with a description in words.
 
 Pictures are SVG with text as text, PNG or PDF, in dark ink on white paper. Colours run from light to dark in one hue,
-so that they are told apart by lightness alone; what matters is marked and written as well. The same figure gives the
-same bytes.
+so that lightness alone distinguishes them; important cells have marks and text, too. The same figure gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAPER = "#fffffe"
 _DOTS_PER_INCH = 150
 _FONT_SIZE = 8.0
 _MAX_LETTERS = 4000
-"""Letters of an accessible name; whoever wants every number has them in tables."""
+"""Most letters of an accessible name; tables contain every number."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "figure.facecolor": PAPER,
@@ -65,7 +65,7 @@ _METADATA: dict[Format, dict[str, None]] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """An image's bytes and what they show, in words, for those who do not see it."""
+    """An image's bytes, and its description for readers who do not see it."""
 
     data: bytes
     alternative: str
@@ -73,7 +73,7 @@ class Picture:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw in our style, whatever anybody's matplotlibrc says."""
+    """Draw in our style, independent of the user's matplotlibrc."""
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")  # names may be in any script
         yield
@@ -82,7 +82,7 @@ def drawing() -> Iterator[None]:
 def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Picture:  # noqa: A002
     """Return a figure as a picture. Call it inside ``drawing``."""
     buffer = BytesIO()
-    # Ids are made of the salt: two pictures in one page that show different things share none.
+    # Ids depend on the salt, so that different pictures in one page share none.
     with matplotlib.rc_context({"svg.hashsalt": alternative}):
         figure.savefig(
             buffer,
@@ -93,30 +93,25 @@ def picture_of(figure: Figure, alternative: str, format: Format = "svg") -> Pict
             pad_inches=0.06,
         )
     data = buffer.getvalue()
-    if format == "svg":
-        data = _named(data.decode("utf-8"), alternative).encode("utf-8")
+    if format == "svg":  # without its prolog, and with its description as the accessible name
+        svg, name = data.decode("utf-8"), quoteattr(panels.safe_text(alternative, _MAX_LETTERS))
+        data = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1).encode("utf-8")
     return Picture(data, alternative)
 
 
-def _named(svg: str, alternative: str) -> str:
-    """Return an SVG without its prolog, whose accessible name is what it shows."""
-    name = quoteattr(panels.safe_text(alternative, _MAX_LETTERS))
-    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label={name}', 1)
-
-
 _TITLE_INCHES, _CELL_INCHES = 0.064, 0.068
-"""A letter's width, in a title and in a cell."""
+"""Width of a letter, in a title and in a cell."""
 _BESIDE, _BAR, _ABOVE = 0.5, 0.65, 0.75
-"""Inches beside a matrix for ticks, for a colour bar, and above and below it for titles and ticks."""
+"""Inches next to a matrix for ticks, for a colour bar, and above and below it for titles and ticks."""
 Array = NDArray[Any]
 _TITLE_LETTERS = 40
 _MOST_INCHES = 9.5
-"""Of a page's width."""
+"""Largest width of a page."""
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """A matrix, what is written into its cells, its title, its width and height, and the width taken with its ticks."""
+class _MeasuredPanel:
+    """A matrix, the texts of its cells, its title, its width and height, and the width with its ticks."""
 
     panel: panels.Panel
     texts: list[list[str]] | None
@@ -126,30 +121,30 @@ class _Measured:
     taken: float
 
 
-def _measured(matrices: Sequence[panels.Panel]) -> list[_Measured]:
-    """Measure the matrices that are not empty, in inches; where one has a colour bar, all have room for one."""
+def _measure(matrices: Sequence[panels.Panel]) -> list[_MeasuredPanel]:
+    """Measure the matrices that are not empty, in inches; if one has a colour bar, all have space for one."""
     drawn = [(panel, _annotations(panel), _title(panel)) for panel in matrices if panel.matrix.size]
     beside = _BESIDE + (_BAR if any(texts is None for _, texts, _ in drawn) else 0)
-    found = []
+    measured = []
     for panel, texts, title in drawn:
-        width, height = _inches(panel, texts)
-        own = max(width, _TITLE_INCHES * max(map(len, title.splitlines()), default=0))
-        found.append(_Measured(panel, texts, title, width, height, own + beside))
-    return found
+        width, height = _size_in_inches(panel, texts)
+        needed = max(width, _TITLE_INCHES * max(map(len, title.splitlines()), default=0))
+        measured.append(_MeasuredPanel(panel, texts, title, width, height, needed + beside))
+    return measured
 
 
-def _lines(measured: Sequence[_Measured]) -> list[list[_Measured]]:
-    """Break a line of matrices where it would get too wide."""
-    lines: list[list[_Measured]] = [[]]
-    for each in measured:
-        if lines[-1] and sum(other.taken for other in lines[-1]) + each.taken > _MOST_INCHES:
+def _lines(measured: Sequence[_MeasuredPanel]) -> list[list[_MeasuredPanel]]:
+    """Break the sequence of matrices into lines that are not too wide."""
+    lines: list[list[_MeasuredPanel]] = [[]]
+    for matrix in measured:
+        if lines[-1] and sum(previous.taken for previous in lines[-1]) + matrix.taken > _MOST_INCHES:
             lines.append([])
-        lines[-1].append(each)
+        lines[-1].append(matrix)
     return lines
 
 
-def _height(line: Sequence[_Measured]) -> float:
-    return max(each.height for each in line) + _ABOVE
+def _height(line: Sequence[_MeasuredPanel]) -> float:
+    return max(matrix.height for matrix in line) + _ABOVE
 
 
 def heatmaps(
@@ -176,53 +171,53 @@ def heatmap_document(pages: Sequence[Sequence[panels.Panel]], headings: Sequence
 
 
 def heatmap_pages(matrices: Sequence[panels.Panel], most_height: float = 11.0) -> list[list[panels.Panel]]:
-    """Split matrices into pages on which they can be read; a higher line has its own, and empty ones come last."""
+    """Split matrices into readable pages; a line that is too high has a separate page, and empty ones come last."""
     pages: list[list[panels.Panel]] = [[]]
     height = 0.0
-    for line in filter(None, _lines(_measured(matrices))):
+    for line in filter(None, _lines(_measure(matrices))):
         if pages[-1] and height + _height(line) > most_height:
             pages.append([])
             height = 0.0
-        pages[-1] += [each.panel for each in line]
+        pages[-1] += [matrix.panel for matrix in line]
         height += _height(line)
     pages[-1] += [panel for panel in matrices if not panel.matrix.size]
     return pages
 
 
 def _figure(matrices: Sequence[panels.Panel], heading: str) -> tuple[Figure, str]:
-    """Lay matrices out in rows and draw them; return the figure, and what it shows in words."""
-    measured = _measured(matrices)
+    """Arrange matrices in rows and draw them; return the figure and its description."""
+    measured = _measure(matrices)
     if not measured:
         shapes = [" x ".join(map(str, panel.matrix.shape)) for panel in matrices]
         empty = [
-            f"{panels.safe_text(each.title)}: empty, shape {shape}"
-            for each, shape in zip(matrices, shapes, strict=True)
+            f"{panels.safe_text(panel.title)}: empty, shape {shape}"
+            for panel, shape in zip(matrices, shapes, strict=True)
         ]
         words = "; ".join(empty or ["nothing to draw"])
         figure = Figure(figsize=(4, 0.4))
         figure.text(0.02, 0.4, panels.safe_text(words), parse_math=False)
         return figure, words
     lines = _lines(measured)
-    width, height = max(sum(each.taken for each in line) for line in lines), sum(map(_height, lines))
+    width, height = max(sum(matrix.taken for matrix in line) for line in lines), sum(map(_height, lines))
     figure, top = Figure(figsize=(width, height)), height
     for line in lines:
         left = _BESIDE
-        for each in line:
-            bottom = top - 0.35 - each.height
-            axes = figure.add_axes((left / width, bottom / height, each.width / width, each.height / height))
-            axes.set_title(each.title, loc="left", pad=5, parse_math=False)
-            _draw_matrix(figure, axes, each.panel, each.texts)
-            left += each.taken
+        for matrix in line:
+            bottom = top - 0.35 - matrix.height
+            axes = figure.add_axes((left / width, bottom / height, matrix.width / width, matrix.height / height))
+            axes.set_title(matrix.title, loc="left", pad=5, parse_math=False)
+            _draw_matrix(figure, axes, matrix.panel, matrix.texts)
+            left += matrix.taken
         top -= _height(line)
     if heading:
         broken = "\n".join(textwrap.wrap(panels.safe_text(heading, 400), 110))
         figure.text(0, 1, broken, weight="bold", va="bottom", parse_math=False)
-    described = (*filter(None, [panels.safe_text(heading, 400)]), *(panels.describe(each.panel) for each in measured))
-    return figure, " ".join(f"{word}." for word in described)
+    sentences = [panels.safe_text(heading, 400), *(panels.describe(matrix.panel) for matrix in measured)]
+    return figure, " ".join(f"{sentence}." for sentence in sentences if sentence)
 
 
 def _title(panel: panels.Panel) -> str:
-    """Break a long title into two lines, and say what is left out of a large matrix."""
+    """Break a long title into two lines; for a large matrix, state which rows and columns are shown."""
     lines = textwrap.wrap(panels.safe_text(panel.title, 2 * _TITLE_LETTERS), _TITLE_LETTERS)[:2]
     rows, columns = (math.ceil(length / panels.MAX_CELLS) for length in panel.matrix.shape)
     if (rows, columns) != (1, 1):
@@ -231,18 +226,19 @@ def _title(panel: panels.Panel) -> str:
 
 
 def _annotations(panel: panels.Panel) -> list[list[str]] | None:
-    """Write the cells' numbers, and beneath them what is printed instead; of a large matrix none."""
+    """Return the texts of cells, with the printed number if it differs; None for a large matrix."""
     if max(panel.matrix.shape) > panels.MAX_ANNOTATED:
         return None
     rows, columns = map(range, panel.matrix.shape)
     texts = [[panels.cell_text(panel, row, column) for column in columns] for row in rows]
     return [
-        [f"{text}\nprinted {panels.safe_text(other, 12)}" if other else text for text, other in line] for line in texts
+        [f"{text}\nprinted {panels.safe_text(printed, 12)}" if printed else text for text, printed in line]
+        for line in texts
     ]
 
 
-def _inches(panel: panels.Panel, texts: list[list[str]] | None) -> tuple[float, float]:
-    """Return a matrix's width and height: cells as wide as their longest number, in large ones small squares."""
+def _size_in_inches(panel: panels.Panel, texts: list[list[str]] | None) -> tuple[float, float]:
+    """Return a matrix's width and height: cells fit their longest number, and are small squares without numbers."""
     rows, columns = (min(length, panels.MAX_CELLS) for length in panel.matrix.shape)
     if texts is None:
         cell = min(0.16, 4.5 / max(rows, columns))
@@ -274,7 +270,7 @@ def _draw_matrix(figure: Figure, axes: Axes, panel: panels.Panel, texts: list[li
 
 def _draw_cells(axes: Axes, pixels: panels.Pixels) -> None:
     """Fill the cells and rule white lines between them."""
-    # panels.Pixels stay pixels, however large they are drawn: a cell is one of them.
+    # A cell is one pixel, without interpolation at any size.
     axes.imshow(pixels, interpolation="none", aspect="auto")
     axes.set_xticks(np.arange(-0.5, pixels.shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, pixels.shape[0]), minor=True)
@@ -285,9 +281,9 @@ def _draw_cells(axes: Axes, pixels: panels.Pixels) -> None:
 
 
 def _label(axes: Axes, panel: panels.Panel, shape: tuple[int, ...], step: tuple[int, int]) -> None:
-    """Number the rows and columns from 0; of many only some."""
-    for axis, length, each in zip((axes.yaxis, axes.xaxis), shape, step, strict=False):
+    """Number the rows and columns from 0, or every eighth of many."""
+    for axis, length, distance in zip((axes.yaxis, axes.xaxis), shape, step, strict=False):
         ticks = range(0, length, 1 if length <= panels.MAX_ANNOTATED else 8)
-        axis.set_ticks(list(ticks), [str(tick * each) for tick in ticks])
+        axis.set_ticks(list(ticks), [str(tick * distance) for tick in ticks])
     axes.set_ylabel(panels.safe_text(panel.row_axis, 40), parse_math=False)
     axes.set_xlabel(panels.safe_text(panel.column_axis, 40), parse_math=False)

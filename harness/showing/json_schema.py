@@ -1,4 +1,4 @@
-"""The documents of commands that make no report, the document of each command, and the JSON Schema of all of them."""
+"""The documents of commands without a report, the document of each command, and the JSON Schema of all of them."""
 
 from __future__ import annotations
 
@@ -356,26 +356,27 @@ def results_schema() -> str:
     from pydantic import TypeAdapter
 
     kinds = (*DOCUMENTS.values(), ErrorDocument)
-    _, found = TypeAdapter.json_schemas([(kind, "serialization", TypeAdapter(kind)) for kind in kinds])
+    _, schemas = TypeAdapter.json_schemas([(kind, "serialization", TypeAdapter(kind)) for kind in kinds])
     commands = [
-        {"title": command, "properties": {"attncheck": {"properties": {"command": {"const": command}}}}, **_to(kind)}
+        {"title": command, "properties": {"attncheck": {"properties": {"command": {"const": command}}}}, **_ref(kind)}
         for command, kind in DOCUMENTS.items()
     ]
+    definitions = {name: _with_descriptions(name, fields) for name, fields in sorted(schemas["$defs"].items())}
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"What attncheck prints with --json, version {SCHEMA}",
-        "oneOf": [*commands, _to(ErrorDocument)],
-        "$defs": {**{name: _described(name, each) for name, each in sorted(found["$defs"].items())}, "Number": _NUMBER},
+        "oneOf": [*commands, _ref(ErrorDocument)],
+        "$defs": {**definitions, "Number": _NUMBER},
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _to(kind: type[Document]) -> dict[str, str]:
+def _ref(kind: type[Document]) -> dict[str, str]:
     return {"$ref": f"{_REFERENCE}{kind.__name__}"}
 
 
-def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Give every field its description; numbers may be texts."""
+def _with_descriptions(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Add the description of every field; numbers may be texts."""
     fields = {
         field: {"description": meaning, **_without_titles(schema["properties"][field])}
         for field, (_, meaning, *_) in fields_of(records()[name]).items()
@@ -388,23 +389,23 @@ def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _without_titles(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_without_titles(each) for each in schema]
+        return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _without_titles(each) for key, each in schema.items() if key not in ("title", "default")}
-    return {"$ref": f"{_REFERENCE}Number"} if found == {"type": "number"} else found
+    plain = {key: _without_titles(item) for key, item in schema.items() if key not in ("title", "default")}
+    return {"$ref": f"{_REFERENCE}Number"} if plain == {"type": "number"} else plain
 
 
 @cache
 def records() -> Mapping[str, type[Record]]:
     """Return every record by its name."""
-    return {each.__name__: each for each in _below(Record)}
+    return {record.__name__: record for record in _subclasses(Record)}
 
 
-def _below(kind: type[Record]) -> Iterator[type[Record]]:
+def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
     yield kind
-    for each in kind.__subclasses__():
-        yield from _below(each)
+    for subclass in kind.__subclasses__():
+        yield from _subclasses(subclass)
 
 
 def summary_of(kind: type[Record]) -> str:

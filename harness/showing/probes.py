@@ -1,4 +1,4 @@
-"""Findings of a search, a reduced case, and conventions as they were measured: for people and as JSON."""
+"""Findings of a search, a reduced case, and measured conventions: for people and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attncheck.showing.json_schema import ConventionsDocument, ReductionDocument
 
 if TYPE_CHECKING:
     from attncheck.reading.problem import Problem
-    from attncheck.searching.findings import Finding
+    from attncheck.searching.findings import SearchFinding
     from attncheck.searching.search import ReducedCase, Search
 
 Commands = Mapping[str, Sequence[str]]
@@ -30,7 +30,7 @@ Commands = Mapping[str, Sequence[str]]
 
 
 def search_lines(search: Search, commands: Commands) -> Iterator[str]:
-    """Yield every finding with its case, its script and its commands, and last how much was searched."""
+    """Yield every finding with its case, script and commands, and last the extent of the search."""
     for finding in search.folder.findings:
         yield from _finding_lines(finding, search.folder.path, commands[finding.file])
         yield ""
@@ -47,7 +47,7 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
     yield f"{name}: {counted(search.asked, 'problem')}{refused}{interrupted}; {findings}"
 
 
-def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
+def _finding_lines(finding: SearchFinding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
     yield finding.title
     yield f"  {finding.element}"
     if finding.needs_calls:
@@ -63,18 +63,18 @@ def _finding_lines(finding: Finding, folder: Path, commands: Sequence[str]) -> I
 
 def search_document(search: Search, commands: Commands, code: ExitCode) -> SearchDocument:
     """Return a search for programs."""
-    failures = [_failure(each, search, commands[each.file]) for each in search.folder.findings]
+    failures = [_failure(finding, search, commands[finding.file]) for finding in search.folder.findings]
     return SearchDocument.derive(
         search,
         **opening("search", code, list(search_lines(search, commands))[-1]),
         failures=failures,
         next=first_of_each(failures),
         seconds=round(search.seconds, 1),
-        no_longer_failing=[each.file for each in search.fixed],
+        no_longer_failing=[finding.file for finding in search.fixed],
     )
 
 
-def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failure:
+def _failure(finding: SearchFinding, search: Search, commands: Sequence[str]) -> Failure:
     numbers = dict.fromkeys(FAILURE_NUMBERS) | dict(finding.numbers)
     path = str(search.folder.path / finding.file)
     return Failure(
@@ -96,7 +96,7 @@ def _failure(finding: Finding, search: Search, commands: Sequence[str]) -> Failu
 
 
 def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -> Iterator[str]:
-    """Yield what is printed of a reduction."""
+    """Yield the lines about a reduction."""
     from attncheck.searching.search import element_of
 
     assert reduced.problem is not None, "there is nothing to say of a case that does not fail"
@@ -112,14 +112,14 @@ def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -
 def reduction_document(
     case: Case, reduced: ReducedCase, path: Path | None, commands: Sequence[str]
 ) -> ReductionDocument:
-    """Return a reduction for programs; ``path`` is None where the case does not fail."""
+    """Return a reduction for programs; ``path`` is None if the case does not fail."""
     from attncheck.searching.search import element_of
 
     answer = reduced.answer
     failure = failure_of(answer, commands)
     if failure is not None and path is not None:
         failure = replace(failure, case=str(path), file=str(path), line=None)
-    of_both = [shape_line(each) if each is not None else "" for each in (reduced.original, reduced.problem)]
+    of_both = [shape_line(problem) if problem is not None else "" for problem in (reduced.original, reduced.problem)]
     fails = f"reduced in {reduced.tries:,} tr{'y' if reduced.tries == 1 else 'ies'}: {element_of(answer)}"
     code, line = (ExitCode.AGREE, "there is nothing to reduce: it does not fail")
     if path is not None:
@@ -137,7 +137,7 @@ def reduction_document(
 
 
 def shape_line(problem: Problem) -> str:
-    """Write a problem's operation, shapes and options."""
+    """Return a line with a problem's operation, shapes and options."""
     shapes = {name: array.shape for name, array in problem.inputs.items()}
     return f"{problem.operation}: {given_line(shapes, problem.options)}"
 
@@ -147,7 +147,7 @@ Conventions = Mapping[str, Sequence[MeasuredConvention]]
 
 
 def convention_lines(measured: Conventions) -> Iterator[Line]:
-    """Yield a row for each question, and below what is declared wrongly, or has to be declared."""
+    """Yield a row for each question, and below it wrong and missing declarations."""
     rows = []
     for answers in zip(*measured.values(), strict=True):
         question = answers[0].question
@@ -162,8 +162,8 @@ def _notes_by_name(measured: Conventions) -> list[str]:
 
 
 def conventions_document(measured: Conventions, code: ExitCode, missing: Sequence[str]) -> ConventionsDocument:
-    """Return the same for programs."""
-    answers = [answer for each in measured.values() for answer in each]
+    """Return measured conventions for programs."""
+    answers = [answer for by_question in measured.values() for answer in by_question]
     counts = {
         "answers": sum(answer.kind in ("measured", "open") for answer in answers),
         "unlike attncheck's cases": sum(answer.departs for answer in answers),

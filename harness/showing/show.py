@@ -1,4 +1,4 @@
-"""A case in a terminal, an image or a document: what it says, its inputs, and the exact value of every stage."""
+"""A case in a terminal, an image or a document: its text, its inputs, and the exact value of every stage."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ _MAX_ROWS = 12
 _MAX_READ = 64
 _PIPE_WIDTH = 120
 _MAX_NUMBERS = 40
-"""Of more numbers only those that do not hold are listed."""
+"""If there are more numbers, only wrong ones are listed."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A case in one dtype: its drawings, its exact stages' numbers beside the document's, what there is to say of both.
+    """A case in one dtype: its drawings, and the document's numbers compared with the exact ones.
 
-    ``outside`` says why there is no exact answer, where there is none, and ``undefined`` why some elements have none;
-    ``sampled`` how many query rows stand for all. ``inputs`` and ``exact`` are the arrays that are drawn.
+    ``outside`` is the reason why there is no exact answer, if there is none, and ``undefined`` why some elements have
+    none; ``sampled`` says how many query rows stand for all. ``inputs`` and ``exact`` are the arrays that are drawn.
     """
 
     case: Case
     dtype: str
     drawings: tuple[panels.Drawing, ...]
     numbers: Mapping[int, tuple[Row, ...]]
-    """Position of an expectation -> its numbers, the exact answer's beside them."""
+    """Position of an expectation -> its numbers, with the exact ones."""
     outside: str
     undefined: str
     sampled: str
@@ -68,9 +68,9 @@ class Shown:
 
 
 def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
-    """Evaluate a case exactly, from its inputs as stored in a dtype; of these stages and inputs, or all.
+    """Evaluate a case exactly, from its inputs as stored in a dtype; only these stages and inputs, or all.
 
-    Raises ``UsageError`` for a stage that the case has not.
+    Raises ``UsageError`` for a stage that the case does not have.
     """
     inputs = inputs_in(case, dtype)
     truth = truth_of_case(case, inputs)
@@ -92,7 +92,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     return Shown(
         case=case,
         dtype=dtype,
-        drawings=_chosen(drawings, stages),
+        drawings=_select_drawings(drawings, stages),
         numbers=numbers,
         outside=truth.outside,
         undefined=truth.undefined.elements.reason if truth.undefined.elements else "",
@@ -102,7 +102,7 @@ def work_out(case: Case, dtype: str, stages: Collection[str] = ()) -> Shown:
     )
 
 
-def _chosen(drawings: tuple[panels.Drawing, ...], stages: Collection[str]) -> tuple[panels.Drawing, ...]:
+def _select_drawings(drawings: tuple[panels.Drawing, ...], stages: Collection[str]) -> tuple[panels.Drawing, ...]:
     names = list(dict.fromkeys(name for drawing in drawings for name in drawing.names))
     for stage in stages:
         if stage not in names:
@@ -113,7 +113,7 @@ def _chosen(drawings: tuple[panels.Drawing, ...], stages: Collection[str]) -> tu
 def _numbers(
     case: Case, inputs: Inputs, truth: Truth, exact: Mapping[str, Array], stages: Collection[str]
 ) -> dict[int, tuple[Row, ...]]:
-    """Hold the exact answer against the document's numbers, as an implementation is compared with them."""
+    """Compare the exact answer with the document's numbers, as for an implementation."""
     blank = Row(case.id, case.operation, truth.bounds.dtype, EXACT, "stage", "", Verdict.AGREE)
     return {
         number: tuple(
@@ -125,7 +125,7 @@ def _numbers(
 
 
 def holds(row: Row) -> bool:
-    """Return whether the exact answer is as printed: within half a unit, and what the inputs' rounding moves it by."""
+    """Return whether a printed number is right: within half a unit, and the effect of the inputs' rounding."""
     if row.verdict == Verdict.NONFINITE or row.difference is None or row.allowed is None:
         return False
     if row.value is None or row.reference is None or not np.isfinite(row.reference):
@@ -136,18 +136,18 @@ def holds(row: Row) -> bool:
 
 
 def outcome_of(row: Row) -> str:
-    """Return in a word or two what became of a printed number."""
+    """Return the outcome of a printed number in a word or two."""
     if row.allowed is None:
         return "not compared"
     return "holds" if holds(row) else "erratum" if row.xfail else "does not hold"
 
 
 def print_case(shown: Shown, tags: Mapping[str, TagEntry], console: Console | None = None) -> None:
-    """Print a case: what it says, its inputs, its exact stages, and its numbers beside the exact ones."""
+    """Print a case: its text, its inputs, its exact stages, and its numbers compared with the exact ones."""
     console = console or plain_console()
     width = console.width if console.is_terminal else _PIPE_WIDTH
     print_lines(_opening(shown.case, tags), console)
-    inputs, stages = ([each for each in shown.drawings if each.is_input is kind] for kind in (True, False))
+    inputs, stages = ([drawing for drawing in shown.drawings if drawing.is_input is kind] for kind in (True, False))
     for title, drawings in ((f"Inputs in {shown.dtype}", inputs), ("Exact stages", stages)):
         print_lines(["", Block(f"{title}:", "bold")] if drawings else [], console)
         for panel in (panel for drawing in drawings for panel in drawing.panels):
@@ -177,18 +177,18 @@ def _opening(case: Case, tags: Mapping[str, TagEntry]) -> Iterator[Line]:
 
 
 def matrix_text(panel: panels.Panel, width: int) -> Text:
-    """Return a matrix as coloured cells with their numbers, as far as they go into the width; the rest is elided."""
+    """Return a matrix as coloured cells with their numbers, as many as fit the width; others are elided."""
     matrix = panel.matrix
     text = Text(f"{panels.safe_text(panel.title, width)}, {' x '.join(map(str, matrix.shape))}")
     if not matrix.size:
         return text
-    rows = _elided(matrix.shape[0], _MAX_ROWS)
+    rows = _shown_positions(matrix.shape[0], _MAX_ROWS)
     labels = ["..." if row is None else str(row) for row in rows]
     margin = max(map(len, labels)) + 1
     kept = [row for row in rows if row is not None]
     cells = {row: [panels.short_number(value, _DIGITS) for value in matrix[row].tolist()[:_MAX_READ]] for row in kept}
     longest = max(len(cell) for line in cells.values() for cell in line) + 2
-    columns = _elided(matrix.shape[1], max(3, min((width - margin) // longest, _MAX_READ)))
+    columns = _shown_positions(matrix.shape[1], max(3, min((width - margin) // longest, _MAX_READ)))
     pixels = panels.shades(panel)
     text.append("\n" + " " * margin)
     for column in columns:
@@ -207,8 +207,8 @@ def matrix_text(panel: panels.Panel, width: int) -> Text:
     return text
 
 
-def _elided(length: int, most: int) -> list[int | None]:
-    """Return the places that are shown: all, or the first and the last two with None for what is between."""
+def _shown_positions(length: int, most: int) -> list[int | None]:
+    """Return the positions that are shown: all, or the first and last ones with None between them."""
     if length <= most:
         return list(range(length))
     return [*range(most - 3), None, length - 2, length - 1] if most > 3 else [0, None, length - 1]
@@ -244,8 +244,8 @@ def _print_numbers(console: Console, expected: Expected, rows: Sequence[Row]) ->
 def save_case(shown: Shown, path: Path) -> list[Path]:
     """Write a case's inputs and exact stages as images, and return their paths.
 
-    What does not fit on a page goes on several: of a PDF into one file, else into FILE-1.png, FILE-2.png and so on.
-    Raises ``OutputError`` where a file cannot be written.
+    Several pages are written if one is not enough: to one PDF, or to FILE-1.png, FILE-2.png and so on. Raises
+    ``OutputError`` if a file cannot be written.
     """
     from attncheck.showing.heatmaps import heatmap_document, heatmap_pages, heatmaps
 
@@ -258,10 +258,10 @@ def save_case(shown: Shown, path: Path) -> list[Path]:
     else:
         paths = [path] if len(pages) == 1 else [path.with_stem(f"{path.stem}-{n}") for n in range(1, len(pages) + 1)]
         drawn = [heatmaps(page, heading=heading, format=kind) for page, heading in zip(pages, headings, strict=True)]
-        files = {each: picture.data for each, picture in zip(paths, drawn, strict=True)}
-    for each, data in files.items():
-        with OutputError.where(each):
-            each.write_bytes(data)
+        files = {file: picture.data for file, picture in zip(paths, drawn, strict=True)}
+    for file, data in files.items():
+        with OutputError.where(file):
+            file.write_bytes(data)
     return list(files)
 
 
@@ -269,7 +269,7 @@ _FORMATS: Mapping[str, Format] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
 
 def image_format(path: Path) -> Format:
-    """Return the format that a file's name ends with. Raises ``UsageError`` for any other, and without matplotlib."""
+    """Return the image format of a file's name. Raises ``UsageError`` for any other, and without matplotlib."""
     if find_spec("matplotlib") is None:
         raise UsageError("show --save needs the extra draw: pip install 'attncheck[draw]'")
     if path.suffix.lower() in _FORMATS:
@@ -278,7 +278,7 @@ def image_format(path: Path) -> Format:
 
 
 MAX_ELEMENTS = 4096
-"""Of an array whose numbers are printed."""
+"""Arrays with more elements are printed without their numbers."""
 
 
 def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
@@ -313,8 +313,8 @@ def case_document(shown: Shown, saved: Sequence[str] = ()) -> CaseDocument:
 
 def _arrays(arrays: Mapping[str, NDArray[Any]]) -> list[ArrayRecord]:
     # bfloat16 and float16 as the same numbers of float64
-    plain = {name: each if each.dtype.kind in "biu" else each.astype("float64") for name, each in arrays.items()}
+    plain = {name: array if array.dtype.kind in "biu" else array.astype("float64") for name, array in arrays.items()}
     return [
-        ArrayRecord(name=name, shape=list(each.shape), values=each.tolist() if each.size <= MAX_ELEMENTS else None)
-        for name, each in plain.items()
+        ArrayRecord(name=name, shape=list(array.shape), values=array.tolist() if array.size <= MAX_ELEMENTS else None)
+        for name, array in plain.items()
     ]
