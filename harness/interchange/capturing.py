@@ -1,10 +1,9 @@
-"""Calls of attention in somebody's own model, written down as cases.
+"""Calls of attention in a user's model, written as cases.
 
     attention = attncheck.capture(torch.nn.functional.scaled_dot_product_attention, "captured/")
 
-``attention`` is called as the function is, and returns what it returns. Its first call leaves ``captured/`` with a case
-file and an .npz file of arrays, with what the function returned, which ``attncheck check captured/`` runs on every
-implementation.
+``attention`` has the arguments and the result of the function. Its first call writes a case file and an .npz file with
+its arrays and its result to ``captured/``. ``attncheck check captured/`` runs the case on every implementation.
 """
 
 from __future__ import annotations
@@ -37,28 +36,28 @@ _REQUIRED = tuple(name for name, spec in _SPECS.items() if spec.required)
 _PER_HEAD = frozenset(name for name, spec in _SPECS.items() if len(spec.axes) == 4 and not spec.broadcast)
 _INPUTS: Mapping[str, str] = {
     **{name: name for name in _SPECS},
-    **{other: name for name, spec in _SPECS.items() if spec.required or spec.called for other in spec.synonyms},
+    **{synonym: name for name, spec in _SPECS.items() if spec.required or spec.called for synonym in spec.synonyms},
 }
-"""What functions call the inputs of attention."""
+"""The argument names of functions -> the inputs of attention."""
 _OPTIONS: Mapping[str, str] = {
-    other: name
+    synonym: name
     for name, spec in ((name, OPTIONS[name]) for name in sorted(OPERATIONS["attention"].options))
     if spec.called or name == "scale"
-    for other in (name, *spec.synonyms)
+    for synonym in (name, *spec.synonyms)
 }
-_SAYS_NOTHING = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
-"""What changes no number, where it is not a probability above 0."""
+_WITHOUT_EFFECT = frozenset({"enable_gqa", "training", "implementation", "dropout_p", "dropout"})
+"""Arguments that change no number, except for a dropout above 0."""
 _WITHOUT_SIGNATURE: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": (*_REQUIRED, "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 }
 
 
 class CaptureWarning(UserWarning):
-    """A call, or a part of one, was not written down; the model goes on."""
+    """A call, or a part of one, was not written; the model goes on."""
 
 
 class Capture:
-    """A function that writes calls of attention down, and is called as the function that it stands for.
+    """A function that writes calls of attention as cases, and otherwise behaves like the function that it wraps.
 
     Attributes:
         files: The case files that were written.
@@ -71,14 +70,14 @@ class Capture:
         self.__wrapped__ = function
         self.__name__ = str(getattr(function, "__name__", "attention"))
         self._folder, self._layout, self._alignment = folder, layout, alignment
-        self._left = calls
+        self._remaining = calls
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Write the call down if it is one of the first, and return what the function returns."""
+        """Write the call if it is one of the first, and return the result of the function."""
         with self._lock:
-            is_taken, self._left = self._left > 0, max(0, self._left - 1)
-            call = self._taken(arguments, named) if is_taken else None
+            is_written, self._remaining = self._remaining > 0, max(0, self._remaining - 1)
+            call = self._copy_arguments(arguments, named) if is_written else None
         result = None
         try:
             result = self.__wrapped__(*arguments, **named)
@@ -88,13 +87,13 @@ class Capture:
                     self._write(call, result)
         return result
 
-    def _taken(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _CapturedCall | None:
-        """Copy what the function is given, before it can change it."""
+    def _copy_arguments(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _CapturedCall | None:
+        """Copy the arguments before the function can change them."""
         try:
             return _CapturedCall(
-                _bound(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment
+                _arguments_by_name(self.__wrapped__, self.__name__, arguments, named), self._layout, self._alignment
             )
-        except Exception as error:  # whatever a tensor under tracing raises: the model is not to stop here
+        except Exception as error:  # any error of a tensor under tracing: the model must not stop here
             self._refuse(error)
             return None
 
@@ -104,12 +103,12 @@ class Capture:
                 call.take_result(result)
             self._folder.mkdir(parents=True, exist_ok=True)
             self.files.append(_write_case(call, self._folder, self.__name__))
-        except Exception as error:  # the model is not to stop here either
-            self._refuse(error, _meant(call))
+        except Exception as error:  # the model must not stop here either
+            self._refuse(error, _other_declaration(call))
             return
         for reason in call.left_out:
             _warn(f"{self.files[-1].name} is not the whole call: {reason}")
-        if meant := _meant(call):
+        if meant := _other_declaration(call):
             _warn(f"the output in {self.files[-1].name} is that of another call; capture(..., {meant}) writes that one")
 
     def _refuse(self, error: Exception, meant: str = "") -> None:
@@ -160,7 +159,7 @@ def capture(
 
 
 class _CapturedCall:
-    """One call as a case says it: inputs, options, the dtype of the query, and what is left out."""
+    """One call in the form of a case: inputs, options, the dtype of the query, and notes on omitted arguments."""
 
     def __init__(self, arguments: Mapping[str, Any], layout: Layout, alignment: str | None) -> None:
         self.inputs: dict[str, Array] = {}
@@ -185,7 +184,7 @@ class _CapturedCall:
                 self.left_out.append(f"{name} is of {array.dtype.name}, and {how} to {self.dtype} in the case")
 
     def take_result(self, result: Any) -> None:
-        """Take what the function returned. Raises ``ValueError`` where attention returns nothing of that shape."""
+        """Store the result of the function. Raises ``ValueError`` if attention has no result of that shape."""
         array = as_numpy(result[0] if isinstance(result, tuple | list) else result)
         array = array.swapaxes(-2, -3) if self.layout == "length_first" and array.ndim > 2 else array
         expected = (*self.inputs["query"].shape[:-1], self.inputs["value"].shape[-1])
@@ -195,19 +194,19 @@ class _CapturedCall:
             self.output = array.copy()
 
     def _take(self, name: str, value: Any) -> None:
-        """Take one argument, or say why not."""
+        """Store one argument, or note why it is left out."""
         if name in _INPUTS:
-            self._take_input(_INPUTS[name], as_numpy(value).copy())
+            array = as_numpy(value).copy()
+            input_name = "bias" if _INPUTS[name] == "mask" and array.dtype != bool else _INPUTS[name]
+            if input_name in self.inputs:  # a mask of numbers and a bias
+                self.inputs[input_name] = self.inputs[input_name] + array
+                return
+            is_turned = input_name in _PER_HEAD and self.layout == "length_first"
+            self.inputs[input_name] = array.swapaxes(-2, -3) if is_turned else array
         elif name in _OPTIONS:
             self._take_option(_OPTIONS[name], value)
-        elif value is not False and (name not in _SAYS_NOTHING or (name.startswith("dropout") and value)):
+        elif value is not False and (name not in _WITHOUT_EFFECT or (name.startswith("dropout") and value)):
             self.left_out.append(f"{name}={_short(value)} has no meaning in a case")
-
-    def _take_input(self, name: str, array: Array) -> None:
-        name = "bias" if name == "mask" and array.dtype != bool else name
-        turned = array.swapaxes(-2, -3) if name in _PER_HEAD and self.layout == "length_first" else array
-        # There may be a mask of numbers beside a bias.
-        self.inputs[name] = self.inputs[name] + array if name in self.inputs else turned
 
     def _take_option(self, name: str, value: Any) -> None:
         if name == "window":
@@ -216,55 +215,56 @@ class _CapturedCall:
             self.options |= {name: window} if window != [None, None] else {}
         elif name == "is_causal":
             self.options |= {name: True} if value else {}
-        elif name != "softcap" or value:  # flash-attention's 0 is none
+        elif name != "softcap" or value:  # 0 means none in flash-attention
             self.options[name] = float(value)
 
 
-def _meant(call: _CapturedCall) -> str:
-    """Return the layout or alignment of which a call's output is, where it is not that of the call as it was taken."""
-    if call.output is None or _gives(call.output, call.inputs, call.options):
+def _other_declaration(call: _CapturedCall) -> str:
+    """Return the layout or alignment that explains a call's output, if the given one does not."""
+    if call.output is None or _has_output(call.output, call.inputs, call.options):
         return ""
     corner = {**call.options, "alignment": "bottom_right"}
-    if "alignment" not in call.options and _gives(call.output, call.inputs, corner):
+    if "alignment" not in call.options and _has_output(call.output, call.inputs, corner):
         return 'alignment="bottom_right"'
-    other = "heads_first" if call.layout == "length_first" else "length_first"
-    turned = {name: each.swapaxes(-2, -3) if name in _PER_HEAD else each for name, each in call.inputs.items()}
+    layout = "heads_first" if call.layout == "length_first" else "length_first"
+    turned = {name: array.swapaxes(-2, -3) if name in _PER_HEAD else array for name, array in call.inputs.items()}
     for options, alignment in ((call.options, ""), (corner, ', alignment="bottom_right"')):
-        if call.output.ndim > 2 and _gives(call.output.swapaxes(-2, -3), turned, options):
-            return f'layout="{other}"{alignment}'
+        if call.output.ndim > 2 and _has_output(call.output.swapaxes(-2, -3), turned, options):
+            return f'layout="{layout}"{alignment}'
     return ""
 
 
-def _gives(output: Array, inputs: Mapping[str, Array], options: Mapping[str, Any]) -> bool:
-    """Return whether attention gives an output, to a hundredth of its numbers."""
-    wide = {name: each.astype("float64") if each.dtype.kind in "fV" else each for name, each in inputs.items()}
-    with suppress(Exception), np.errstate(all="ignore"):  # shapes that do not go together, what NumPy does not support
+def _has_output(output: Array, inputs: Mapping[str, Array], options: Mapping[str, Any]) -> bool:
+    """Return whether attention has this output, to a hundredth of its numbers."""
+    wide = {name: array.astype("float64") if array.dtype.kind in "fV" else array for name, array in inputs.items()}
+    with suppress(Exception), np.errstate(all="ignore"):  # shapes do not fit, or NumPy does not support it
         called = Problem("attention", options, wide).as_call()
-        found = run_operation(BACKENDS["numpy"].load(), "attention", called.inputs, called.options)["output"]
-        largest = float(np.abs(found).max(initial=0))
-        return found.shape == output.shape and bool(np.allclose(output.astype("float64"), found, 0.01, 0.01 * largest))
+        computed = run_operation(BACKENDS["numpy"].load(), "attention", called.inputs, called.options)["output"]
+        largest = float(np.abs(computed).max(initial=0))
+        has_shape = computed.shape == output.shape
+        return has_shape and bool(np.allclose(output.astype("float64"), computed, 0.01, 0.01 * largest))
     return False
 
 
-def _bound(
+def _arguments_by_name(
     function: Callable[..., Any], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a call's arguments by name; of a function without a signature by the order that it is known to have."""
+    """Return a call's arguments by name; for a function without a signature, by its known order."""
     try:
         bound = inspect.signature(function).bind(*arguments, **named)
     except ValueError:  # a builtin
         order = _WITHOUT_SIGNATURE.get(name, _REQUIRED)
         places = [*order, *(f"argument {place + 1}" for place in range(len(order), len(arguments)))]
         return {**dict(zip(places, arguments, strict=False)), **named}
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for parameter, value in bound.arguments.items():
         kind = bound.signature.parameters[parameter].kind
-        found |= value if kind is inspect.Parameter.VAR_KEYWORD else {parameter: value}
-    return found
+        by_name |= value if kind is inspect.Parameter.VAR_KEYWORD else {parameter: value}
+    return by_name
 
 
 def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
-    """Write a case and its arrays under the first number that is free, and read the case back."""
+    """Write a case and its arrays under the first free number, and read the case back."""
     name, number = slug(function) or "attention", 1
     while (path := folder / f"{name}-{number}.yaml").exists() or path.with_suffix(".npz").exists():
         number += 1
@@ -285,14 +285,14 @@ def _write_case(call: _CapturedCall, folder: Path, function: str) -> Path:
 
 
 def _case_file(call: _CapturedCall, function: str, number: int, place: Mapping[str, str]) -> dict[str, Any]:
-    """Return what stands in a case file whose arrays lie at a place."""
+    """Return the content of a case file; ``place`` has the file of its arrays and the checksum."""
     numbers = (array for array in call.inputs.values() if array.dtype.kind != "b")
     entry = {
         "name": f"Call {number} of {function}",
         "inputs": {name: {**place, "name": name} for name in call.inputs},
         "options": call.options,
         "dtypes": [call.dtype],
-        "computed_in": None if call.output is None else call.dtype,  # what it returned is in its own dtype
+        "computed_in": None if call.output is None else call.dtype,  # its result has this dtype
         "expect": None if call.output is None else [{"stage": "output", "printed": {**place, "name": "output"}}],
         "allow_nonfinite": any(not _is_finite(array) for array in numbers),
         "notes": call.left_out,

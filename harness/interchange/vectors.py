@@ -1,11 +1,11 @@
 """Vectors: cases with their inputs, exact answers and error bounds as files that any language reads, and back.
 
-There is one line of JSON for each case and dtype, and one safetensors file with all arrays. A line says where in that
-file each array begins, so that it is read without a library, too: ``docs/vectors.md``. Inputs are those that are stored
-in a dtype, and bounds are given per element and rounding model.
+There is one line of JSON for each case and dtype, and one safetensors file with all arrays. A line contains the offset
+of each array in that file, so that no library is necessary to read it: ``docs/vectors.md``. Inputs are rounded to their
+dtype, and there is a bound for each element and rounding model.
 
-Outputs that were computed elsewhere from such files are run as an implementation: a call is looked up by its digest,
-judged, and recorded in a folder of results.
+Outputs that another program computed from such files are judged as an implementation: a call is looked up by its
+digest, and the results are written to a results directory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ALIGNED = 8
 
 
 class VectorsWriter:
-    """Writes vectors into a folder. The arrays are kept in a file without a name until their places are known."""
+    """Writes vectors to a folder. The arrays are in a temporary file until their offsets are known."""
 
     def __init__(self, folder: Path, arrays: IO[bytes]) -> None:
         self._folder, self._arrays, self._size = folder, arrays, 0
@@ -64,7 +64,7 @@ class VectorsWriter:
     @classmethod
     @contextmanager
     def into(cls, folder: Path) -> Iterator[VectorsWriter]:
-        """Give a writer, whose files are there afterwards. Raises ``OutputError`` where they cannot be written."""
+        """Yield a writer, and write its files at the end. Raises ``OutputError`` if they cannot be written."""
         with OutputError.where(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as arrays:
@@ -73,11 +73,11 @@ class VectorsWriter:
                 writer._finish()
 
     def add(self, record: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Add a line; in ``record`` every ``Name`` of one of the ``arrays`` becomes where it is."""
+        """Add a line; in ``record`` every ``Name`` of one of the ``arrays`` is replaced by its location."""
         for name, array in arrays.items():
             data = np.ascontiguousarray(array).tobytes()
             self._write(name, _DTYPES[str(array.dtype)], list(array.shape), data)
-            if padding := -len(data) % _ALIGNED:  # readers may take numbers from where they lie; no byte may be unnamed
+            if padding := -len(data) % _ALIGNED:  # aligned for readers that map the file; every byte needs a name
                 self._write(f"{name}/padding", "U8", [padding], b"\0" * padding)
         self._records.append(record)
 
@@ -94,27 +94,27 @@ class VectorsWriter:
         with (self._folder / ARRAYS).open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             shutil.copyfileobj(self._arrays, file)
-        lines = (json.dumps(self._placed(each, begin), separators=(",", ":")) for each in self._records)
+        lines = (json.dumps(self._with_locations(record, begin), separators=(",", ":")) for record in self._records)
         (self._folder / LINES).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
-    def _placed(self, value: Any, begin: int) -> Any:
-        """Put where an array is in the place of its name, anywhere in a record."""
+    def _with_locations(self, value: Any, begin: int) -> Any:
+        """Replace every name of an array in a record by its location."""
         if isinstance(value, Name):
             first, end = self._entries[value]["data_offsets"]
             return {"tensor": str(value), "offset": begin + first, "bytes": end - first}
         if isinstance(value, dict):
-            return {key: self._placed(each, begin) for key, each in value.items()}
-        return [self._placed(each, begin) for each in value] if isinstance(value, list) else value
+            return {key: self._with_locations(item, begin) for key, item in value.items()}
+        return [self._with_locations(item, begin) for item in value] if isinstance(value, list) else value
 
 
 class Name(str):
-    """The name of an array, which becomes its place in the file."""
+    """The name of an array, which is replaced by its location in the file."""
 
     __slots__ = ()
 
 
 def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
-    """Give the lines of vectors. Raises ``ResultsError`` where there are none, or they are damaged."""
+    """Yield the lines of vectors. Raises ``ResultsError`` if there are none, or if they are damaged."""
     path = folder / LINES
     try:
         text = path.read_text(encoding="utf-8")
@@ -132,7 +132,7 @@ def read_lines(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def digest_of_call(function: str, options: Mapping[str, Any], inputs: Mapping[str, Array]) -> str:
-    """Return what a call is recognised by: its function, options, and the bits of its inputs."""
+    """Return the digest that identifies a call: of its function, options, and the bits of its inputs."""
     return digest_of(function, dict(options), {name: np.ascontiguousarray(array) for name, array in inputs.items()})
 
 
@@ -140,8 +140,8 @@ DEFAULT_MODELS = ("native", "eager", "fused")
 
 
 @dataclass(frozen=True)
-class Exported:
-    """The number of cases that were written in a dtype, and of the others by the reason why not."""
+class ExportedVectors:
+    """The number of written cases, each in a dtype, and of omitted ones by reason."""
 
     written: int
     left_out: dict[str, int]
@@ -149,7 +149,7 @@ class Exported:
 
 def export_vectors(
     cases: Sequence[Case], dtypes: Sequence[str], models: Sequence[str], folder: Path, store: Store
-) -> Exported:
+) -> ExportedVectors:
     """Write cases as vectors into a folder. Raises ``OutputError`` and ``UsageError``."""
     written, left_out = 0, dict[str, int]()
     plan = Plan.of(cases, dtypes)
@@ -171,11 +171,11 @@ def export_vectors(
             }
             writer.add(record, arrays)
             written += 1
-    return Exported(written, left_out)
+    return ExportedVectors(written, left_out)
 
 
 def _record(case: str, dtype: str, problem: Problem) -> dict[str, Any]:
-    """Return what a line says besides inputs and stages."""
+    """Return the fields of a line other than inputs and stages."""
     function, options = call_of(problem.operation, problem.options)
     return {
         "attncheck_vectors": VERSION,
@@ -197,7 +197,7 @@ def _entry(root: str, place: str, array: Array, arrays: dict[str, Array]) -> dic
 
 
 def lacks(truth: Truth, stages: Sequence[str]) -> str:
-    """Return why a case has no vectors; nothing where it has."""
+    """Return why a case has no vectors; empty if it has them."""
     if truth.outside:
         return "without an exact answer"
     if truth.judged.query_rows is not None:
@@ -221,14 +221,14 @@ def _stage(truth: Truth, stage: str, place: str, models: Sequence[str], arrays: 
 
 
 def allowed(reference: StageReference) -> NDArray[np.float64]:
-    """Return the largest error of each element: 0 where it has to be the very same, infinite where nothing is said."""
+    """Return the largest error of each element: 0 if it has to be equal, infinite without an exact answer."""
     measured, radius = reference.measured, reference.exact.radius
     most = np.where(measured, reference.bound.max_error, np.inf) + np.where(measured, radius, 0.0)
     return np.where(reference.prescribed, 0.0, most)
 
 
-def lines_of(exported: Exported) -> Iterator[str]:
-    """Return a text on what was written."""
+def lines_of(exported: ExportedVectors) -> Iterator[str]:
+    """Yield the lines about an export."""
     yield f"{exported.written:,} vectors: a case in a dtype each"
     for reason, count in sorted(exported.left_out.items()):
         yield f"left out: {count:,} {reason}"
@@ -238,26 +238,26 @@ SUFFIXES = (".npz", ".safetensors")
 
 
 class RecordedFunction:
-    """One function of the contract that gives what was computed elsewhere."""
+    """One function of the contract that returns outputs computed by another program."""
 
     def __init__(self, outputs: RecordedOutputs, name: str) -> None:
         self._outputs, self.__name__ = outputs, name
-        positional = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_ONLY) for each in INPUTS[name]]
+        positional = [inspect.Parameter(parameter, inspect.Parameter.POSITIONAL_ONLY) for parameter in INPUTS[name]]
         rest = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
         self.__signature__ = inspect.Signature([*positional, rest])
 
     def __call__(self, *positional: Any, **keywords: Any) -> dict[str, Array]:
-        """Return the stages of a call. Raises ``NotImplementedError`` where nobody computed it."""
+        """Return the stages of a call. Raises ``NotImplementedError`` if there are none."""
         named = dict(zip(INPUTS[self.__name__], positional, strict=True))
-        arrays = {**named, **{name: each for name, each in keywords.items() if isinstance(each, np.ndarray)}}
-        options = {name: each for name, each in keywords.items() if name not in arrays}
+        arrays = {**named, **{name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}}
+        options = {name: value for name, value in keywords.items() if name not in arrays}
         return self._outputs.of_call(digest_of_call(self.__name__, options, arrays))
 
 
 class RecordedOutputs:
     """All functions of the contract on outputs of ``file``, for the calls of the vectors in a folder.
 
-    ``models`` are the rounding models by dtype, where they are not the usual ones.
+    ``models`` are the rounding models by dtype, if they are not the usual ones.
     """
 
     def __init__(self, folder: Path, file: Path, models: Mapping[str, str]) -> None:
@@ -276,25 +276,25 @@ class RecordedOutputs:
             setattr(self, name, RecordedFunction(self, name))
 
     def of_call(self, digest: str) -> dict[str, Array]:
-        """Return the stages that were computed of a call. Raises ``NotImplementedError`` where there are none."""
+        """Return the computed stages of a call. Raises ``NotImplementedError`` if there are none."""
         place = self._places.get(digest)
         if place is None:
             raise NotImplementedError("the vectors hold no such call: the case has changed since they were written")
         names = [name for name in self.names if name.rpartition("/")[0] == place]
         if not names:
             raise NotImplementedError("no output was handed in")
-        return {
-            name.rpartition("/")[2]: self._typed(read_array(self._file, name), self._dtypes[name]) for name in names
-        }
-
-    def _typed(self, array: Array, dtype: str) -> Array:
-        """Return 16 bits without a type of NumPy's, as .npz holds bfloat16, in the dtype that they are of."""
-        is_raw = dtype == "bfloat16" and array.dtype.itemsize == 2 and array.dtype.kind in "Vu"
-        return array.view(ml_dtypes.bfloat16) if is_raw else array
+        stages = {}
+        for name in names:
+            array = read_array(self._file, name)
+            # .npz stores bfloat16 as 16 bits without a dtype of NumPy.
+            is_untyped = array.dtype.itemsize == 2 and array.dtype.kind in "Vu"
+            is_bfloat16 = is_untyped and self._dtypes[name] == "bfloat16"
+            stages[name.rpartition("/")[2]] = array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
+        return stages
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the arrays of a file. Raises ``ResultsError`` where it cannot be read."""
+    """Return the names of the arrays of a file. Raises ``ResultsError`` if it cannot be read."""
     if file.suffix not in SUFFIXES:
         raise ResultsError(f"{file}: expected outputs in a file that ends with {' or '.join(SUFFIXES)}")
     try:
@@ -307,7 +307,7 @@ def names_in(file: Path) -> list[str]:
 
 
 def read_array(file: Path, name: str) -> Array:
-    """Return an array of a file, as it is stored."""
+    """Return an array of a file, in its stored dtype."""
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as archive:
             array: Array = archive[name]
@@ -321,7 +321,7 @@ def read_array(file: Path, name: str) -> Array:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and where its numbers begin."""
+    """Return the header of a safetensors file, and the offset of its arrays."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > file.stat().st_size:
@@ -333,7 +333,7 @@ NAME = "vectors.outputs"
 
 
 def run_recorded(recorded: RecordedOutputs, selection: Selection, dtypes: Sequence[str], output: Path) -> RunSummary:
-    """Judge recorded outputs in the selected cases of the vectors. Raises ``UsageError`` where there are none."""
+    """Judge recorded outputs in the selected cases of the vectors. Raises ``UsageError`` if there are none."""
     if selection.faults:
         raise CaseError(list(selection.faults))
     known = frozenset(recorded.cases)
