@@ -240,7 +240,12 @@ def measure(
         tier = Tier.PROVEN
     causes = _count_causes(judged, count)
     if tier is Tier.WITHIN and supports_statistics:
-        tier = _statistical_tier(largest_z, mean_z if causes >= MIN_CAUSES else 0.0, count)
+        has_mean = count >= MIN_FOR_MEAN
+        mean = mean_z if causes >= MIN_CAUSES else 0.0
+        if largest_z > threshold(count) or (has_mean and mean > 1):
+            tier = Tier.STATISTICAL
+        elif has_mean and (largest_z > noise_limit(count) or mean > _NOISY_MEAN):
+            tier = Tier.WARNING
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
 
 
@@ -253,12 +258,3 @@ def _count_causes(judged: NDArray[np.bool_], count: int) -> int:
     if count == judged.size:
         return min((count // judged.shape[axis] for axis in axes), default=1)
     return min((int(judged.any(axis=axis).sum()) for axis in axes), default=1)
-
-
-def _statistical_tier(largest_z: float, mean_z: float, count: int) -> Tier:
-    enough = count >= MIN_FOR_MEAN
-    if largest_z > threshold(count) or (enough and mean_z > 1):
-        return Tier.STATISTICAL
-    if enough and (largest_z > noise_limit(count) or mean_z > _NOISY_MEAN):
-        return Tier.WARNING
-    return Tier.WITHIN

@@ -137,11 +137,26 @@ def judge_to_rows(
 
 def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, read_as: str) -> list[Row]:
     """Return judged stages as rows; ``read_as`` names the conventions by which the implementation reads the case."""
-    rows = _rows_of_stages(replace(blank, padded=outcome.padded or None), judged, outcome.stages, case)
-    if not read_as:
-        return rows
-    said = f"{READ_AS}{read_as}"
-    return [replace(row, message=said) if row.verdict is Verdict.AGREE else row for row in rows]
+    template = replace(blank, padded=outcome.padded or None)
+    rows = []
+    for judgement in judged.judgements:
+        array = outcome.stages[judgement.stage]
+        row = replace(
+            template,
+            **_columns(judgement, _OF_JUDGEMENT),
+            **_columns(judgement.accumulated, _OF_ACCUMULATED),
+            **_columns(judgement.introduced, _OF_INTRODUCED),
+            shape=show(array.shape),
+            index=_index_text(judgement.index),
+            begins_at=judged.begins_at or None,
+            message=explain_element(judgement, array, case),
+        )
+        if judgement.stage in judged.excused:
+            row = replace(row, xfail=True, reason=judged.reason, thread=judged.source)
+        diagnosis = next((name for begin, name in _MEMORY_DIAGNOSES.items() if row.message.startswith(begin)), "")
+        row = replace(row, diagnosis=diagnosis) if diagnosis else row
+        rows.append(replace(row, message=f"{READ_AS}{read_as}") if read_as and row.verdict is Verdict.AGREE else row)
+    return rows
 
 
 def returned_stages(outcomes: Mapping[str, Outcome]) -> set[str]:
@@ -217,18 +232,16 @@ def judge_pairs(
     ``computed`` are whole arrays; with ``query_rows``, ``bounds`` are only of these rows. Unless the inputs are finite,
     NaN and infinity may be right in other rows.
     """
-    return {
-        (first, second, stage): _compare(
-            stage,
-            *in_one_dtype(stage, computed[first][stage], computed[second][stage]),
-            _sum_of_bounds(bounds, first, second, stage),
-            query_rows,
-            is_finite=is_finite,
-        )
-        for first, second in combinations(computed, 2)
-        for stage in in_order(computed[first])
-        if stage in computed[second]
-    }
+    comparisons = {}
+    for first, second in combinations(computed, 2):
+        for stage in in_order(computed[first]):
+            if stage in computed[second]:
+                arrays = in_one_dtype(stage, computed[first][stage], computed[second][stage])
+                first_bound, second_bound = bounds[first].get(stage), bounds[second].get(stage)
+                allowed = None if first_bound is None or second_bound is None else first_bound + second_bound
+                compared = _compare(stage, *arrays, allowed, query_rows, is_finite=is_finite)
+                comparisons[first, second, stage] = compared
+    return comparisons
 
 
 def in_one_dtype(stage: str, first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -260,11 +273,6 @@ def _compare(
     return replace(comparison, index=index_in_all(stage, comparison.index, rows))
 
 
-def _sum_of_bounds(bounds: Mapping[str, Bounds], first: str, second: str, stage: str) -> NDArray[Any] | None:
-    first_bound, second_bound = bounds[first].get(stage), bounds[second].get(stage)
-    return None if first_bound is None or second_bound is None else first_bound + second_bound
-
-
 def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
     """Return one pair's comparison as a row."""
     columns = {**vars(comparison), "index": _index_text(comparison.index)}
@@ -275,37 +283,12 @@ def _index_text(index: Index | None) -> str | None:
     return None if index is None else stored_index(index)
 
 
-def _rows_of_stages(template: Row, judged: JudgedStages, stages: Stages, case: Case) -> list[Row]:
-    rows = []
-    for judgement in judged.judgements:
-        array = stages[judgement.stage]
-        row = replace(
-            template,
-            **_columns(judgement, _OF_JUDGEMENT),
-            **_columns(judgement.accumulated, _OF_ACCUMULATED),
-            **_columns(judgement.introduced, _OF_INTRODUCED),
-            shape=show(array.shape),
-            index=_index_text(judgement.index),
-            begins_at=judged.begins_at or None,
-            message=explain_element(judgement, array, case),
-        )
-        if judgement.stage in judged.excused:
-            row = replace(row, xfail=True, reason=judged.reason, thread=judged.source)
-        diagnosis = _memory_diagnosis(row.message)
-        rows.append(replace(row, diagnosis=diagnosis) if diagnosis else row)
-    return rows
-
-
-def _memory_diagnosis(message: str) -> str:
-    """Return the diagnosis of a stage whose message reports wrong memory; empty for any other message."""
-    known = {OVERWRITTEN: NEXT_CALL, UNWRITTEN: NEVER_WRITTEN, SECOND_CALL: OTHER_CALL}
-    return next((name for begin, name in known.items() if message.startswith(begin)), "")
-
-
 OTHER_CALL = "numbers-of-another-call"
 """The diagnosis of a stage with numbers of another call. One case alone does not give it."""
 NEVER_WRITTEN = "memory-left-unwritten"
 NEXT_CALL = "overwritten-by-the-next-call"
+_MEMORY_DIAGNOSES = {OVERWRITTEN: NEXT_CALL, UNWRITTEN: NEVER_WRITTEN, SECOND_CALL: OTHER_CALL}
+"""The beginning of a message about wrong memory -> the diagnosis of its stage."""
 
 
 _ALIKE = ("stage", "verdict", "value", "against", "judged_rows", "query_rows", "unjudged", "empty_rows")

@@ -36,7 +36,7 @@ _PRECISIONS = ("float64", "float32")
 """In these a document's rounding explains only last digits; rounding to 16 bits would explain most wrong digits."""
 
 
-def misses(target: Target, numbers: PrintedArray) -> Flags:
+def misses(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
     """Flag printed numbers that the exact answer itself misses; none without an exact answer."""
     slack = numbers.open_towards(target.exact) + target.moved
     # The exact numbers are rounded to float64 here, and so are the printed ones.
@@ -45,7 +45,7 @@ def misses(target: Target, numbers: PrintedArray) -> Flags:
     return missed | (differing_nonfinite(target.exact, numbers.value) & np.isfinite(slack))
 
 
-def hints_of(reference: Reference, expected: Expected, numbers: PrintedArray) -> NDArray[Any]:
+def hints_of(reference: NumberReference, expected: Expected, numbers: PrintedArray) -> NDArray[Any]:
     """Return for every misprint a possible explanation, and how a case declares it; empty if there is none."""
     hints = np.full(numbers.shape, "", dtype=object)
     if reference.case.computed_in is None:
@@ -67,7 +67,7 @@ CLASS_OF_DOCUMENT = {"float64": "native", "float32": "native", "bfloat16": "eage
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class ComparisonTarget:
     """The numbers with which one expectation is compared; NaN if there is no such number.
 
     ``exact`` are the exact numbers, ``propagated`` is the largest change by the inputs' rounding, ``document`` the
@@ -85,7 +85,7 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class NumberReference:
     """A case in a dtype as the reference for numbers; results for each precision are cached."""
 
     case: Case
@@ -94,18 +94,18 @@ class Reference:
     _balls: dict[str | None, tuple[Mapping[str, Ball], Inputs]] = field(default_factory=dict)
     _documents: dict[str, tuple[Truth, Inputs]] = field(default_factory=dict)
 
-    def target(self, expected: Expected, computed_in: str | None) -> Target:
+    def target(self, expected: Expected, computed_in: str | None) -> ComparisonTarget:
         """Return the numbers with which an expectation is compared; without ``computed_in``, the exact ones."""
         nothing = np.full(expected.shape, np.nan)
         if expected.of not in self.truth.exact:
-            return Target(nothing, nothing, nothing)
+            return ComparisonTarget(nothing, nothing, nothing)
         exact = self.truth.exact[expected.of]
         values = np.where(np.isfinite(exact.radius), exact.high, np.nan)
         document = np.zeros(expected.shape) if computed_in is None else self._document(expected, computed_in)
         propagated = self._propagated(expected, computed_in)
-        return Target(derived(expected, values, self.inputs), propagated, document)
+        return ComparisonTarget(derived(expected, values, self.inputs), propagated, document)
 
-    def why_open(self, expected: Expected, target: Target, index: tuple[int, ...]) -> str:
+    def why_open(self, expected: Expected, target: ComparisonTarget, index: tuple[int, ...]) -> str:
         """Return why a number cannot be compared."""
         truth = self.truth
         if expected.of in truth.exact and np.isfinite(target.exact[index]):
@@ -192,9 +192,9 @@ _COMPARISONS: Mapping[str, ComparisonKind] = {"printed": "printed", "known": "kn
 class _ComparedValue:
     """One expectation, its target, and one implementation's value with the largest error of its class."""
 
-    reference: Reference
+    reference: NumberReference
     expected: Expected
-    target: Target
+    target: ComparisonTarget
     value: Array
     bound: Real
 
@@ -217,7 +217,7 @@ def judge_numbers(
     blank: Row,
 ) -> list[Row]:
     """Return a row per number and implementation."""
-    reference = Reference(case, inputs, truth)
+    reference = NumberReference(case, inputs, truth)
     rows: list[Row] = []
     for expected in case.expected:
         target = reference.target(expected, case.computed_in if expected.basis == "printed" else None)

@@ -162,16 +162,22 @@ class ExpectedFailureRecord:
 
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, with expected failures marked and explained."""
-        marked = [self._mark_row(row) for row in rows]
+        marked = []
+        for row in rows:
+            entry = None if row.comparison == "pair" else self._entry_for(row)
+            marked.append(row if entry is None else _xfail(row, entry.entry.reason, entry.entry.thread))
         if not any(row.fails_run for row in marked):
             return tuple(marked)
         stages = expected_stages(marked)
-        return tuple(
-            self._with_exceeded_ratio(
-                inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
-            )
-            for row in marked
-        )
+        explained = []
+        for row in marked:
+            member = inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
+            if member.fails_run and member.comparison != "pair":  # its error may be larger than an entry allows
+                key = (member.implementation, member.case, member.dtype, member.stage, member.verdict)
+                beyond = beyond_expected(self.expected_failures, *key, ratio=_ratio(member))
+                member = replace(member, message="; ".join(filter(None, (member.message, beyond))))
+            explained.append(member)
+        return tuple(explained)
 
     def remember(self, rows: Iterable[Row]) -> None:
         """Record rows that an earlier part of the run has judged and marked."""
@@ -187,12 +193,6 @@ class ExpectedFailureRecord:
             for number, row in sorted({**unable, **self.judged}.items())
             if number not in self.happened and self.expected_failures[number].must_happen
         ]
-
-    def _mark_row(self, row: Row) -> Row:
-        if row.comparison == "pair":
-            return row
-        expected = self._entry_for(row)
-        return row if expected is None else _xfail(row, expected.entry.reason, expected.entry.thread)
 
     def _entry_for(self, row: Row) -> ExpectedFailure | None:
         """Record for every entry if the row confirms or refutes it, and return the first that excuses the row."""
@@ -229,14 +229,6 @@ class ExpectedFailureRecord:
             concerning = [item for item in self._of_implementation[implementation] if item[1].concerns(*evaluation)]
             self._of_evaluation = evaluation, concerning
         return self._of_evaluation[1]
-
-    def _with_exceeded_ratio(self, row: Row) -> Row:
-        """Add to the message of a failing row if its error is larger than an expected failure allows."""
-        if row.comparison == "pair" or not row.fails_run:
-            return row
-        key = (row.implementation, row.case, row.dtype, row.stage, row.verdict)
-        beyond = beyond_expected(self.expected_failures, *key, ratio=_ratio(row))
-        return replace(row, message="; ".join(filter(None, (row.message, beyond))))
 
 
 def _keep_first(rows: dict[int, Row], number: int, row: Row) -> None:

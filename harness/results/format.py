@@ -38,16 +38,16 @@ _Number = float | None
 _Count = int | None
 
 
-class Column(NamedTuple):
+class ColumnMeaning(NamedTuple):
     """The meaning of a column of ``Row``, and the frames of a report that have it."""
 
     meaning: str
     frames: str = ""
 
 
-def about(meaning: str, frames: str = "") -> Mapping[str, Column]:
+def about(meaning: str, frames: str = "") -> Mapping[str, ColumnMeaning]:
     """Return the metadata of a required field of ``Row``."""
-    return {"column": Column(meaning, frames)}
+    return {"column": ColumnMeaning(meaning, frames)}
 
 
 def column(meaning: str, frames: str = "", default: Any = None, *, compare: bool = True) -> Any:
@@ -172,7 +172,7 @@ class Row:
 
 
 _DEFAULTS = {row_field.name: row_field.default for row_field in fields(Row)}
-COLUMNS: Mapping[str, Column] = {row_field.name: row_field.metadata["column"] for row_field in fields(Row)}
+COLUMNS: Mapping[str, ColumnMeaning] = {row_field.name: row_field.metadata["column"] for row_field in fields(Row)}
 """The columns of rows, in order."""
 _TYPES: Mapping[Any, Literal["text", "bool", "int", "float"]] = {bool: "bool", int: "int", float: "float"}
 

@@ -148,7 +148,7 @@ class _Tag(_Record):
     defect: str
 
 
-class CaseRecord(_Record):
+class StoredCaseRecord(_Record):
     """One case of cases.json."""
 
     id: str
@@ -350,7 +350,7 @@ def _pack_usable(listed: Iterable[Any], path: Path) -> tuple[CaseRecords, tuple[
     cases, bad, count = CaseRecords(), [], 0
     for record in listed:
         count += 1
-        if fault := fault_in(record, CaseRecord):
+        if fault := fault_in(record, StoredCaseRecord):
             bad.append(fault)
             continue
         try:
