@@ -116,12 +116,12 @@ def _at_each(
 ) -> None:
     """Register a fault at each size, of tiles or of the width."""
     for size in sizes:
-        names = tuple(each.format(size) for each in diagnosis)
+        names = tuple(pattern.format(size) for pattern in diagnosis)
         register(form, name.format(size), defect.format(size), size, diagnosis=names, **more)
 
 
-def _padding_counted(tile: int) -> Steps:
-    """Let the keys with which the last tile is filled up take part, with scores and values of 0."""
+def _count_padding(tile: int) -> Steps:
+    """Count the keys that pad the last tile, with scores and values of 0."""
 
     def normalise(logits: Array) -> Stages:
         keys = logits.shape[-1]
@@ -131,7 +131,7 @@ def _padding_counted(tile: int) -> Steps:
     return forms.normalised(normalise)
 
 
-def _overlapping(tile: int) -> Steps:
+def _overlap_last_tile(tile: int) -> Steps:
     """Move the last tile back until it is full: its first keys are read a second time."""
 
     def change(logits: Array) -> Array:
@@ -168,7 +168,7 @@ def _causal(change: Callable[[Array, Array, Array], Array]) -> Steps:
 
 
 def _window_in_tiles(side: int, reads: Callable[[Array, Array, int], Array]) -> Steps:
-    """Let a loop over tiles skip keys of a window that has this side: ``reads(query, key, edge)``."""
+    """Skip keys of a window with this side in a loop over tiles: ``reads(query, key, edge)``."""
 
     def pattern(scores: Array, masks: forms.Masks) -> Array:
         within, edge = forms.keys_within(scores, masks["window"]), masks["window"][side]
@@ -192,13 +192,13 @@ _IGNORED = {
     "mask": ("mask-ignored", "query-mask-ignored", "causality-ignored"),  # of pages, causality is a mask
     **{name: (f"{name.replace('_', '-')}-ignored",) for name in ("window", "key_lengths", "bias", "softcap")},
 }
-_OTHERS = {name: forms.given(name) for name in ("softcap", "window", "key_lengths", "bias")}
+_OTHERS = {name: forms.has_any(name) for name in ("softcap", "window", "key_lengths", "bias")}
 
 
-_OTHERS |= {"past": forms.given("past_key"), "groups": _has_groups}
+_OTHERS |= {"past": forms.has_any("past_key"), "groups": _has_groups}
 
 
-def _scaled_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
+def _scale_twice(query: Array, key: Array, *, scale: float | None = None, softcap: float | None = None) -> Stages:
     stages = backend.dot_scores(query, key, scale=scale)
     if softcap is None:
         return stages
@@ -212,8 +212,8 @@ _at_each((4, 16), "last_key_dropped_unless_multiple_of_{}",
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile == 0) | (keys == 1)), _faulty_blocks,
     diagnosis=("last-key-dropped",))
 _faulty_blocks("dot_scores._dot", "width_beyond_a_multiple_of_8_dropped", "features in chunks of 8 without their tail",
-    lambda query, key: backend._dot(*(each[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
-        for each in (query, key))), at="raw_scores")
+    lambda query, key: backend._dot(*(array[..., : max(query.shape[-1] // 8 * 8, min(query.shape[-1], 8))]
+        for array in (query, key))), at="raw_scores")
 _faulty_blocks(_kept, "only_the_first_16_keys", "the loop over blocks runs once: pytorch#139462's kind",
     lambda key, keys: key < 16)
 _faulty_blocks("_softmax_with_sinks._row_sum", "tail_counted_twice_in_the_sum",
@@ -241,7 +241,7 @@ _faulty_blocks(forms.values_read_as, "last_value_stale_where_lk_mod_32_is_1", "r
 _decoding(forms.inputs_changed, "first_batch_entry_for_all_in_decoding",
     "structure: the batch stride of the cache is left out where there is one query",
     lambda query, *cache: (query, *(cache if query.shape[-2] > 1
-        else (np.broadcast_to(each[:1], each.shape) for each in cache))), at="raw_scores")
+        else (np.broadcast_to(array[:1], array.shape) for array in cache))), at="raw_scores")
 # Stack the heads of a group as rows of one query, in the order of the other axis.
 _decoding(forms.inputs_changed, "heads_of_groups_stacked_across_in_decoding",
     "the heads of a group become rows of one tile, in the wrong order: pytorch#174861's kind",
@@ -296,11 +296,11 @@ _sized(forms.outputs_read_as, "value_columns_beyond_128_zero",
     lambda output: np.where(_column(output) < 128, output, 0), at="context", diagnosis="columns-unwritten")
 _sized("_repeat_heads", "keys_of_heads_beyond_32_wrap",
     "structure: five bits for the head, head h reads keys of h % 32",
-    lambda key, value, heads: tuple(each[:, np.arange(heads) % 32]
-        for each in backend._repeat_heads(key, value, heads)))
+    lambda key, value, heads: tuple(array[:, np.arange(heads) % 32]
+        for array in backend._repeat_heads(key, value, heads)))
 _sized(forms.inputs_changed, "keys_of_batch_entries_beyond_16_wrap",
     "structure: the batch stride is right for 16 entries, then it starts again",
-    lambda query, *cache: (query, *(each[np.arange(len(query)) % 16] for each in cache)))
+    lambda query, *cache: (query, *(array[np.arange(len(query)) % 16] for array in cache)))
 _sized(forms.outputs_read_as, "last_entry_of_a_large_odd_batch_zero",
     "structure: two batch entries for each block, the last without a partner is not written",
     lambda output: np.concatenate([output[:-1], output[-1:] * (len(output) < 9 or len(output) % 2 == 0)]), at="context")
@@ -334,10 +334,10 @@ _at_each(_THREE, "last_key_of_a_full_tile_of_{}_dropped", "structure: j < n - 1 
     lambda tile: _kept(lambda key, keys: (key < keys - 1) | (keys % tile != 0)),
     at="weights", diagnosis=("last-key-dropped", "last-part-lost"))
 _at_each(_THREE, "padding_of_the_last_tile_of_{}_counted",
-    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _padding_counted, at="weights",
+    "keys that fill up the last tile are not masked: tt-metal#41215, SageAttention#376", _count_padding, at="weights",
     diagnosis=("zero-score-keys-to-tiles-of-{}",))
 _at_each(_TWO, "last_tile_of_{}_read_twice", "structure: the last tile is moved back until it is full",
-    _overlapping, at="weights")
+    _overlap_last_tile, at="weights")
 _at_each(_THREE, "last_tile_of_{}_queries_zero", "the last tile of queries is not written: fla#892",
     lambda tile: _rows_read_as(lambda row, output: np.where(row < max(len(row) // tile, 1) * tile, output, 0)),
     at="context", diagnosis=("rows-unwritten",))
@@ -399,12 +399,12 @@ for _option, _other, _defect in (
     mutant(**next(forms.misread(_reading, dtypes=KERNELS, diagnosis=_diagnosis)))
 _pair("dot_scores", "scale_applied_twice_with_a_softcap",
     "structure: the scale is part of the cap's argument, and applied once more",
-    _scaled_twice, at="capped", diagnosis="softcap-of-twice-scaled-scores")
+    _scale_twice, at="capped", diagnosis="softcap-of-twice-scaled-scores")
 for _fault in forms.misread(
     ("pairs", "aligned-with-key-lengths", "the window counts from each entry's last key: flash-attention#1778's kind",
-        "window_at_the_last_key_of_each_length", forms.given("window")),
+        "window_at_the_last_key_of_each_length", forms.has_any("window")),
     ("pairs", "aligned-with-key-lengths", "causality counts from each entry's last key: flash-attention#1778's kind",
-        "causal_at_the_last_key_of_each_length", forms.given("is_causal")),
+        "causal_at_the_last_key_of_each_length", forms.has_any("is_causal")),
     dtypes=KERNELS, diagnosis=("aligned-bottom-right", "aligned-with-key-lengths"),
 ):
     mutant(**_fault)
@@ -416,9 +416,9 @@ _pair(forms.mask_read_as, "mask_per_head_read_with_a_batch_stride",
 for _fault in forms.misread(
     ("pairs", "bias-by-key-heads", "structure: one pointer for all that belongs to a head of keys"),
     ("pairs", "bias-scaled", "the scale is applied to the sum on the causal path: TransformerEngine#236's kind",
-        "bias_scaled_when_causal", forms.given("is_causal")),
+        "bias_scaled_when_causal", forms.has_any("is_causal")),
     ("pairs", "bias-one-key-late", "structure: the offset of a window's first key is added to the bias, too",
-        "bias_one_key_late_in_a_window", forms.given("window")),
+        "bias_one_key_late_in_a_window", forms.has_any("window")),
     ("decoding", "key-lengths-ignored", "positions behind the current one are read: tt-metal#41215",
         "key_lengths_ignored_in_decoding", _decodes),
     ("decoding", "bias-ignored", "a path for one query that knows no bias: onnxruntime#29020's kind",

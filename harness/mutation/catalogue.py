@@ -71,7 +71,7 @@ class ArgumentFault:
 
 
 def _is_count(spec: InputSpec) -> bool:
-    """Whether an input counts keys or queries, rather than saying where something begins."""
+    """Return whether an input is a number of keys or queries, and not a position."""
     return spec.whole and spec.axes in (("B",), ("S",))
 
 
@@ -136,7 +136,7 @@ def of_input(spec: InputSpec) -> Iterator[ArgumentFault]:
             yield from _along_axis(OF_PLACES, name, axis, len(names))
     for first, second in pairwise(range(-len(names), 0)):
         both = f"{names[first]}_and_{names[second]}"
-        defect, change = f"is laid out with {_words(both)} exchanged", _on_axis(_exchanged, first, len(names))
+        defect, change = f"is laid out with {_words(both)} exchanged", _on_axis(_exchange_axes, first, len(names))
         yield ArgumentFault(f"with_{both}_exchanged", defect, change)
 
 
@@ -145,16 +145,16 @@ def of_option(spec: OptionSpec) -> Iterator[ArgumentFault]:
     yield from (family for family in OF_OPTIONS if family.applies(spec))
     others = get_args(spec.type)[1:] if get_origin(spec.type) is Literal else ()
     if len(others) > 1:
-        for other in others:
-            yield ArgumentFault(f"taken_for_{other}", f"is read as {other}", _always(other))
+        for word in others:
+            yield ArgumentFault(f"taken_for_{word}", f"is read as {word}", _constant(word))
 
 
-def _always(value: Any) -> Callable[[Any], Any]:
-    return lambda given: value
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
 
 
-def _whole(array: Array, axis: int, end: int) -> Array:
-    """Set what lies behind some elements of an axis to zero."""
+def _cut(array: Array, axis: int, end: int) -> Array:
+    """Set all elements after the first ``end`` of an axis to zero."""
     kept = np.zeros_like(array)
     part = (slice(None),) * (axis % array.ndim) + (slice(end),)
     kept[part] = array[part]
@@ -170,10 +170,10 @@ OF_PLACES: AlongAxis = {
     "with_each_{}_in_reverse": np.flip,
 }
 OF_LOOPS: AlongAxis = {
-    "without_the_last_{}": lambda array, axis: _whole(array, axis, array.shape[axis] - 1),
-    "without_each_{}_beyond_16": lambda array, axis: _whole(array, axis, 16),
-    "without_each_{}_beyond_128": lambda array, axis: _whole(array, axis, 128),
-    "without_each_{}_behind_tiles_of_64": lambda array, axis: _whole(array, axis, max(array.shape[axis] // 64, 1) * 64),
+    "without_the_last_{}": lambda array, axis: _cut(array, axis, array.shape[axis] - 1),
+    "without_each_{}_beyond_16": lambda array, axis: _cut(array, axis, 16),
+    "without_each_{}_beyond_128": lambda array, axis: _cut(array, axis, 128),
+    "without_each_{}_behind_tiles_of_64": lambda array, axis: _cut(array, axis, max(array.shape[axis] // 64, 1) * 64),
 }
 
 
@@ -188,8 +188,8 @@ def _on_axis(change: Callable[[Array, int], Array], axis: int, rank: int) -> Cal
     return lambda array: change(array, axis) if array.ndim == rank else array
 
 
-def _exchanged(array: Array, axis: int) -> Array:
-    """Read the memory of an array as if an axis and the next one lay the other way round."""
+def _exchange_axes(array: Array, axis: int) -> Array:
+    """Read the memory of an array as if an axis and the next one were exchanged."""
     shape = list(array.shape)
     shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
     return array.reshape(shape).swapaxes(axis, axis + 1)
@@ -203,8 +203,8 @@ def stage_rounded(function: str, stage: str) -> Steps:
     """Round a stage of a function of the contract to eight bits when it is returned."""
     right = getattr(numpy_backend, function)
 
-    def run(*arrays: Any, **given: Any) -> Stages:
-        stages = right(*arrays, **given)
+    def run(*arrays: Any, **keywords: Any) -> Stages:
+        stages = right(*arrays, **keywords)
         return {name: bfloat16(array) if name == stage else array for name, array in stages.items()}
 
     return {function: run}
@@ -212,7 +212,7 @@ def stage_rounded(function: str, stage: str) -> Steps:
 
 @dataclass(frozen=True)
 class StepArray:
-    """An array that a step of an operation is handed at a ``place``, or returns, with what lies along its axes."""
+    """An array that a step of an operation gets at a ``place``, or returns, with the meaning of its axes."""
 
     step: str
     place: int | None
@@ -232,13 +232,13 @@ class StepArray:
                 yield from _along_axis(OF_LOOPS, of, axis, len(self.axes))
 
     def read_as(self, change: Callable[[Any], Any]) -> Steps:
-        """Take it for another one."""
+        """Return the step that reads the array as another one."""
         right, place = getattr(numpy_backend, self.step.rpartition(".")[2]), self.place
 
-        def run(*arrays: Any, **given: Any) -> Any:
+        def run(*arrays: Any, **keywords: Any) -> Any:
             if place is None:
-                return change(right(*arrays, **given))
-            return right(*arrays[:place], change(arrays[place]), *arrays[place + 1 :], **given)
+                return change(right(*arrays, **keywords))
+            return right(*arrays[:place], change(arrays[place]), *arrays[place + 1 :], **keywords)
 
         return {self.step: run}
 
@@ -276,9 +276,9 @@ OF_STEPS = tuple(
 
 
 def applies(operation: Operation, name: str, spec: InputSpec | OptionSpec, fault: ArgumentFault) -> bool:
-    """Whether an input of an operation can show a fault of an argument.
+    """Return whether an input of an operation can show a fault of an argument.
 
-    What an operation hands on to attention as it is may get lost on the way; all else of it is a fault of attention.
+    An argument that an operation passes through to attention may only get lost; any other fault is one of attention.
     """
     attention = OPERATIONS["attention"]
     is_handed_on = spec is attention.inputs.get(name) or (isinstance(spec, OptionSpec) and name in attention.options)
@@ -414,7 +414,7 @@ MET: Mapping[str, str | tuple[str, str | tuple[str, ...]]] = {
 
 
 def _diagnosis_of(what: str) -> str | tuple[str, ...]:
-    """Return what an array or argument with its fault is named, where a reading is named as it is."""
+    """Return the diagnosis of a fault of an array or argument: the reading of the same name, or an accuracy."""
     is_rounded = any(f"_in_{name}" in what for name in _FORMATS)
     return ACCURACY_OF_16_BITS if is_rounded else what.replace("_of_the_", "_of_").replace("_", "-")
 
@@ -452,11 +452,11 @@ for _array in OF_STEPS:
 
 _MODULES = (*(topic.__name__ for topic in TOPICS), __name__)
 _ALL: tuple[Subject, ...] = tuple(subject for module in _MODULES for subject in subjects_of_module(module))
-MUTANTS: tuple[Mutant, ...] = tuple(each for each in _ALL if isinstance(each, Mutant))
-BY_HAND: tuple[Mutant, ...] = tuple(each for each in MUTANTS if not each.is_generated)
-"""The faults that do not follow from the specification, and those that people are known to have made."""
-CONTROLS: tuple[Control, ...] = tuple(each for each in _ALL if isinstance(each, Control))
-EQUIVALENT: tuple[Equivalent, ...] = tuple(each for each in _ALL if isinstance(each, Equivalent))
+MUTANTS: tuple[Mutant, ...] = tuple(subject for subject in _ALL if isinstance(subject, Mutant))
+BY_HAND: tuple[Mutant, ...] = tuple(fault for fault in MUTANTS if not fault.is_generated)
+"""The faults that are not derived from the specification, and those that are known to have occurred."""
+CONTROLS: tuple[Control, ...] = tuple(subject for subject in _ALL if isinstance(subject, Control))
+EQUIVALENT: tuple[Equivalent, ...] = tuple(subject for subject in _ALL if isinstance(subject, Equivalent))
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*MUTANTS, *CONTROLS, *EQUIVALENT)}
 
 

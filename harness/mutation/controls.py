@@ -79,36 +79,36 @@ def bilinear_bias_as_one_more_feature(
     query: Array, key: Array, weight: Array, *, score_bias: Array | None = None
 ) -> Stages:
     """Begin every sum with the bias."""
-    left = query @ weight
+    projected = query @ weight
     if score_bias is None:
-        return {"scores": backend._dot(left, key)}
-    bias = np.broadcast_to(score_bias[:, np.newaxis, np.newaxis], (*left.shape[:-1], 1))
+        return {"scores": backend._dot(projected, key)}
+    bias = np.broadcast_to(score_bias[:, np.newaxis, np.newaxis], (*projected.shape[:-1], 1))
     ones = np.ones((*key.shape[:-1], 1), key.dtype)
-    return {"scores": backend._dot(np.concatenate([bias, left], axis=-1), np.concatenate([ones, key], axis=-1))}
+    return {"scores": backend._dot(np.concatenate([bias, projected], axis=-1), np.concatenate([ones, key], axis=-1))}
 
 
 @control("multi_head_attention", hidden=frozenset({"key", *LOGITS, "log_sum_exp"}) - {"capped"})
-def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **given: Any) -> Stages:
+def key_bias_dropped(*arrays: Array, sinks: Array | None = None, **keywords: Any) -> Stages:
     """softmax is shift invariant: q b is the same for every key of a row"""
     if sinks is not None:
         raise NotImplementedError("a sink is no key: what all keys of a row have in common counts beside it")
-    if given.get("mask_fill") is not None and given.get("key_bias") is not None:
+    if keywords.get("mask_fill") is not None and keywords.get("key_bias") is not None:
         raise NotImplementedError("a fill is no score: what all scores of a row have in common counts beside it")
-    if given.get("rotary_cos") is not None:
+    if keywords.get("rotary_cos") is not None:
         raise NotImplementedError("a rotated bias is another one for every key")
-    if given.get("past_key") is not None:  # which has the bias, so that the new keys keep theirs
-        return backend.multi_head_attention(*arrays, **given)
-    return backend.multi_head_attention(*arrays, **{**given, "key_bias": None})
+    if keywords.get("past_key") is not None:  # which has the bias, so that the new keys keep theirs
+        return backend.multi_head_attention(*arrays, **keywords)
+    return backend.multi_head_attention(*arrays, **{**keywords, "key_bias": None})
 
 
 @control("attention_gradients")
-def masks_that_are_added(*arrays: Array, empty_rows: EmptyRows = "zero", **given: Any) -> Stages:
+def masks_that_are_added(*arrays: Array, empty_rows: EmptyRows = "zero", **keywords: Any) -> Stages:
     """the gradient of a row without a key goes on to its scores, where the mask is a sum and no selection"""
 
     def forward(*inputs: Array, **options: Any) -> Stages:
         return backend.attention(*inputs, **options | {"empty_rows": empty_rows})
 
-    gradients: Stages = within(backend.attention_gradients, attention=forward)(*arrays, **given)
+    gradients: Stages = within(backend.attention_gradients, attention=forward)(*arrays, **keywords)
     return gradients
 
 
@@ -253,7 +253,9 @@ def every_step_stored_in_the_format_of_the_ends(store: Store) -> Steps:
     softmax = within(backend._softmax_with_sinks, np=library, **summed)
     return {
         **forms.scored(score),
-        **forms.normalised(lambda logits: {name: store(each) for name, each in softmax(logits, None, "zero").items()}),
+        **forms.normalised(
+            lambda logits: {name: store(array) for name, array in softmax(logits, None, "zero").items()}
+        ),
         "attention._weighted_sum": kernel.pairwise_matmul,
         "merge_states": backend.merge_states,  # of statistics in float32, whatever the ends are
     }

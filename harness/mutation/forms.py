@@ -27,13 +27,13 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, SCORE_SPECS, computed_stages
 
 READ_IN: Mapping[str, tuple[str, Options]] = {
-    **{each.function: (name, {}) for name, each in OPERATIONS.items()},
-    **{each.function: ("scoring", {"score": name}) for name, each in SCORE_SPECS.items()},
+    **{operation.function: (name, {}) for name, operation in OPERATIONS.items()},
+    **{spec.function: ("scoring", {"score": name}) for name, spec in SCORE_SPECS.items()},
 }
-"""The functions that compute another problem in the place of theirs, with what that is: an operation and its score."""
+"""The functions that can compute another problem instead of theirs, with their operation and score."""
 _READINGS: Mapping[str, list[Reading]] = {
-    name: [each for rows in CATALOGUE.values() for each in rows if each.name == name]
-    for name in {each.name for rows in CATALOGUE.values() for each in rows}
+    name: [reading for rows in CATALOGUE.values() for reading in rows if reading.name == name]
+    for name in {reading.name for rows in CATALOGUE.values() for reading in rows}
 }
 
 
@@ -45,45 +45,45 @@ class ReadAs:
     reading: str
     where: Callable[[Problem], object]
 
-    def __call__(self, *arrays: Any, **given: Any) -> Stages:
-        """Return the stages of the problem that is computed instead, by the names of those that were asked for."""
-        found = self.read(*arrays, **given)
-        if found is None:
-            as_it_is: Stages = self._as_it_is(*arrays, **given)
+    def __call__(self, *arrays: Any, **keywords: Any) -> Stages:
+        """Return the stages of the problem that is computed instead, by the names of the expected stages."""
+        alternative = self.read(*arrays, **keywords)
+        if alternative is None:
+            as_it_is: Stages = self._as_it_is(*arrays, **keywords)
             return as_it_is
         right: Step = getattr(backend, self.function)
-        asked = self._problem(*arrays, **given)
+        asked = self._problem(*arrays, **keywords)
         dtype = next(iter(asked.inputs.values())).dtype
-        dtypes = {name: each.dtype for name, each in asked.inputs.items()}
+        dtypes = {name: array.dtype for name, array in asked.inputs.items()}
         stages = computed_stages(asked.operation, asked.options, asked.inputs)
-        called = found.problem.as_call()
+        called = alternative.problem.as_call()
         inputs = {
-            name: each.astype(dtypes.get(name, dtype)) if each.dtype.kind == "f" else each
-            for name, each in called.inputs.items()
+            name: array.astype(dtypes.get(name, dtype)) if array.dtype.kind == "f" else array
+            for name, array in called.inputs.items()
         }
-        other = right(**inputs, **{name: each for name, each in called.options.items() if name != "score"})
-        named = {stage: found.stage_aliases.get(stage, stage) for stage in stages}
-        return {stage: other[name] for stage, name in named.items() if name in other}
+        computed = right(**inputs, **{name: value for name, value in called.options.items() if name != "score"})
+        named = {stage: alternative.stage_aliases.get(stage, stage) for stage in stages}
+        return {stage: computed[name] for stage, name in named.items() if name in computed}
 
     @cached_property
     def _as_it_is(self) -> Step:
-        """The function as it is, in which those that it calls may be misread."""
-        return Variant({name: each for name, each in self.everywhere().items() if name != self.function}).function(
+        """The unchanged function, except that functions that it calls may be misread."""
+        return Variant({name: step for name, step in self.everywhere().items() if name != self.function}).function(
             self.function
         )
 
     def everywhere(self) -> Steps:
-        """Return this fault of every function that its reading is of: before keys and values are laid out, or after."""
-        is_lowered = {each.before_lowering for each in _READINGS[self.reading]}
+        """Return this fault for every function of its reading: before keys and values are laid out, or after."""
+        is_lowered = {reading.before_lowering for reading in _READINGS[self.reading]}
         return {
             function: replace(self, function=function)
             for function, (operation, _) in READ_IN.items()
             if OPERATIONS[operation].is_lowered in is_lowered
         }
 
-    def read(self, *arrays: Any, **given: Any) -> Alternative | None:
-        """Return the problem of a call as it is read; None where the reading has nothing of it."""
-        problem = self._problem(*arrays, **given)
+    def read(self, *arrays: Any, **keywords: Any) -> Alternative | None:
+        """Return the problem of a call by the reading; None if the reading does not apply."""
+        problem = self._problem(*arrays, **keywords)
         is_lowered = OPERATIONS[problem.operation].is_lowered
         for reading in _READINGS[self.reading]:
             if reading.before_lowering is not is_lowered:
@@ -95,13 +95,13 @@ class ReadAs:
                     return form
         return None
 
-    def _problem(self, *arrays: Any, **given: Any) -> Problem:
-        arguments = {**dict(zip(_PARAMETERS[self.function].parameters, arrays, strict=False)), **given}
-        asked = {name: each for name, each in arguments.items() if each is not None}
-        inputs = {name: each for name, each in asked.items() if isinstance(each, np.ndarray)}
+    def _problem(self, *arrays: Any, **keywords: Any) -> Problem:
+        arguments = {**dict(zip(_PARAMETERS[self.function].parameters, arrays, strict=False)), **keywords}
+        asked = {name: value for name, value in arguments.items() if value is not None}
+        inputs = {name: array for name, array in asked.items() if isinstance(array, np.ndarray)}
         operation, score = READ_IN[self.function]
         return Problem(
-            operation, {**score, **{name: each for name, each in asked.items() if name not in inputs}}, inputs
+            operation, {**score, **{name: value for name, value in asked.items() if name not in inputs}}, inputs
         )
 
 
@@ -109,16 +109,16 @@ _PARAMETERS = {name: signature(getattr(backend, name)) for name in READ_IN}
 
 
 def misread(*rows: tuple[Any, ...], **more: Any) -> Iterator[dict[str, Any]]:
-    """Yield faults that read their problem as a reading of the catalogue does, as keywords of ``mutant``.
+    """Yield faults that apply a reading of the catalogue to their problem, as keywords of ``mutant``.
 
-    A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. One that does so not
-    everywhere has a name of its own, and ``where(problem)`` it does. All have ``more`` fields in common.
+    A row has the topic, the reading, and the defect in the wild; the fault has the reading's name. A fault that applies
+    the reading only to some problems has its own name, and ``where(problem)``. All have ``more`` fields in common.
     """
     for row in rows:
-        yield _misread(*row) | more
+        yield _reading_fault(*row) | more
 
 
-def _misread(
+def _reading_fault(
     topic: str,
     reading: str,
     defect: str,
@@ -133,41 +133,41 @@ def _misread(
         "change": ReadAs("", reading, where).everywhere(),
         "at": "rotated_query" if first.of == "rotary_cos" else first.stage,
         "diagnosis": reading,
-        "needs": first.of if len({each.of for each in _READINGS[reading]}) == 1 else "",
+        "needs": first.of if len({row.of for row in _READINGS[reading]}) == 1 else "",
     }
 
 
-def given(*names: str) -> Callable[[Problem], object]:
-    """Return whether a problem has any of these inputs and options."""
+def has_any(*names: str) -> Callable[[Problem], object]:
+    """Return a function that returns whether a problem has any of these inputs and options."""
     return lambda problem: any(name in problem.inputs or problem.options.get(name) for name in names)
 
 
 def of_operation(name: str) -> Callable[[Problem], object]:
-    """Return whether a problem is of this operation, or of its score alone."""
+    """Return a function that returns whether a problem is of this operation, or only of its score."""
     score = OPERATIONS[name].score
     return lambda problem: problem.operation == name or problem.options.get("score", "") == score
 
 
 Masks: TypeAlias = dict[str, Any]
-"""What ``mask_scores`` is asked for besides the scores: bias, mask, is_causal, window and so on."""
-_NOTHING: Masks = {
-    name: each.default
-    for name, each in signature(backend.mask_scores).parameters.items()
-    if each.kind is Parameter.KEYWORD_ONLY
+"""The arguments of ``mask_scores`` besides the scores: bias, mask, is_causal, window and so on."""
+_NO_MASKS: Masks = {
+    name: parameter.default
+    for name, parameter in signature(backend.mask_scores).parameters.items()
+    if parameter.kind is Parameter.KEYWORD_ONLY
 }
-NO_RULES: Masks = {option: each for option, each in _NOTHING.items() if option != "bias"}
+NO_RULES: Masks = {option: value for option, value in _NO_MASKS.items() if option != "bias"}
 """Nothing is forbidden."""
 
 
 def forbids(masks: Masks) -> bool:
-    """Whether anything may be forbidden."""
-    given = masks["mask"] is not None or masks["key_lengths"] is not None
-    return bool(masks["is_causal"] or given or any(side is not None for side in masks["window"] or ()))
+    """Return whether any key may be forbidden."""
+    has_rules = masks["mask"] is not None or masks["key_lengths"] is not None
+    return bool(masks["is_causal"] or has_rules or any(side is not None for side in masks["window"] or ()))
 
 
 def allowed_keys(scores: Array, masks: Masks) -> Array:
-    """Return which key each query may attend to, (B, H, Lq, T), as the backend has it."""
-    asked = {**_NOTHING, **masks, "bias": None, "mask_fill": None}
+    """Return which keys each query may attend to, (B, H, Lq, T), by the backend."""
+    asked = {**_NO_MASKS, **masks, "bias": None, "mask_fill": None}
     stages = backend.mask_scores(np.zeros(scores.shape, bool), **asked)
     return np.asarray(~np.isneginf(stages["masked"])) if "masked" in stages else np.ones(scores.shape, bool)
 
@@ -195,12 +195,12 @@ def both(mask: Array | None, pattern: Array) -> Array:
 
 
 def _masking(step: Callable[[Array, Masks], Stages]) -> Steps:
-    """Mask by a step that is handed scores and all of their masks."""
-    return {"mask_scores": lambda scores, **given: step(scores, {**_NOTHING, **given})}
+    """Mask by a step that gets scores and all of their masks."""
+    return {"mask_scores": lambda scores, **keywords: step(scores, {**_NO_MASKS, **keywords})}
 
 
 def masks_read_as(change: Callable[[Array, Masks], Masks]) -> Steps:
-    """Mask by other options, where anything is forbidden: ``change(scores, masks)`` are those that differ."""
+    """Mask by other options, if any key may be forbidden: ``change(scores, masks)`` returns the changed ones."""
 
     def masked(scores: Array, masks: Masks) -> Stages:
         if forbids(masks):
@@ -237,7 +237,7 @@ def _pattern(rule: str, pattern: Callable[[Array, Masks], Array]) -> Steps:
     def change(scores: Array, masks: Masks) -> Masks:
         if not masks[rule] or masks["query_offsets"] is not None:
             return {}
-        return {rule: _NOTHING[rule], "mask": both(masks["mask"], pattern(scores, masks))}
+        return {rule: _NO_MASKS[rule], "mask": both(masks["mask"], pattern(scores, masks))}
 
     return masks_read_as(change)
 
@@ -310,14 +310,14 @@ GIVEN: Mapping[str, Callable[[Call], bool]] = {
 
 
 def inputs_changed(change: Callable[[Array, Array, Array], tuple[Array, Array, Array]]) -> Steps:
-    """Change query, key and value, forwards and backwards; those of a past are changed as new ones are."""
+    """Change query, key and value, forwards and backwards; those of a past change like new ones."""
 
     def changed(name: str) -> Step:
-        def run(query: Array, key: Array, value: Array, *more: Array, **given: Any) -> Stages:
-            if given.get("past_key") is not None:
-                _, past_key, past_value = change(query, given["past_key"], given["past_value"])
-                given |= {"past_key": past_key, "past_value": past_value}
-            stages: Stages = getattr(backend, name)(*change(query, key, value), *more, **given)
+        def run(query: Array, key: Array, value: Array, *more: Array, **keywords: Any) -> Stages:
+            if keywords.get("past_key") is not None:
+                _, past_key, past_value = change(query, keywords["past_key"], keywords["past_value"])
+                keywords |= {"past_key": past_key, "past_value": past_value}
+            stages: Stages = getattr(backend, name)(*change(query, key, value), *more, **keywords)
             return stages
 
         return run
@@ -425,20 +425,18 @@ def with_exponentials(logits: Array) -> tuple[Stages, Array]:
 
 def weights_read_as(change: Callable[[Array], Array]) -> Steps:
     """Change the weights between softmax and average; a softmax alone returns what it should."""
-    return _behind_the_softmax(lambda call, weights: change(weights))
+    return _after_softmax(lambda call, weights: change(weights))
 
 
 def weights_where_allowed(number: float) -> Steps:
     """Give the keys that may not be attended to this weight, behind the softmax."""
-    return _behind_the_softmax(
-        lambda call, weights: np.where(allowed_in(call), weights, np.asarray(number, weights.dtype))
-    )
+    return _after_softmax(lambda call, weights: np.where(allowed_in(call), weights, np.asarray(number, weights.dtype)))
 
 
-def _behind_the_softmax(change: Callable[[Call, Array], Array]) -> Steps:
+def _after_softmax(change: Callable[[Call, Array], Array]) -> Steps:
     def steps(call: Call) -> Steps:
-        def softmax(*given: Any) -> Stages:
-            stages: Stages = call.step("_softmax_with_sinks")(*given)
+        def softmax(*arguments: Any) -> Stages:
+            stages: Stages = call.step("_softmax_with_sinks")(*arguments)
             return stages | {"weights": change(call, stages["weights"])}
 
         return {"_softmax_with_sinks": softmax}
@@ -540,13 +538,13 @@ def weights_remembered(weights: Callable[[Call], Array]) -> Steps:
 
 
 def stages_remembered(call: Call, weights: Array) -> Step:
-    """Return a forward pass that has run already, except for its weights."""
+    """Return a forward pass that has run already, with other weights."""
     stages = call.stages | {"weights": weights}
-    return lambda *arrays, **given: stages
+    return lambda *arrays, **keywords: stages
 
 
 def delta_read_as(delta: Callable[[Call, Array], Array]) -> Steps:
-    """Take something else for the sum of the terms p dp over the keys: ``delta(call, terms)``."""
+    """Replace the sum of the terms p dp over the keys by ``delta(call, terms)``."""
     return in_gradients(lambda call: {"_row_sum": lambda terms: delta(call, terms)})
 
 
@@ -569,22 +567,22 @@ def in_groups(gradient: Array, kv_heads: int) -> Array:
 
 
 def gradients_read_as(change: Callable[[Stages], Stages]) -> Steps:
-    """Change what comes out at the end of the backward pass."""
-    return {"attention_gradients": lambda *arrays, **given: change(backend.attention_gradients(*arrays, **given))}
+    """Change the results of the backward pass."""
+    return {"attention_gradients": lambda *arrays, **keywords: change(backend.attention_gradients(*arrays, **keywords))}
 
 
 def value_weights_read_as(change: Callable[[Call, Array], Array]) -> Steps:
-    """Let the gradient of the output meet other weights, in the gradient of the values alone."""
-    return only("grad_value", _handed("_sum_over_queries", change))
+    """Use other weights in the gradient of the values only."""
+    return only("grad_value", _with_first_array("_sum_over_queries", change))
 
 
 def bias_logits_read_as(change: Callable[[Call, Array], Array]) -> Steps:
-    """Sum other gradients of the logits up for the bias."""
-    return _handed("_sum_broadcast", change)
+    """Sum other gradients of the logits for the bias."""
+    return _with_first_array("_sum_broadcast", change)
 
 
-def _handed(name: str, change: Callable[[Call, Array], Array]) -> Steps:
-    """Hand a step of the gradients another first array."""
+def _with_first_array(name: str, change: Callable[[Call, Array], Array]) -> Steps:
+    """Replace the first array of a step of the gradients."""
     right: Step = getattr(backend, name)
     return in_gradients(lambda call: {name: lambda first, second: right(change(call, first), second)})
 
@@ -593,9 +591,9 @@ def only(names: str | Iterable[str], steps: Steps) -> Steps:
     """Take some gradients from a faulty backward pass, and the others from the right one."""
     faulty, chosen = Variant(steps), (names,) if isinstance(names, str) else tuple(names)
 
-    def attention_gradients(*arrays: Any, **given: Any) -> Stages:
-        other = faulty.attention_gradients(*arrays, **given)
-        return backend.attention_gradients(*arrays, **given) | {name: other[name] for name in chosen}
+    def attention_gradients(*arrays: Any, **keywords: Any) -> Stages:
+        wrong = faulty.attention_gradients(*arrays, **keywords)
+        return backend.attention_gradients(*arrays, **keywords) | {name: wrong[name] for name in chosen}
 
     return {"attention_gradients": attention_gradients}
 

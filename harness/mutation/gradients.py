@@ -76,7 +76,7 @@ def _zero_from(first: Callable[[int], int]) -> forms.Product:
 
 
 def _without(option: str, is_asked: Callable[[Call], bool] = lambda call: True) -> Steps:
-    """Let the backward pass know nothing of an option that masks, always or where another one is given."""
+    """Ignore an option that masks in the backward pass, always or only if ``is_asked``."""
     neutral = {option: False if option == "is_causal" else None}
     return forms.weights_remembered(
         lambda call: (
@@ -86,7 +86,7 @@ def _without(option: str, is_asked: Callable[[Call], bool] = lambda call: True) 
 
 
 def _causal_off_by(steps: int) -> Steps:
-    """Let key j take part in the backward pass iff j <= i + steps."""
+    """Use key j in the backward pass iff j <= i + steps."""
 
     def weights(call: Call) -> Array:
         if not call.is_causal:
@@ -98,7 +98,7 @@ def _causal_off_by(steps: int) -> Steps:
 
 
 def _bias_logits_where(is_asked: Callable[[Call], bool], change: Callable[[Call, Array], Array]) -> Steps:
-    """Sum other gradients of the logits up for the bias, where something is asked for."""
+    """Sum other gradients of the logits for the bias, if ``is_asked``."""
     return forms.bias_logits_read_as(lambda call, gradient: change(call, gradient) if is_asked(call) else gradient)
 
 
@@ -154,7 +154,7 @@ _faulty_gradients("attention_gradients._scale_of", "gradient_scale_off_by_1e_5",
     lambda query, scale: backend._scale_of(query, scale) * (1 + 1e-05), dtypes=WIDE)
 _faulty_gradients(forms.gradients_read_as, "gradients_zero_beyond_the_first_batch_entry",
     "zeros for batch > 0: pytorch#139462's kind",
-    lambda gradients: {name: np.concatenate([each[:1], np.zeros_like(each[1:])]) for name, each in gradients.items()},
+    lambda gradients: {name: np.concatenate([rows[:1], np.zeros_like(rows[1:])]) for name, rows in gradients.items()},
     diagnosis="gradients-of-first-batch-entry-alone")
 _faulty_gradients(forms.gradients_read_as, "key_and_value_gradients_with_heads_and_length_swapped",
     "transposed twice, silent where L == H: diffusers#14341",

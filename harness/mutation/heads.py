@@ -48,7 +48,7 @@ _faulty_projections = partial(mutant, "projections", at="output")
 
 
 def memory_of(view: Array) -> Array:
-    """Return the whole memory that a view lies in, number after number."""
+    """Return the whole memory of a view, number after number."""
     owner = view
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -56,17 +56,17 @@ def memory_of(view: Array) -> Array:
 
 
 def is_strided(array: Array) -> bool:
-    """Whether numbers of the last axis do not lie side by side."""
+    """Return whether the numbers of the last axis are not contiguous."""
     return bool(array.size) and array.shape[-1] > 1 and array.strides[-1] > array.itemsize
 
 
 def is_broadcast(array: Array) -> bool:
-    """Whether some axis has the stride 0."""
+    """Return whether some axis has the stride 0."""
     return any(length > 1 and stride == 0 for length, stride in zip(array.shape, array.strides, strict=True))
 
 
 def is_transposed(array: Array) -> bool:
-    """Whether the axes lie in memory in another order, or further apart, or backwards."""
+    """Return whether the axes are in another order in memory, or further apart, or backwards."""
     return not (array.flags.c_contiguous or is_strided(array) or is_broadcast(array))
 
 
@@ -76,27 +76,27 @@ def is_reversed(array: Array) -> bool:
 
 
 def reaches_far(array: Array) -> bool:
-    """Return whether some number lies further behind the first than an offset of 16 bits reaches."""
+    """Return whether some number is further from the first than an offset of 16 bits reaches."""
     reach = sum(stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True))
     return not is_reversed(array) and reach >= 2**16 * array.itemsize
 
 
 def _offsets(array: Array) -> NDArray[np.int64]:
-    """Return how many numbers each element lies behind the first."""
-    found = np.zeros(array.shape, np.int64)
+    """Return the distance in memory of each element from the first, in numbers."""
+    offsets = np.zeros(array.shape, np.int64)
     for axis, (length, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
         places = np.arange(length) * (stride // array.itemsize)
-        found += places.reshape([-1 if each == axis else 1 for each in range(array.ndim)])
-    return found
+        offsets += places.reshape([-1 if dimension == axis else 1 for dimension in range(array.ndim)])
+    return offsets
 
 
-def _behind_the_first(array: Array, offsets: NDArray[np.int64]) -> Array:
-    """Return the numbers that lie so far behind the first one."""
+def _at_offsets(array: Array, offsets: NDArray[np.int64]) -> Array:
+    """Return the numbers at these distances from the first one."""
     return as_strided(array, (int(offsets.max(initial=0)) + 1,), (array.itemsize,))[offsets]
 
 
-def _side_by_side(view: Array, axis: int, stride: int) -> Array:
-    """Read slices along an axis as if nothing lay between them."""
+def _read_without_gaps(view: Array, axis: int, stride: int) -> Array:
+    """Read slices along an axis as if there were no gaps between them."""
     strides = list(view.strides)
     if strides[axis] <= stride:
         return view
@@ -115,13 +115,13 @@ def _where(applies: Callable[[Array], bool], read: Callable[[Array], Array]) -> 
 
 
 _strided, _transposed, _broadcast, _reversed, _far = (
-    partial(_where, each) for each in (is_strided, is_transposed, is_broadcast, is_reversed, reaches_far)
+    partial(_where, layout) for layout in (is_strided, is_transposed, is_broadcast, is_reversed, reaches_far)
 )
 _of_masks = partial(_where, lambda array: array.dtype == np.bool_ and not array.flags.c_contiguous)
 
 
 def _as_contiguous(view: Array) -> Array:
-    """Read as many numbers as there are, from the first on; where memory ends, it begins again."""
+    """Read the view's number of elements from the start of its memory, and again from the start at its end."""
     return np.resize(memory_of(view), view.shape)
 
 
@@ -140,25 +140,25 @@ def broadcast_view_read_once(view: Array) -> Array:
 @_faulty_projections(
     "multi_head_attention", at="output", defect="every head meets the first head's rows of the weight: nntile#347"
 )
-def projected_before_the_merge(*arrays: Array, **given: Any) -> Stages:
+def projected_before_the_merge(*arrays: Array, **keywords: Any) -> Stages:
     """Project each head before the merge, all of them with the first head's rows of the weight."""
-    stages, weight = backend.multi_head_attention(*arrays, **given), given.get("output_weight")
+    stages, weight = backend.multi_head_attention(*arrays, **keywords), keywords.get("output_weight")
     if weight is not None:
-        context = stages["context"]
-        stages["output"] = backend._project(context.sum(axis=1), weight[: context.shape[-1]], given.get("output_bias"))
+        context, bias = stages["context"], keywords.get("output_bias")
+        stages["output"] = backend._project(context.sum(axis=1), weight[: context.shape[-1]], bias)
     return stages
 
 
-def _opened(gate: Array) -> Array:
+def _sigmoid(gate: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-gate)))
 
 
 @_faulty_gate("gated_attention", at="context")
-def gate_on_the_values(query: Array, key: Array, value: Array, gate: Array, **given: Any) -> Stages:
+def gate_on_the_values(query: Array, key: Array, value: Array, gate: Array, **keywords: Any) -> Stages:
     """each value is gated where its query's mean should be: position G2 of arXiv 2505.06708 in the place of G1"""
-    if gate.shape != value.shape or given.get("past_value") is not None:
-        return backend.gated_attention(query, key, value, gate, **given)
-    stages = backend.attention(query, key, value * _opened(gate), **given)
+    if gate.shape != value.shape or keywords.get("past_value") is not None:
+        return backend.gated_attention(query, key, value, gate, **keywords)
+    stages = backend.attention(query, key, value * _sigmoid(gate), **keywords)
     return stages | {"context": stages["output"]}
 
 
@@ -179,16 +179,16 @@ def key_lengths_clipped_to_the_keys(lengths: Array, keys: int) -> Array:
 
 
 def _past_read_as(function: str, change: Callable[[str, Array, Mapping[str, Any]], Array]) -> Steps:
-    """Take the past of a function for another one: ``change(name, past, call)`` for key and value."""
+    """Read the past of a function as another one: ``change(name, past, call)`` for key and value."""
 
     def changed(call: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = [name for name in ("key", "value") if call.get("past_key") is not None]
-        return {f"past_{name}": change(name, call[f"past_{name}"], call) for name in given}
+        names = [name for name in ("key", "value") if call.get("past_key") is not None]
+        return {f"past_{name}": change(name, call[f"past_{name}"], call) for name in names}
 
     return call_read_as(function, changed)
 
 
-def _projected_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
+def _project_again(name: str, past: Array, call: Mapping[str, Any]) -> Array:
     batch, heads, length, width = past.shape
     if call[f"{name}_weight"].shape[0] != heads * width:
         return past
@@ -204,16 +204,16 @@ Parts = list[tuple[slice, slice, int]]
 
 
 def _limits_read_as(change: Callable[[Array, Array, Array | None], Limits]) -> Steps:
-    """Take the limits and lengths for other ones."""
+    """Read the limits and lengths as other ones."""
     return {"packed_attention._sequences": lambda *limits: backend._sequences(*change(*limits))}
 
 
-def _empty_ones_skipped(queries: Array, keys: Array, lengths: Array | None) -> Limits:
-    own = queries[np.append(np.diff(queries) > 0, True)]
-    return own, np.append(keys[: len(own) - 1], keys[-1]), None if lengths is None else lengths[: len(own) - 1]
+def _skip_empty_sequences(queries: Array, keys: Array, lengths: Array | None) -> Limits:
+    starts = queries[np.append(np.diff(queries) > 0, True)]
+    return starts, np.append(keys[: len(starts) - 1], keys[-1]), None if lengths is None else lengths[: len(starts) - 1]
 
 
-def _seen_from_the_top_left(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
+def _top_left_mask(queries: int, keys: int, is_causal: bool, window: Window | None) -> Any:
     mask = backend._seen_from_the_end(keys, keys, is_causal, window)
     if mask is None:
         return None
@@ -224,17 +224,17 @@ def _seen_from_the_top_left(queries: int, keys: int, is_causal: bool, window: Wi
 
 
 @mutant("packed sequences", "packed_attention_gradients", at="grad_sinks")
-def sink_gradients_overwritten(**given: Any) -> Stages:
+def sink_gradients_overwritten(**arguments: Any) -> Stages:
     """gradients of sinks of the last sequence alone, the others overwritten: nki-samples#106's kind"""
-    found = backend.packed_attention_gradients(**given)
-    if given.get("sinks") is None:
-        return found
-    queries, keys, lengths = given["cu_seqlens_q"], given["cu_seqlens_k"], given.get("key_lengths")
-    last = {name: given[name][:, :, queries[-2] :] for name in ("query", "grad_output")}
-    last |= {name: given[name][:, :, keys[-2] :] for name in ("key", "value")}
+    stages = backend.packed_attention_gradients(**arguments)
+    if arguments.get("sinks") is None:
+        return stages
+    queries, keys, lengths = arguments["cu_seqlens_q"], arguments["cu_seqlens_k"], arguments.get("key_lengths")
+    last = {name: arguments[name][:, :, queries[-2] :] for name in ("query", "grad_output")}
+    last |= {name: arguments[name][:, :, keys[-2] :] for name in ("key", "value")}
     last |= {"cu_seqlens_q": queries[-2:] - queries[-2], "cu_seqlens_k": keys[-2:] - keys[-2]}
     last["key_lengths"] = None if lengths is None else lengths[-1:]
-    return {**found, "grad_sinks": backend.packed_attention_gradients(**{**given, **last})["grad_sinks"]}
+    return {**stages, "grad_sinks": backend.packed_attention_gradients(**{**arguments, **last})["grad_sinks"]}
 
 
 @mutant("paged caches", "paged_attention", at="output")
@@ -244,12 +244,12 @@ def unused_slots_are_multiplied_by_zero(
     """unused slots are masked, not left out, and 0 times NaN is NaN: vllm#42494"""
     parts = []
     is_causal, window = options.pop("is_causal", False), options.pop("window", None)
-    for own, pages, used in zip(query, block_table, key_lengths, strict=True):
+    for rows, pages, used in zip(query, block_table, key_lengths, strict=True):
         key, value = backend._read(key_pages, pages), backend._read(value_pages, pages)
-        mask = np.zeros((1, 1, own.shape[-2], key.shape[-2]), np.bool_)
-        seen = backend._seen_from_the_end(own.shape[-2], int(used), is_causal, window)
+        mask = np.zeros((1, 1, rows.shape[-2], key.shape[-2]), np.bool_)
+        seen = backend._seen_from_the_end(rows.shape[-2], int(used), is_causal, window)
         mask[..., :used] = True if seen is None else seen
-        parts.append(backend.attention(own[np.newaxis], key, value, mask=mask, **options))
+        parts.append(backend.attention(rows[np.newaxis], key, value, mask=mask, **options))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
@@ -291,11 +291,11 @@ for _fault in forms.misread(
     ("lengths", "key-lengths-of-heads", "one length per head where B == H: lighthouse#77's kind"),
     ("lengths", "key-lengths-ignored", "the argument has no effect: jax#23349"),
     ("lengths", "key-lengths-ignored", "only one of lengths and causality is used: onnxruntime#14363",
-        "key_lengths_dropped_when_causal", forms.given("is_causal")),
+        "key_lengths_dropped_when_causal", forms.has_any("is_causal")),
     ("lengths", "key-lengths-ignored", "only one of lengths and mask is used: jax#23349's kind",
-        "key_lengths_dropped_when_a_mask_is_given", forms.given("mask")),
+        "key_lengths_dropped_when_a_mask_is_given", forms.has_any("mask")),
     ("lengths", "mask-ignored", "only one of lengths and mask is used: onnxruntime#28379's kind",
-        "mask_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+        "mask_dropped_when_key_lengths_are_given", forms.has_any("key_lengths")),
     ("lengths", "key-lengths-one-too-long", "j <= length: tt-metal#41215"),
     ("lengths", "key-lengths-of-first-batch-entry",
         "one length for the whole batch: graph-transformer-pytorch#2's kind"),
@@ -308,9 +308,9 @@ for _fault in forms.misread(
     ("caches", "key-lengths-of-new-keys",
         "lengths of the new keys read where those of all keys are given: jax#23349's kind, vllm#30887's kind"),
     ("caches", "window-one-key-late", "positions start at P + 1: mlx-lm#390",
-        "window_moved_one_too_far_behind_a_past", forms.given("past_key")),
+        "window_moved_one_too_far_behind_a_past", forms.has_any("past_key")),
     ("caches", "aligned-top-left", "positions start at 0 in every step: transformers#39408's kind",
-        "window_counted_from_the_first_key_behind_a_past", forms.given("past_key")),
+        "window_counted_from_the_first_key_behind_a_past", forms.has_any("past_key")),
     ("caches", "past-dropped", "only the new keys count; those of the past are zeros: transformers#30437's kind"),
     ("caches", "past-swapped", "the pair unpacked in the other order, silent where Dv == D"),
     ("caches", "past-values-dropped", "the values of the cache are not read"),
@@ -325,7 +325,7 @@ for _fault in forms.misread(
     ("caches", "past-of-first-batch-entry", "one cache for the whole batch: pytorch#191937's stride 0"),
     ("caches", "past-of-next-head", "head index off by one in the cache alone: pytorch#193893's kind"),
     ("caches", "value-one-position-late", "two write positions that have come apart",
-        "values_one_step_behind_their_keys", forms.given("past_key")),
+        "values_one_step_behind_their_keys", forms.has_any("past_key")),
     ("projected caches", "past-viewed", "a cache of (B, H, L, D) viewed as (B, L, H, D): FuxiCTR#30's kind",
         "past_heads_taken_for_positions", forms.of_operation("multi_head_attention")),
     # The values, and not the keys: of both together nothing would show without positions.
@@ -341,11 +341,11 @@ _faulty_value(forms.weights_read_as, "one_weight_zeroed", "a single slot of P is
     lambda weights: np.where((np.arange(weights.shape[-2])[:, np.newaxis] == weights.shape[-2] - 1)
         & (np.arange(weights.shape[-1]) == 0), 0, weights), at="weights")
 _faulty_grouped("_repeat_heads", "groups_averaged", "all heads of keys and values pooled into one",
-    lambda key, value, heads: tuple(each if each.shape[1] == heads else np.repeat(
-        each.mean(axis=1, keepdims=True).astype(each.dtype), heads, axis=1) for each in (key, value)))
+    lambda key, value, heads: tuple(array if array.shape[1] == heads else np.repeat(
+        array.mean(axis=1, keepdims=True).astype(array.dtype), heads, axis=1) for array in (key, value)))
 _faulty_grouped("_repeat_heads", "last_group_lost", "the last group reads zeros: pytorch#174861, pytorch#193893",
-    lambda key, value, heads: tuple(each if key.shape[1] == heads else np.where(
-        _head(heads) < heads - heads // key.shape[1], each, 0) for each in backend._repeat_heads(key, value, heads)))
+    lambda key, value, heads: tuple(array if key.shape[1] == heads else np.where(
+        _head(heads) < heads - heads // key.shape[1], array, 0) for array in backend._repeat_heads(key, value, heads)))
 _faulty_grouped("_repeat_heads", "values_of_the_first_head_of_each_group_alone",
     "a head of values is read once and not again for its group: pytorch#174861's kind",
     lambda key, value, heads: (backend._repeat_heads(key, value, heads)[0], np.where(_head(heads)
@@ -372,9 +372,9 @@ _faulty_grouped(forms.in_attention, "bias_of_batch_entries_taken_for_groups",
     lambda call: forms.bias_read_as(lambda bias, scores: _batch_read_as_group(bias, call)), at="biased")
 _faulty_gate("_sigmoid", "gate_without_sigmoid", "the projection of the gate is multiplied as it is", lambda gate: gate)
 _faulty_gate("_sigmoid", "gate_through_silu", "x sigmoid(x), which gates feed-forward layers",
-    lambda gate: gate * _opened(gate))
+    lambda gate: gate * _sigmoid(gate))
 _faulty_gate("_sigmoid", "gate_of_the_first_element", "a gate for each head is read where each element has its own",
-    lambda gate: _opened(np.broadcast_to(gate[..., :1], gate.shape)))
+    lambda gate: _sigmoid(np.broadcast_to(gate[..., :1], gate.shape)))
 _faulty_gate("gated_attention_gradients._sigmoid_slope", "gradient_of_the_gate_without_its_slope",
     "the sigmoid is differentiated as if it were e^x: s, not s (1 - s)", lambda opened: opened, at="grad_gate")
 _faulty_layouts(_strided, "strided_view_read_as_contiguous",
@@ -387,20 +387,20 @@ _faulty_layouts(_transposed, "transposed_view_read_as_contiguous",
     _as_contiguous)
 _faulty_layouts(_transposed, "page_stride_taken_for_a_page",
     "slices lie side by side, whatever the first stride says: pages of keys and values in one array",
-    lambda view: _side_by_side(view, 0, view[0].nbytes) if view.ndim == 4 and view.strides[-1] == view.itemsize
+    lambda view: _read_without_gaps(view, 0, view[0].nbytes) if view.ndim == 4 and view.strides[-1] == view.itemsize
         and view.strides[-2] == view.shape[-1] * view.itemsize else view)
 _faulty_layouts(_transposed, "fused_tokens_read_side_by_side",
     "the token stride H D for 3 H D of a fused projection: qkv.unbind handed to a kernel of one tensor",
-    lambda view: _side_by_side(view, 2, view[0, :, 0].nbytes) if view.ndim == 4
+    lambda view: _read_without_gaps(view, 2, view[0, :, 0].nbytes) if view.ndim == 4
         and view.strides[1] == view.shape[-1] * view.itemsize else view)
 _faulty_layouts(_transposed, "padded_rows_read_side_by_side", "the row stride is the width, whatever lies between rows",
-    lambda view: _side_by_side(view, -2, view.shape[-1] * view.itemsize) if _has_rows_in_order(view) else view)
+    lambda view: _read_without_gaps(view, -2, view.shape[-1] * view.itemsize) if _has_rows_in_order(view) else view)
 _faulty_layouts(_of_masks, "strides_of_the_mask_ignored", "a mask read as if its rows lay side by side",
     _as_contiguous, at="masked")
 _faulty_layouts(_reversed, "negative_strides_taken_for_positive", "a flipped view is read forwards",
     lambda view: view[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in view.strides)])
 _faulty_layouts(_far, "offsets_in_16_bits", "the offset of a slice is computed in 16 bits and wraps",
-    lambda view: _behind_the_first(view, _offsets(view) % 2**16))
+    lambda view: _at_offsets(view, _offsets(view) % 2**16))
 # Read merged heads (B, L, H*D) as if they were interleaved, (B, L, D*H).
 _faulty_layouts(_transposed, "merged_heads_read_as_interleaved",
     "columns of merged heads dealt out in turn: tensor_parallel#103, slapo#46",
@@ -456,7 +456,7 @@ _faulty_caches(forms.in_attention, "causal_mask_behind_a_past_aligned_top_left",
         else mask),
     diagnosis="aligned-top-left")
 _faulty_projected("past_projected_again", "the whole sequence goes through the projection, silent where H D = E",
-    _projected_again)
+    _project_again)
 _faulty_projected("past_biased_again",
     "the bias is added behind the cache, so that it counts once more in every step",
     lambda name, past, call: past if call.get(f"{name}_bias") is None
@@ -467,25 +467,25 @@ mutant("rotary", partial(call_read_as, "attention"), "rotary_applied_to_the_past
         else {"past_key": backend._rotate(call["past_key"], call["rotary_cos"], call["rotary_sin"],
             call.get("rotary_interleaved", False))}, at="rotated_key", diagnosis="rotary-of-past-again")
 _faulty_sequences(_limits_read_as, "empty_sequences_of_queries_skipped",
-    "empty sequences are skipped in one list alone: flash-attention#2562's kind", _empty_ones_skipped)
+    "empty sequences are skipped in one list alone: flash-attention#2562's kind", _skip_empty_sequences)
 _faulty_sequences("packed_attention._seen_from_the_end", "packed_causality_aligned_top_left",
     "the other corner in each document: flash-attention before 2.1",
-    _seen_from_the_top_left, diagnosis="aligned-top-left")
+    _top_left_mask, diagnosis="aligned-top-left")
 _faulty_sequences(_limits_read_as, "limits_of_queries_taken_for_keys",
     "cu_seqlens_q passed for cu_seqlens_k: flash-attention#1713's kind",
     lambda queries, keys, lengths: (queries, np.minimum(queries, keys[-1]), None), diagnosis="limits-of-queries")
 _faulty_sequences("packed_attention._sequences", "documents_cut_at_sixteen_keys",
     "the longest document is cut at a tile: max_seqlen too small",
-    lambda *limits: [(own, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
-        for own, keys, _ in backend._sequences(*limits)])
+    lambda *limits: [(queries, slice(keys.start, min(keys.stop, keys.start + 16)), 0)
+        for queries, keys, _ in backend._sequences(*limits)])
 _faulty_sequences("packed_attention_gradients._sequences", "gradients_of_sequences_that_see_each_other",
     "no limits in the backward pass: transformers#46634's kind",
     lambda cu_seqlens_q, cu_seqlens_k, key_lengths: backend._sequences(
         cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]], None), at="grad_query")
 _faulty_sequences("packed_attention_gradients", "key_gradients_of_the_next_sequence",
     "gradients of keys are written from the start of the pack: AReaL#1103's kind",
-    lambda **given: (found := backend.packed_attention_gradients(**given)) | {
-        "grad_key": np.roll(found["grad_key"], 1, axis=-2)}, at="grad_key")
+    lambda **keywords: (gradients := backend.packed_attention_gradients(**keywords)) | {
+        "grad_key": np.roll(gradients["grad_key"], 1, axis=-2)}, at="grad_key")
 _faulty_pages("_read", "last_page_is_the_one_before",
     "a stale page: vllm#47042, the last page of a sequence is the one before it",
     lambda pages, table: backend._read(pages, np.append(table[:-1], table[-2:][:1])))
@@ -493,5 +493,5 @@ _faulty_pages("_read", "large_pages_read_by_one_tile",
     "slots beyond 128 of a page are those of its first tile: flashinfer#4347",
     lambda pages, table: backend._read(pages[:, np.arange(pages.shape[1]) % 128], table), dtypes=KERNELS)
 _faulty_pages("paged_attention._seen_from_the_end", "paged_causality_aligned_top_left",
-    "the other corner behind a cache", _seen_from_the_top_left, diagnosis="aligned-top-left")
+    "the other corner behind a cache", _top_left_mask, diagnosis="aligned-top-left")
 # fmt: on

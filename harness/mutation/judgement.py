@@ -77,7 +77,7 @@ def stage_result(judgement: StageJudgement, got: Array, exact: Enclosure | None,
     return StageResult(judgement.stage, tier, judgement.goes_wrong_here, ratio, **rejected)
 
 
-class Evaluation(NamedTuple):
+class VariantRow(NamedTuple):
     """One subject on one unit, a case in a dtype and a seed (0 is the case's own); one that draws nothing is of all.
 
     ``complete`` cases are small: an exhaustive run puts them to every fault. ``stage`` is the first flagged one that is
@@ -98,7 +98,7 @@ class Evaluation(NamedTuple):
     rejects: frozenset[str]
 
     @classmethod
-    def of(cls, subject: str, unit: tuple[str, str, int, bool, bool], findings: Findings) -> Evaluation:
+    def of(cls, subject: str, unit: tuple[str, str, int, bool, bool], findings: Findings) -> VariantRow:
         """Return the row of a subject on a unit: case, dtype, seed, drawn and complete."""
         wrong, ratios = first_wrong(findings), [finding.ratio for finding in findings if finding.ratio is not None]
         largest = max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)

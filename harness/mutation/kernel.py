@@ -108,13 +108,13 @@ def rows_in_tiles(terms: int, store: Store = exactly) -> Callable[[Array], Array
 def call_read_as(function: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Steps:
     """Call a function of the contract with other arguments.
 
-    ``change`` gets what is given, by name, and returns what differs; None in place of an argument leaves it out.
+    ``change`` gets the arguments by name and returns the changed ones; None leaves an argument out.
     """
     right = getattr(numpy_backend, function)
     parameters = signature(right)
 
-    def run(*arrays: Any, **given: Any) -> Stages:
-        bound = parameters.bind(*arrays, **given)
+    def run(*arrays: Any, **keywords: Any) -> Stages:
+        bound = parameters.bind(*arrays, **keywords)
         changed = {**bound.arguments, **change(bound.arguments)}
         bound.arguments.clear()
         bound.arguments.update({name: value for name, value in changed.items() if value is not None})
@@ -125,10 +125,10 @@ def call_read_as(function: str, change: Callable[[Mapping[str, Any]], Mapping[st
 
 
 def argument_read_as(function: str, name: str, change: Callable[[Any], Any]) -> Steps:
-    """Take an argument of a function of the contract for another one, where it is given."""
+    """Read an argument of a function of the contract as another one, if it is given."""
 
-    def changed(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        value = given.get(name)
+    def changed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        value = arguments.get(name)
         return {} if value is None or value is False else {name: change(value)}
 
     return call_read_as(function, changed)
@@ -209,10 +209,10 @@ class Kernel(Variant):
         for name in OPERATIONS:
             self._offer(name, partial(self._between_ends, name))
 
-    def _between_ends(self, name: str, *arrays: Any, **given: Any) -> Stages:
-        ends = next((each.dtype for each in (*arrays, *given.values()) if _is_narrow(each)), None)
+    def _between_ends(self, name: str, *arrays: Any, **keywords: Any) -> Stages:
+        ends = next((argument.dtype for argument in (*arrays, *keywords.values()) if _is_narrow(argument)), None)
         variant = self._variant(ends)
-        widened = {key: _widened(each) for key, each in given.items()}
+        widened = {key: _widened(argument) for key, argument in keywords.items()}
         stages: Stages = getattr(variant, name)(*map(_widened, arrays), **widened)
         if ends is None:
             return stages
@@ -220,16 +220,16 @@ class Kernel(Variant):
         return {stage: array if stage in wide else array.astype(ends) for stage, array in stages.items()}
 
     def _variant(self, ends: np.dtype[Any] | None) -> Variant:
-        """Return what computes between ends of a format, which is made once."""
+        """Return the variant that computes between ends of a format; each is made once."""
         name = None if ends is None else ends.name
         if name not in self._variants:
             self._variants[name] = Variant(self._inside(exactly if ends is None else stored_as(ends)))
         return self._variants[name]
 
 
-def _is_narrow(given: Any) -> bool:
-    return isinstance(given, np.ndarray) and given.dtype.name in NARROW
+def _is_narrow(argument: Any) -> bool:
+    return isinstance(argument, np.ndarray) and argument.dtype.name in NARROW
 
 
-def _widened(given: Any) -> Any:
-    return given.astype(np.float32) if _is_narrow(given) else given
+def _widened(argument: Any) -> Any:
+    return argument.astype(np.float32) if _is_narrow(argument) else argument

@@ -53,27 +53,27 @@ def rotated_part_in_front(
 _faulty_norm = partial(mutant, "norms", at="normalized_query")
 
 
-def _told_apart(change: Callable[..., Array]) -> Steps:
-    """Normalise query and key in different ways: ``change`` gets the name of what is normalised first."""
+def _normalized_by_name(change: Callable[..., Array]) -> Steps:
+    """Normalise query and key in different ways: the first argument of ``change`` is the input's name."""
 
-    def attend(*arrays: Array, **given: Any) -> Stages:
+    def attend(*arrays: Array, **keywords: Any) -> Stages:
         names = iter(("query", "key"))
-        normalize = within(backend.normalized_attention, _normalize=lambda *each: change(next(names), *each))
-        stages: Stages = normalize(*arrays, **given)
+        normalize = within(backend.normalized_attention, _normalize=lambda *arguments: change(next(names), *arguments))
+        stages: Stages = normalize(*arrays, **keywords)
         return stages
 
     return {"normalized_attention": attend}
 
 
 def _by_head(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
-    """Take each head's vector for the full width, which has the weights."""
+    """Normalise each head's vector instead of the full width, which has the weights."""
     normalized = backend._normalize(inputs, None if is_full else weight, norm, epsilon, is_full=False)
     if not is_full or weight is None:
         return normalized
     return np.asarray(normalized * weight.reshape(inputs.shape[1], 1, -1))
 
 
-def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
+def _with_root(root: Callable[[Array, float], Array]) -> Steps:
     """Divide by another root, of the mean of squares or of their sum."""
     return {
         "_rms": lambda squares, epsilon: root(squares.mean(axis=-1, keepdims=True), epsilon),
@@ -82,14 +82,14 @@ def _divided_by(root: Callable[[Array, float], Array]) -> Steps:
 
 
 def _by_rows(change: Callable[..., Array]) -> Steps:
-    """Normalise rows, of a head or of all heads, in another right way, in float32 where they have 16 bits."""
+    """Normalise rows, of a head or of all heads, in another right way, in float32 if they have 16 bits."""
 
     def normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, is_full: bool) -> Array:
         rows = backend._merge_heads(inputs) if is_full else inputs
         wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
         root = backend._rms if norm == "rms" else backend._length
-        found = change(wide, root(backend._squares(rows), epsilon), weight).astype(inputs.dtype)
-        return backend._split_heads(found, inputs.shape[1]) if is_full else found
+        normalized = change(wide, root(backend._squares(rows), epsilon), weight).astype(inputs.dtype)
+        return backend._split_heads(normalized, inputs.shape[1]) if is_full else normalized
 
     return {"_normalize": normalize}
 
@@ -100,11 +100,11 @@ _LN2 = math.log(2)
 
 
 def _stage_read_as(stage: str, change: Callable[[Array], Array]) -> Steps:
-    """Make the weights or the log_sum_exp otherwise, of the parts' natural log-sum-exps (B, H, Lq, N)."""
+    """Compute the weights or the log_sum_exp differently, from the parts' natural log-sum-exps (B, H, Lq, N)."""
     return {"merge_states.softmax": lambda scores: backend.softmax(scores) | {stage: change(scores)}}
 
 
-_weighed, _totalled = partial(_stage_read_as, "weights"), partial(_stage_read_as, "log_sum_exp")
+_weight_by, _total_by = partial(_stage_read_as, "weights"), partial(_stage_read_as, "log_sum_exp")
 
 
 def _softmax_of(change: Callable[[Array], Array]) -> Steps:
@@ -113,27 +113,27 @@ def _softmax_of(change: Callable[[Array], Array]) -> Steps:
 
 
 def _maximum(scores: Array) -> Array:
-    """Return the largest of each row, 0 where all parts are empty."""
+    """Return the largest number of each row, 0 if all parts are empty."""
     highest = scores.max(axis=-1, keepdims=True)
     return np.where(np.isneginf(highest), 0, highest)
 
 
-def _without_maximum(scores: Array) -> Stages:
+def _softmax_without_maximum(scores: Array) -> Stages:
     powers = np.exp(scores)
     total = powers.sum(axis=-1, keepdims=True)
     return {"weights": powers / np.where(total == 0, 1, total), "log_sum_exp": np.log(total)[..., 0]}
 
 
-def _by_the_larger(scores: Array) -> Array:
-    """Merge one part after the other, the ones before counting by the largest of them alone."""
+def _weights_by_the_larger_part(scores: Array) -> Array:
+    """Merge one part after the other, and weigh the earlier ones only by the largest of them."""
     weights, running = np.zeros_like(scores), scores[..., :1]
     weights[..., :1] = ~np.isneginf(running)
     for number in range(1, scores.shape[-1]):
-        own = scores[..., number : number + 1]
-        shares = backend.softmax(np.concatenate([running, own], axis=-1))["weights"]
+        part = scores[..., number : number + 1]
+        shares = backend.softmax(np.concatenate([running, part], axis=-1))["weights"]
         weights[..., :number] *= shares[..., :1]
         weights[..., number : number + 1] = shares[..., 1:]
-        running = np.maximum(running, own)
+        running = np.maximum(running, part)
     return weights
 
 
@@ -142,7 +142,7 @@ Pair = tuple[Array, Array]
 """Output and log_sum_exp of parts that have been merged, (B, H, Lq, Dv) and (B, H, Lq)."""
 
 
-def _merged_by(merge: Callable[[list[Pair]], Pair]) -> Steps:
+def _with_merge(merge: Callable[[list[Pair]], Pair]) -> Steps:
     """Merge by a function of the parts, in float32 or wider, their log-sum-exps natural."""
 
     def merge_states(outputs: Array, log_sum_exps: Array, *, lse_base: LseBase = "e") -> Stages:
@@ -154,7 +154,7 @@ def _merged_by(merge: Callable[[list[Pair]], Pair]) -> Steps:
     return {"merge_states": merge_states}
 
 
-_right_merge = partial(control, _merged_by)
+_right_merge = partial(control, _with_merge)
 
 
 def _weighed_by(weigh: Callable[[Array], Pair]) -> Callable[[list[Pair]], Pair]:
@@ -181,20 +181,20 @@ def parts_merged_in_a_tree(parts: list[Pair]) -> Pair:
     return parts[0]
 
 
-def _by_logistic_function(one: Pair, other: Pair) -> Pair:
-    (output, total), (own_output, own_total) = one, other
+def _merge_by_logistic_function(first: Pair, second: Pair) -> Pair:
+    (output, total), (own_output, own_total) = first, second
     with np.errstate(all="ignore"):
         share = np.where(np.isneginf(total), 1, 1 / (1 + np.exp(total - own_total)))
         share = np.where(np.isneginf(own_total), 0, share).astype(total.dtype)
     return output - share[..., np.newaxis] * (output - own_output), np.logaddexp(total, own_total)
 
 
-def _from_stored_whole(totals: Array) -> Pair:
+def _weights_of_stored_total(totals: Array) -> Pair:
     whole = backend.softmax(totals)["log_sum_exp"]
     return np.exp(totals - np.where(np.isneginf(whole), 0, whole)[..., np.newaxis]), whole
 
 
-def _in_powers_of_two(totals: Array) -> Pair:
+def _weights_in_base_two(totals: Array) -> Pair:
     highest = _maximum(totals / _LN2)
     powers = np.exp2(totals / _LN2 - highest)
     sums = powers.sum(axis=-1, keepdims=True)
@@ -274,10 +274,10 @@ control(_by_rows, "norm_weighted_before_it_is_rounded",
     lambda rows, divisor, weight: np.asarray(rows / divisor if weight is None else rows * weight / divisor))
 _faulty_norm("_normalize", "norm_left_out", "the norm is never called: Cerebras/modelzoo#85",
     lambda inputs, *_: inputs, diagnosis="norm-ignored")
-_faulty_norm(_told_apart, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
+_faulty_norm(_normalized_by_name, "norm_of_keys_alone", "keys and values are normalised: kyegomez/MegaVIT#17",
     lambda name, inputs, *rest: inputs if name == "query" else backend._normalize(inputs, *rest),
     diagnosis="norm-of-key-alone")
-mutant("norms", _told_apart, "norm_of_queries_alone",
+mutant("norms", _normalized_by_name, "norm_of_queries_alone",
     "one of two norms is missed: huggingface/transformers#37620's kind",
     lambda name, inputs, *rest: inputs if name == "key" else backend._normalize(inputs, *rest),
     at="normalized_key", diagnosis="norm-of-query-alone")
@@ -293,13 +293,13 @@ _faulty_norm(_norm_of, "norm_before_the_rotation",
     "Llama 4's and HunYuan's norm behind the rotation taken before it: torchtune#2809, the other way round",
     lambda call: {"norm_after_rotation": False} if call.get("rotary_cos") is not None else {}, diagnosis="norm-order")
 _faulty_norm(_norm_of, "norm_weights_swapped", "q_norm is loaded as k_norm, and k_norm as q_norm",
-    lambda call: {name: call.get(other) for name, other in (("query_norm_weight", "key_norm_weight"),
+    lambda call: {name: call.get(source) for name, source in (("query_norm_weight", "key_norm_weight"),
         ("key_norm_weight", "query_norm_weight")) if call.get("norm_over") != "full"
         or call["query"].shape[1] == call["key"].shape[1]}, diagnosis="norm-weights-swapped")
 _faulty_norm("_squares", "squares_in_sixteen_bits",
     "squares overflow in float16: pytorch#133085, LeetCUDA#335, nntrainer#3935",
     lambda rows: np.asarray(rows * rows), dtypes=("float16",))
-_faulty_norm(_divided_by, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
+_faulty_norm(_with_root, "epsilon_left_out", "epsilon is lost: microsoft/DeepSpeed#581",
     lambda square, epsilon: np.asarray(np.sqrt(square)), diagnosis="norm-epsilon-ignored")
 _faulty_norm("_rms", "epsilon_outside_the_root", "sqrt(mean) + epsilon, as in layers of other libraries",
     lambda squares, epsilon: np.asarray(np.sqrt(squares.mean(axis=-1, keepdims=True)) + epsilon),
@@ -334,26 +334,26 @@ _faulty_merge("_logarithms_in_base", "whole_returned_in_base_two",
     "the whole is returned in base 2, whatever the parts are in: cudnn-frontend#931's kind",
     lambda scores, base: np.asarray(scores / _LN2), at="log_sum_exp", diagnosis="log-sum-exp-base-2")
 _faulty_merge("merge_states.softmax", "parts_merged_without_their_maximum",
-    "e^L without its maximum: inf / inf, or 0 / 0: trl#7181", _without_maximum)
-_faulty_merge(_weighed, "nothing_at_all_gives_nan", "-inf minus -inf where all parts are empty: flashinfer#4051",
+    "e^L without its maximum: inf / inf, or 0 / 0: trl#7181", _softmax_without_maximum)
+_faulty_merge(_weight_by, "nothing_at_all_gives_nan", "-inf minus -inf where all parts are empty: flashinfer#4051",
     lambda scores: np.where(np.isneginf(scores).all(axis=-1, keepdims=True), np.nan,
         backend.softmax(scores)["weights"]), diagnosis="empty-rows-nan")
-_faulty_merge(_weighed, "running_log_sum_exp_is_the_larger_one",
-    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _by_the_larger)
-_faulty_merge(_weighed, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
+_faulty_merge(_weight_by, "running_log_sum_exp_is_the_larger_one",
+    "a merge of two keeps the larger log-sum-exp: the next part weighs too much", _weights_by_the_larger_part)
+_faulty_merge(_weight_by, "parts_not_normalised", "structure: each part is scaled to the maximum, and never to the sum",
     lambda scores: np.asarray(np.exp(scores - _maximum(scores))))
-_faulty_merge(_weighed, "parts_averaged", "structure: the merge forgets how much each part weighs",
+_faulty_merge(_weight_by, "parts_averaged", "structure: the merge forgets how much each part weighs",
     lambda scores: backend.softmax(np.where(np.isneginf(scores), scores, 0).astype(scores.dtype))["weights"],
     diagnosis="parts-averaged")
-_faulty_merge(_totalled, "whole_of_nothing_is_plus_infinity",
+_faulty_merge(_total_by, "whole_of_nothing_is_plus_infinity",
     "a query without a key gets plus infinity, as in FlashAttention 2: vllm#28181",
     lambda scores: np.where(np.isneginf(total := backend.softmax(scores)["log_sum_exp"]), np.inf, total),
     at="log_sum_exp")
-_faulty_merge(_totalled, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
+_faulty_merge(_total_by, "whole_is_the_maximum_alone", "the maximum is stored in place of the whole: aiter#3334's kind",
     lambda scores: np.asarray(scores.max(axis=-1)), at="log_sum_exp", diagnosis="log-sum-exp-of-maximum-alone")
-_faulty_merge(_totalled, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
+_faulty_merge(_total_by, "whole_adds_the_logarithm_of_the_count", "structure: the parts are counted, not weighed",
     lambda scores: np.asarray(scores.max(axis=-1) + np.log(scores.shape[-1]).astype(scores.dtype)), at="log_sum_exp")
-_faulty_merge(_totalled, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
+_faulty_merge(_total_by, "whole_without_its_maximum", "the maximum that was subtracted is not added again",
     lambda scores: np.asarray(backend.softmax(scores)["log_sum_exp"] - _maximum(scores)[..., 0]),
     at="log_sum_exp", diagnosis="log-sum-exp-without-maximum")
 _faulty_merge(_softmax_of, "empty_part_is_plus_infinity",
@@ -374,9 +374,9 @@ _right_merge("parts_merged_in_sequence", "one part after the other, as they come
 _right_merge("parts_merged_in_reverse", "one part after the other, from the last",
     lambda parts: reduce(_merged_pair, parts[::-1]))
 _right_merge("parts_merged_by_a_logistic_function", "a logistic function of the difference, as ring attention has it",
-    partial(reduce, _by_logistic_function))
+    partial(reduce, _merge_by_logistic_function))
 _right_merge("parts_weighed_from_the_stored_whole",
-    "weights e^(L_n - L) from an L that was stored, as split decoding combines", _weighed_by(_from_stored_whole))
+    "weights e^(L_n - L) from an L that was stored, as split decoding combines", _weighed_by(_weights_of_stored_total))
 _right_merge("parts_merged_in_powers_of_two", "exponentials and the logarithm in base 2",
-    _weighed_by(_in_powers_of_two))
+    _weighed_by(_weights_in_base_two))
 # fmt: on

@@ -27,12 +27,12 @@ _faulty_empty_rows = partial(mutant, "empty rows", at="weights")
 
 
 def _is_filled(logits: Array, seen: Array) -> Array:
-    """Return which rows have no key, and something else in the place of their logits; the axis of keys kept."""
+    """Return which rows have no key, but other logits; the axis of keys has length 1."""
     return np.asarray((np.isneginf(logits) & ~np.isneginf(seen)).any(axis=-1, keepdims=True))
 
 
 def _uniform_rows(change: Callable[[Array, Array], Array]) -> Steps:
-    """Do so where rows are to be uniform."""
+    """Change the rows that are to be uniform."""
     return forms.rows_read_as(change, lambda empty_rows: empty_rows == "uniform")
 
 
@@ -139,7 +139,7 @@ _faulty_windows = partial(mutant, "windows", at="masked")
 
 @_faulty_windows(forms.window_pattern, defect="decided once per four queries: pytorch#195910's kind")
 def window_by_groups_of_four(scores: Array, masks: forms.Masks) -> Array:
-    """Let every query of a group of four see what any of them sees."""
+    """Show every query of a group of four all keys that any of them sees."""
     within = forms.keys_within(scores, masks["window"])
     groups = np.arange(len(within)) // 4
     return np.array([within[groups == group].any(axis=0) for group in groups]).reshape(within.shape)
@@ -178,13 +178,13 @@ _TOLERANCE = 2.0**-6
 
 
 def _alibi_read_as(change: Callable[[Array, Array, Array], Array]) -> Steps:
-    """Take another bias, (H, Lq, T), for ALiBi: ``change(slopes, query, key)`` by positions; leave others alone."""
+    """Replace ALiBi by another bias, (H, Lq, T): ``change(slopes, query, key)`` by positions; leave other biases."""
 
     def read(bias: Array, scores: Array) -> Array:
-        found = _slopes_and_offset(bias)
-        if found is None:
+        alibi = _slopes_and_offset(bias)
+        if alibi is None:
             return bias
-        slopes, offset = found
+        slopes, offset = alibi
         query, key = offset + np.arange(bias.shape[-2])[:, np.newaxis], np.arange(bias.shape[-1])
         return np.asarray(change(slopes[:, np.newaxis, np.newaxis], query, key)[np.newaxis], bias.dtype)
 
@@ -195,12 +195,12 @@ def _slopes_and_offset(bias: Array) -> tuple[Array, int] | None:
     """Return the slope of each head, and the position of the first query, where a bias is ALiBi."""
     if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[1] < 2 or bias.shape[-1] < 2 or not bias.shape[-2]:
         return None
-    own = (bias[0, :, 0] == 0).all(axis=0)
-    offset = int(own.argmax())
+    is_at_zero = (bias[0, :, 0] == 0).all(axis=0)
+    offset = int(is_at_zero.argmax())
     slopes = -np.asarray(bias[0, :, 0, offset - 1 if offset else 1], np.float64)
     away = np.abs(np.arange(bias.shape[-1]) - offset - np.arange(bias.shape[-2])[:, np.newaxis])
     is_alibi = np.allclose(np.asarray(bias[0], np.float64), -slopes[:, np.newaxis, np.newaxis] * away, rtol=_TOLERANCE)
-    return (slopes, offset) if is_alibi and own.sum() == 1 and (slopes > 0).all() else None
+    return (slopes, offset) if is_alibi and is_at_zero.sum() == 1 and (slopes > 0).all() else None
 
 
 def _slopes_read_as(change: Callable[[Array], Array]) -> Steps:
@@ -238,9 +238,9 @@ for _fault in forms.misread(
     ("masks", "mask-transposed", "padding masks rows, silent where Lq == Lk: hyunwoongko transformer#40",
         "padding_on_the_query_axis", lambda problem: problem.inputs["mask"].shape[-2:-1] == (1,)),
     ("masks", "mask-ignored", "only one of mask and bias is used: pytorch#136816's kind",
-        "mask_dropped_when_a_bias_is_given", forms.given("bias")),
+        "mask_dropped_when_a_bias_is_given", forms.has_any("bias")),
     ("masks", "mask-ignored", "causality replaces padding: onnxruntime#14363", "mask_dropped_when_causal",
-        forms.given("is_causal")),
+        forms.has_any("is_causal")),
     ("masks", "mask-or-causality", "either may allow, where both must"),
     ("masks", "mask-of-batch-for-heads", "(B, 1, ..) read as (1, H, ..) where B == H: mlx-lm#1903, onnx#8108"),
     ("masks", "masked-at-minus-1e4", "leaks where a masked logit is 1e4 above a kept one: transformers#12109"),
@@ -271,19 +271,19 @@ for _fault in forms.misread(
     ("causal", "causal-without-own-key", "j < i: onnxruntime#25927's kind"),
     ("causal", "causal-mirrored", "j >= i, the upper triangle"),
     ("causal", "aligned-bottom-right", "the other corner: mlx#2835, cutlass#2336, flash-attention#1778",
-        "causal_aligned_bottom_right", forms.given("is_causal")),
+        "causal_aligned_bottom_right", forms.has_any("is_causal")),
     ("causal", "aligned-bottom-right", "the other corner, if Lq == 1 only: onnxruntime#29020",
         "causal_bottom_right_for_one_query", lambda problem: problem.options.get("is_causal")
         and queries_and_keys(problem.inputs)[0] == 1),
     ("causal", "causality-ignored", "the argument has no effect: keras#23038"),
     ("causal", "causality-ignored", "a mask of one's own ends causality: transformers#48748, keras",
-        "causal_dropped_when_a_mask_is_given", forms.given("mask")),
+        "causal_dropped_when_a_mask_is_given", forms.has_any("mask")),
     ("causal", "causality-ignored", "a bias of one's own ends causality", "causal_dropped_when_a_bias_is_given",
-        forms.given("bias")),
+        forms.has_any("bias")),
     ("windows", "causality-ignored", "a window of one's own ends causality: transformers#26792's kind",
-        "causal_dropped_when_a_window_is_given", forms.given("window")),
+        "causal_dropped_when_a_window_is_given", forms.has_any("window")),
     ("windows", "aligned-bottom-right", "the other corner where Lq and Lk differ: mlx#2835's kind",
-        "window_aligned_bottom_right", forms.given("window")),
+        "window_aligned_bottom_right", forms.has_any("window")),
     ("windows", "window-too-wide-right", "j <= i + right + 1: transformers#47010"),
     ("windows", "window-too-narrow-right", "j < i + right: transformers#47010"),
     ("windows", "window-sides-swapped", "(left, right) read as (right, left)"),
@@ -295,11 +295,11 @@ for _fault in forms.misread(
     ("windows", "window-ignored", "an early return where no mask is given: jax#32300",
         "window_ignored_without_a_mask", lambda problem: "mask" not in problem.inputs),
     ("windows", "window-ignored", "a mask of one's own ends the window: transformers#48748's kind",
-        "window_dropped_when_a_mask_is_given", forms.given("mask")),
+        "window_dropped_when_a_mask_is_given", forms.has_any("mask")),
     ("windows", "window-ignored", "only one of causality and window is used: onnxruntime#14363's kind",
-        "window_dropped_when_causal", forms.given("is_causal")),
+        "window_dropped_when_causal", forms.has_any("is_causal")),
     ("windows", "window-ignored", "only one of lengths and window is used: jax#23349's kind",
-        "window_dropped_when_key_lengths_are_given", forms.given("key_lengths")),
+        "window_dropped_when_key_lengths_are_given", forms.has_any("key_lengths")),
     ("windows", "window-or-causality", "either may allow, where both must"),
     ("windows", "window-of-first-query", "every query sees the window of the first one"),
     ("windows", "window-without-own-key", "the current token is left out: onnxruntime#25927"),
@@ -318,7 +318,7 @@ for _fault in forms.misread(
     ("biases from positions", "bias-of-first-head-of-group",
         "query heads of a group share the bias of its first: a kernel that packs groups"),
     ("biases from positions", "bias-ignored", "no bias once there is a cache: TensorRT-LLM#13870",
-        "bias_dropped_behind_a_past", forms.given("past_key")),
+        "bias_dropped_behind_a_past", forms.has_any("past_key")),
 ):
     mutant(**_fault)
 # Let a group of four keys be attended as soon as one of them may be.
@@ -383,7 +383,7 @@ _faulty_fill(partial(call_read_as, "attention"), "fill_held_back_by_the_softcap"
         else {"mask_fill": float(backend._cap(np.asarray(call["mask_fill"]), call["softcap"]))})
 _faulty_fill("multi_head_attention", "fill_lost_between_projections",
     "the layer does not hand the fill on to its attention: its heads mask by minus infinity",
-    lambda *arrays, mask_fill=None, **given: backend.multi_head_attention(*arrays, **given),
+    lambda *arrays, mask_fill=None, **keywords: backend.multi_head_attention(*arrays, **keywords),
         diagnosis="fill-minus-infinity")
 mutant("mask fills", "attention_gradients._allowed_keys", "gradient_through_a_fill",
     "the gradient goes through a score that the fill took the place of: a mask that is added",
@@ -442,9 +442,9 @@ control(_where_filled, "fills_added_up_apart",
         np.asarray(backend._row_sum(np.where(kept, exponentials, 0)) + backend._row_sum(np.where(kept, 0,
         exponentials))))})
 control(_where_filled, "values_behind_fills_averaged_apart", "the values behind fills are averaged apart, and added",
-    lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(backend._weighted_sum(np.where(each,
+    lambda call, kept: {"_weighted_sum": lambda weights, value: np.asarray(sum(backend._weighted_sum(np.where(part,
         weights,
-        0), value) for each in (kept, ~kept)))})
+        0), value) for part in (kept, ~kept)))})
 mutant("rotary", forms.in_attention, "query_offsets_do_not_reach_the_rotation",
     "one position of the rotation for the whole batch: reasoning-from-scratch#33",
     lambda call: {"_rotate": lambda inputs, cos, sin, interleaved: backend._rotate(inputs, call.rotary_cos[call.past :],

@@ -71,13 +71,13 @@ def _log_sum_exp_of_rounded(store: Store) -> Steps:
     return forms.normalised(normalise)
 
 
-def _flushed(array: Array) -> Array:
-    """Set what float16 has only as a subnormal to zero."""
+def _flush(array: Array) -> Array:
+    """Set the subnormal numbers of float16 to zero."""
     return np.where(np.abs(array) < 2.0**-14, 0, array).astype(array.dtype)
 
 
 def _delta_over_the_square(call: Call, terms: Array) -> Array:
-    """Divide by the square of the sum of exponentials, which leaves float16 from 256 equal ones on."""
+    """Divide by the square of the sum of exponentials, which overflows in float16 from 256 equal ones on."""
     total = np.exp(call.log_sum_exp - backend._row_maximum(call.logits))
     return np.where(total * total > np.finfo(np.float16).max, 0, backend._row_sum(terms)).astype(terms.dtype)
 
@@ -179,29 +179,29 @@ def _fused_by(product: Product, block: int) -> Steps:
 _BY_FOUR, _BY_EIGHT = block_product(4), block_product(8)
 
 
-def _stored(store: Store) -> Product:
+def _sequential_matmul_in(store: Store) -> Product:
     return partial(kernel.sequential_matmul, store=store)
 
 
-def _weights_alone(product: Product) -> Steps:
-    """Average the values by another product, and take all others in TF32."""
+def _only_weighted_sum_by(product: Product) -> Steps:
+    """Average the values by another product, and compute all other products in TF32."""
     return {**steps_by(rounded_product(tf32)), "attention._weighted_sum": product}
 
 
-def _backward_alone(product: Product) -> Steps:
-    """Go back by another product, and forward in TF32."""
+def _only_backward_by(product: Product) -> Steps:
+    """Run the backward pass by another product, and the forward pass in TF32."""
     back = forms.products_by(product)
     names = ("_dot", "_weighted_sum", "_sum_over_queries")
     return {**steps_by(rounded_product(tf32)), **{f"attention_gradients.{name}": back[name] for name in names}}
 
 
-def _at_widths(step: str, multiple: int, store: Store) -> Steps:
-    """Round the factors of a step where the width of the second one is such a multiple."""
+def _rounded_at_widths(step: str, multiple: int, store: Store) -> Steps:
+    """Round the factors of a step if the width of the second one is a multiple of ``multiple``."""
     right = getattr(backend, step.rpartition(".")[2])
 
-    def product(left: Array, other: Array) -> Array:
-        chosen = exactly if other.shape[-1] % multiple else store
-        return np.asarray(right(chosen(left), chosen(other)))
+    def product(first: Array, second: Array) -> Array:
+        chosen = exactly if second.shape[-1] % multiple else store
+        return np.asarray(right(chosen(first), chosen(second)))
 
     return {step: product}
 
@@ -210,7 +210,7 @@ _FROM_LOG_SUM_EXP = {"float64": "native_lse", "float32": "native_lse", "float16"
 
 
 def _from_log_sum_exp(store: Store) -> Steps:
-    """Take log_sum_exp first and store it, then make the weights of it."""
+    """Compute and store log_sum_exp first, then the weights from it."""
 
     def normalise(logits: Array) -> Stages:
         log_sum_exp = store(backend.softmax(logits)["log_sum_exp"])
@@ -270,21 +270,21 @@ def _blocks_read_as(call: Mapping[str, Any], read: str, wrong: Any) -> Mapping[s
 
 @control("quantized_attention", hidden=kernel.NEVER_RETURNED)
 def scales_multiplied_into_queries_and_output(
-    query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **given: Any
+    query: Array, key: Array, value: Array, key_scale: Array, value_scale: Array, **options: Any
 ) -> Stages:
     """the scale of the keys is multiplied into the queries, that of the values into the output, if keys have one"""
     heads, kv_heads = query.shape[1], key.shape[1]
     one_for_all = key_scale.shape[-1] == value_scale.shape[-1] == 1 and key_scale.shape[0] == 1
-    has_blocks = not {"stored_as", *(name for name in given if name.endswith(("_block_scale", "_zero")))}.isdisjoint(
-        given
+    has_blocks = not {"stored_as", *(name for name in options if name.endswith(("_block_scale", "_zero")))}.isdisjoint(
+        options
     )
-    if not one_for_all or has_blocks or given.get("softcap") is not None:
-        return backend.quantized_attention(query, key, value, key_scale, value_scale, **given)
+    if not one_for_all or has_blocks or options.get("softcap") is not None:
+        return backend.quantized_attention(query, key, value, key_scale, value_scale, **options)
     of_keys, of_values = (
-        np.repeat(np.broadcast_to(each, (1, kv_heads, 1)), heads // kv_heads, axis=1)[..., np.newaxis]
-        for each in (key_scale, value_scale)
+        np.repeat(np.broadcast_to(scale, (1, kv_heads, 1)), heads // kv_heads, axis=1)[..., np.newaxis]
+        for scale in (key_scale, value_scale)
     )
-    stages = backend.attention(query * of_keys, key.astype(query.dtype), value.astype(query.dtype), **given)
+    stages = backend.attention(query * of_keys, key.astype(query.dtype), value.astype(query.dtype), **options)
     return {**stages, "output": stages["output"] * of_values}
 
 
@@ -314,12 +314,12 @@ _narrow("biased_scores_stored_in_16_bits", "scores and bias are added in 16 bits
 _narrow("shifted_scores_stored_in_16_bits", "structure: s - m is stored for the exponential",
     lambda store: {"_softmax_with_sinks.np": numpy_with(exp=lambda shifted: np.exp(store(shifted)))})
 _narrow("subnormal_inputs_flushed", "structure: 16-bit loads flush to zero",
-    lambda store: forms.inputs_changed(lambda query, key, value: (_flushed(query), _flushed(key), _flushed(value))),
+    lambda store: forms.inputs_changed(lambda query, key, value: (_flush(query), _flush(key), _flush(value))),
     dtypes=_FLOAT16)
 _narrow("subnormal_weights_flushed", "structure: P V flushes small weights",
-    lambda store: {"attention._weighted_sum": lambda weights, value: _flushed(weights) @ value}, dtypes=_FLOAT16)
+    lambda store: {"attention._weighted_sum": lambda weights, value: _flush(weights) @ value}, dtypes=_FLOAT16)
 _narrow("subnormal_results_flushed", "structure: 16-bit stores flush to zero",
-    lambda store: forms.outputs_read_as(_flushed), dtypes=_FLOAT16)
+    lambda store: forms.outputs_read_as(_flush), dtypes=_FLOAT16)
 _narrow("parts_merged_by_a_growing_exponential",
     "e^(L2 - L1) overflows where the second part is far above the first: vllm#39148's kind", _merged_by_growing)
 _narrow("parts_merged_by_statistics_in_16_bits",
@@ -373,16 +373,16 @@ for _claimed, _name, _defect, _form, _product in (
     ("tf32_products", "bfloat16_products_for_tf32", "one pass of bfloat16 where TF32 is asked for",
         steps_by, rounded_product(bfloat16)),
     ("tf32_products", "bfloat16_weights_for_tf32", "P V alone is taken in bfloat16",
-        _weights_alone, rounded_product(bfloat16)),
+        _only_weighted_sum_by, rounded_product(bfloat16)),
     ("tf32_products", "tf32_backward_sums_in_bfloat16", "running sums are kept in bfloat16 in the backward pass alone",
-        _backward_alone, rounded_product(tf32, _stored(bfloat16))),
+        _only_backward_by, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
     ("tf32_products", "tf32_sums_in_bfloat16", "running sums are kept in bfloat16",
-        steps_by, rounded_product(tf32, _stored(bfloat16))),
+        steps_by, rounded_product(tf32, _sequential_matmul_in(bfloat16))),
     ("tf32_products", "float16_products_for_tf32",
         "TF32's bits with float16's range: above 65504 is infinity, small numbers lose bits",
         steps_by, rounded_product(kernel.float16)),
     ("bf16_products", "bfloat16_sums_in_bfloat16", "running sums are kept in bfloat16, as its factors are",
-        steps_by, rounded_product(bfloat16, _stored(bfloat16))),
+        steps_by, rounded_product(bfloat16, _sequential_matmul_in(bfloat16))),
     ("bf16_products", "float16_products_for_bfloat16", "more bits than bfloat16 has, and less range",
         steps_by, rounded_product(kernel.float16)),
     ("bf16x3_products", "one_pass_of_bfloat16_for_three", "the lesser parts are forgotten",
@@ -410,7 +410,7 @@ for _name, _defect, _step, _multiple, _store, _at in (
     ("tf32_gradients_at_widths_of_8", "dk and dv in TF32 where the width is a multiple of 8: pytorch#161022",
         "_sum_over_queries", 8, tf32, "grad_key"),
 ):
-    mutant("chosen products", None, _name, _defect, _at_widths(_step, _multiple, _store), at=_at,
+    mutant("chosen products", None, _name, _defect, _rounded_at_widths(_step, _multiple, _store), at=_at,
         **_ROUNDED_SINGLE)
 for _format, _defect, _store in (
     ("bfloat16", "L is rounded to 16 bits on its way to p = exp(s - L)", bfloat16),
@@ -463,7 +463,7 @@ for _fault in forms.misread(
     ("8 bits", "key-scale-ignored", "scales silently 1: sglang#20705"),
     ("8 bits", "value-scale-ignored", "scales silently 1: sglang#20705"),
     ("8 bits", "value-scale-ignored", "the scale of the values is not applied by the path that masks",
-        "values_unscaled_behind_a_mask", forms.given("mask", "key_lengths")),
+        "values_unscaled_behind_a_mask", forms.has_any("mask", "key_lengths")),
 ):
     mutant(**_fault)
 # fmt: on

@@ -36,7 +36,7 @@ from attncheck.mutation.judgement import (
     RIGHTLY,
     RULES,
     WRONGLY,
-    Evaluation,
+    VariantRow,
     how_named,
     names_from,
 )
@@ -98,7 +98,7 @@ class Sweep:
 class SweepResult:
     """The evaluations of a sweep, evidence on faults, catches by seed, and the faults that skipped units."""
 
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[VariantRow] = field(default_factory=list)
     evidence: dict[str, dict[tuple[str, str, int], Evidence]] = field(default_factory=lambda: defaultdict(dict))
     counts: Counter[tuple[str, str, int | None]] = field(default_factory=Counter)
     spared: set[tuple[str, str]] = field(default_factory=set)
@@ -126,7 +126,7 @@ def _run_unit(scorer: UnitScorer, asked: Sequence[Subject], sweep: Sweep, swept:
         if findings is None:
             continue
         of_unit = unit.case.id, unit.dtype, unit.seed, unit.case.random is not None, unit.is_for_all
-        evaluation = Evaluation.of(subject.name, of_unit, findings)
+        evaluation = VariantRow.of(subject.name, of_unit, findings)
         swept.evaluations.append(evaluation)
         swept.counts[subject.name, unit.dtype, None if evaluation.stage is None else unit.seed] += 1
         if any(finding.tier in OF_NUMBERS for finding in findings):
@@ -251,7 +251,7 @@ def redrawn(case: Case, seed: int) -> Case:
 class MutationFrames:
     """The results of a run of the catalogue.
 
-    ``evaluations``  one row per subject, case, dtype and seed (``Evaluation``); of a faulty variant only where anything
+    ``evaluations``  one row per subject, case, dtype and seed (``VariantRow``); of a faulty variant only where anything
                      that it returned differs from the reference
     ``catches``      one row per mutant, dtype and case that catches it: the stage, the tier, in how many seeds
     ``subjects``     one row per subject and dtype: kind, topic, in how many seeds it is caught, by which tiers and
@@ -264,7 +264,7 @@ class MutationFrames:
                      other rules would be held to what it left
     """
 
-    evaluations: Sequence[Evaluation]
+    evaluations: Sequence[VariantRow]
     catches: pd.DataFrame
     subjects: pd.DataFrame
     rules: pd.DataFrame
@@ -320,7 +320,7 @@ class MutationFrames:
         return 1 - self.survivors["subject"].nunique() / faults if faults else math.nan
 
 
-Evaluations: TypeAlias = Mapping[tuple[str, str], Sequence[Evaluation]]
+VariantRows: TypeAlias = Mapping[tuple[str, str], Sequence[VariantRow]]
 """By the name of a subject, and the dtype."""
 
 
@@ -330,7 +330,7 @@ def summarise(
     """Sum up the evaluations, the faults' names and the faults that skipped cases."""
     names = {name: said for result in swept for name, said in names_from(result.evidence).items()}
     spared = {pair for result in swept for pair in result.spared}
-    evaluations: dict[tuple[str, str], list[Evaluation]] = defaultdict(list)
+    evaluations: dict[tuple[str, str], list[VariantRow]] = defaultdict(list)
     for evaluation in (evaluation for result in swept for evaluation in result.evaluations):
         evaluations[evaluation.subject, evaluation.dtype].append(evaluation)
     dtypes = sorted({dtype for _, dtype in evaluations})
@@ -345,7 +345,7 @@ def summarise(
     return MutationFrames(every, _catches(evaluations), pd.DataFrame(rows), rules, exhaustive)
 
 
-def _catches(evaluations: Evaluations) -> pd.DataFrame:
+def _catches(evaluations: VariantRows) -> pd.DataFrame:
     rows = []
     for (subject, dtype), group in sorted(evaluations.items()):
         flagged = (evaluation for evaluation in group if evaluation.stage is not None)
@@ -362,7 +362,11 @@ def _join_sorted(names: Iterable[str]) -> str:
 
 
 def _row(
-    subject: Subject, dtype: str, evaluations: Sequence[Evaluation], seeds: int, names: Mapping[str, Sequence[str]]
+    subject: Subject,
+    dtype: str,
+    evaluations: Sequence[VariantRow],
+    seeds: int,
+    names: Mapping[str, Sequence[str]],
 ) -> dict[str, object]:
     """Return the row of a subject in a dtype; an empty row if the subject does not count in it."""
     if not _counts(subject, dtype, reached=bool(evaluations)):
@@ -397,7 +401,7 @@ def _counts(subject: Subject, dtype: str, *, reached: bool) -> bool:
     return dtype in subject.dtypes and (reached or dtype in WIDE)
 
 
-def _rules(evaluations: Evaluations, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
+def _rules(evaluations: VariantRows, subjects: Sequence[Subject], dtypes: Sequence[str]) -> pd.DataFrame:
     """Count, per rule, mutants that any case catches, and rejected evaluations (all stages of a case) of controls."""
     rows = []
     for dtype in dtypes:

@@ -32,8 +32,8 @@ def _factor(change: Callable[[float], float]) -> Steps:
     return {"_scale_of": lambda query, scale: change(backend._scale_of(query, scale))}
 
 
-def _default(default: Callable[[Array], float]) -> Steps:
-    """Change the default alone."""
+def _default_scale(default: Callable[[Array], float]) -> Steps:
+    """Change only the default."""
     return {"_scale_of": lambda query, scale: default(query) if scale is None else scale}
 
 
@@ -128,15 +128,17 @@ def masked_scores_set_to_zero(stages: Stages, value: Array, masks: dict[str, Any
 
 
 def _on_padded_keys(name: str) -> Steps:
-    """Set padded keys to 0 in front of the score, and forbid none: the layers' answer to 0 has a weight."""
+    """Set padded keys to 0 before the score, and forbid none, so that padded keys have weights."""
     right = getattr(backend, name)
 
-    def attention(query: Array, key: Array, *arrays: Array, key_lengths: Array | None = None, **given: Any) -> Stages:
+    def attention(
+        query: Array, key: Array, *arrays: Array, key_lengths: Array | None = None, **keywords: Any
+    ) -> Stages:
         if key_lengths is None:
-            return dict(right(query, key, *arrays, **given))
+            return dict(right(query, key, *arrays, **keywords))
         is_used = np.arange(key.shape[-2]) < key_lengths[:, np.newaxis]
         zeroed = np.where(is_used[:, np.newaxis, :, np.newaxis], key, np.zeros((), key.dtype))
-        stages = dict(right(query, zeroed, *arrays, **given))
+        stages = dict(right(query, zeroed, *arrays, **keywords))
         stages["masked"] = next(stages[stage] for stage in LOGITS[::-1] if stage in stages)
         return {name: stages[name] for name in sorted(stages, key=STAGES.index)}
 
@@ -145,9 +147,9 @@ def _on_padded_keys(name: str) -> Steps:
 
 @_faulty_by_score("_attend", at="output", defect="structure: the context is made of scores, not of weights")
 def values_averaged_by_scores(stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows) -> Stages:
-    found = backend._attend(stages, value, masks, empty_rows)
-    shares = np.where(found["weights"] == 0, np.zeros((), value.dtype), found["scores"])
-    return found | {"output": np.asarray(shares @ value)}
+    all_stages = backend._attend(stages, value, masks, empty_rows)
+    shares = np.where(all_stages["weights"] == 0, np.zeros((), value.dtype), all_stages["scores"])
+    return all_stages | {"output": np.asarray(shares @ value)}
 
 
 @_faulty_by_score("_attend", at="weights", diagnosis="softmax-over-queries")
@@ -155,11 +157,11 @@ def attention_by_score_normalised_over_queries(
     stages: Stages, value: Array, masks: dict[str, Any], empty_rows: EmptyRows
 ) -> Stages:
     """the softmax runs over the queries: labml#146's kind"""
-    found = backend._attend(stages, value, masks, empty_rows)
-    logits = next(found[stage] for stage in LOGITS[::-1] if stage in found)
+    all_stages = backend._attend(stages, value, masks, empty_rows)
+    logits = next(all_stages[stage] for stage in LOGITS[::-1] if stage in all_stages)
     turned = backend.softmax(np.swapaxes(logits, -1, -2), empty_rows=empty_rows)["weights"]
     weights = np.ascontiguousarray(np.swapaxes(turned, -1, -2))
-    return found | {"weights": weights, "output": np.asarray(weights @ value)}
+    return all_stages | {"weights": weights, "output": np.asarray(weights @ value)}
 
 
 _faulty_softcap = partial(mutant, "softcap", at="capped")
@@ -173,7 +175,7 @@ _faulty_precision = partial(mutant, "precision", at="weights")
 
 
 def _with_relative_error(size: float) -> Callable[[Array], Array]:
-    """Let every exponential err by up to ``size``, each by another amount, so that it does not cancel."""
+    """Add a relative error of up to ``size`` to every exponential, each another, so that they do not cancel."""
     return lambda shifted: np.asarray(np.exp(shifted) * (1 + size * np.sin(97 * shifted + 1)))
 
 
@@ -186,7 +188,7 @@ def exp_by_a_parabola(shifted: Array) -> Array:
     return np.where(power < -1000, 0, np.exp2(whole) * (1 + fraction * (0.6565 + 0.3435 * fraction)))
 
 
-def _over_axis(axis: int) -> Steps:
+def _softmax_over_axis(axis: int) -> Steps:
     """Normalise the weights over a wrong axis."""
 
     def normalise(logits: Array) -> Stages:
@@ -278,7 +280,7 @@ def tile_with_an_equal_maximum_skipped(logits: Array) -> Array:
 
 
 def _nan_from_a_first_tile(tile: int) -> Steps:
-    """Let exp(-inf - -inf) of a first tile that is wholly masked reach the row, where a later one has keys."""
+    """Spread exp(-inf - -inf) of a fully masked first tile to the row, if a later tile has keys."""
 
     def normalise(logits: Array) -> Stages:
         stages = backend.softmax(logits)
@@ -289,15 +291,15 @@ def _nan_from_a_first_tile(tile: int) -> Steps:
     return forms.normalised(normalise)
 
 
-def _by_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
-    """Take the softmax of other logits, ``change(logits, unmasked)``; a softmax alone has masked nothing."""
+def _softmax_of_unmasked(change: Callable[[Array, Array], Array]) -> Steps:
+    """Compute the softmax of other logits, ``change(logits, unmasked)``; the operation softmax masks nothing."""
     alone = forms.logits_read_as(lambda logits: change(logits, logits))
     return alone | forms.in_attention(lambda call: forms.logits_read_as(lambda logits: change(logits, call.unmasked)))
 
 
 @_valued(forms.averaged, at="context", defect="a query that holds NaN makes its neighbour NaN: pytorch#160064's kind")
 def nan_in_a_query_spreads(logits: Array, weights: Array, value: Array) -> Array:
-    """Let a NaN in the scores of one query reach the one before it, which shares a register."""
+    """Spread a NaN in the scores of one query to the query before it, which shares a register."""
     output = weights @ value
     has_nan = np.isnan(logits).any(axis=-1, keepdims=True)
     return np.where(np.roll(has_nan, -1, axis=-2), np.nan, output).astype(output.dtype)
@@ -350,14 +352,14 @@ for _fault in forms.misread(
     ("softcap", "softcap-of-raw-scores", "the cap bounds raw scores: vllm#7425's kind"),
     ("softcap", "softcap-ignored", "the argument is not passed on: vllm#7425"),
     ("softcap", "softcap-ignored", "a bias takes another path, which knows no cap",
-        "softcap_dropped_when_a_bias_is_given", forms.given("bias")),
+        "softcap_dropped_when_a_bias_is_given", forms.has_any("bias")),
     ("softcap", "softcap-ignored", "a mask takes another path, which knows no cap",
         "softcap_dropped_when_something_is_masked", is_masked),
     ("bias", "bias-scaled", "(q k + b) scale for q k scale + b: TransformerEngine#236"),
     ("bias", "bias-times-ln2", "an exp2 kernel forgot log2(e) on the bias: segment-anything-fast#71"),
     ("bias", "bias-of-batch-for-heads", "(H, Lq, Lk) read as (B, Lq, Lk) where B == H: mlx-lm#1903, onnx#8108"),
     ("bias", "bias-ignored", "only one of mask and bias is used: onnxruntime#14363's kind",
-        "bias_dropped_when_a_mask_is_given", forms.given("mask")),
+        "bias_dropped_when_a_mask_is_given", forms.has_any("mask")),
     ("sinks", "sinks-by-key-heads",
         "query heads of a group as rows of one tile read the sink of the tile: sgl-kernel-xpu#254"),
     ("sinks", "sinks-twice", "each of two splits of the keys counts the sink: rocm-libraries#12229"),
@@ -376,7 +378,7 @@ _faulty_scores("dot_scores._dot", "scores_transposed_where_square",
     "K Q^T for Q K^T, silent where Lq == Lk: diffusers#14341's kind",
     lambda query, key: np.swapaxes(backend._dot(query, key), -1, -2) if query.shape[-2] == key.shape[-2]
         else backend._dot(query, key), diagnosis="query-and-key-exchanged")
-_faulty_scale(_default, "scale_of_width_plus_one", "1/sqrt(d + 1) for 1/sqrt(d)",
+_faulty_scale(_default_scale, "scale_of_width_plus_one", "1/sqrt(d + 1) for 1/sqrt(d)",
     lambda query: 1 / math.sqrt(query.shape[-1] + 1), diagnosis="scale-fitted")
 _faulty_scale(_factor, "scale_off_by_1e_6", "a constant printed with six digits",
     lambda scale: scale * (1 + 1e-06), dtypes=WIDE, diagnosis="scale-fitted")
@@ -450,7 +452,7 @@ for _name in ("additive_attention", "general_attention"):
     _faulty_by_score(_on_padded_keys, f"padded_keys_zeroed_before_{_name}",
         "structure: padded annotations are set to zero, and take part in the softmax", _name)
 _faulty_sinks(forms.gradients_read_as, "sinks_without_a_gradient", "no gradient for the sink: flash-attention#1973",
-    lambda gradients: {name: np.zeros_like(each) if name == "grad_sinks" else each for name, each in gradients.items()},
+    lambda gradients: {name: np.zeros_like(rows) if name == "grad_sinks" else rows for name, rows in gradients.items()},
     at="grad_sinks", diagnosis="gradient-of-sinks-zero")
 _faulty_softcap(forms.in_attention, "softcap_after_the_mask",
     "-inf becomes -cap, and masked keys get weights: onnx#7865, onnxruntime#28379",
@@ -493,7 +495,7 @@ for _size, _digits, _named in (
         _with_relative_error(_size), **_named)
 for _axis, _which, _where in ((-2, "queries", "annotated_deep_learning#146"), (1, "heads", "fastNLP#254"),
     (0, "batch", "PyTorch-NLP#2")):
-    _faulty_softmax(_over_axis, f"softmax_over_{_which}", f"wrong axis: {_where}", _axis,
+    _faulty_softmax(_softmax_over_axis, f"softmax_over_{_which}", f"wrong axis: {_where}", _axis,
         diagnosis=f"softmax-over-{_which}")
 _faulty_softmax(forms.normalised, "log_sum_exp_in_float16", "statistics kept in 16 bits",
     lambda logits: (stages := backend.softmax(logits)) | {"log_sum_exp": kernel.float16(stages["log_sum_exp"])},
@@ -584,7 +586,7 @@ _valued(forms.averaged, "rows_of_zero_scores_taken_for_padding",
         keepdims=True) & (logits.shape[-1] > 1), 0, weights @ value).astype(value.dtype),
     at="context")
 # Take keys whose scores are zero for every query for padding.
-mutant("special values", _by_unmasked, "zero_keys_taken_for_padding",
+mutant("special values", _softmax_of_unmasked, "zero_keys_taken_for_padding",
     "structure: a key of zeros is padding, and forbidden",
     lambda logits, unmasked: np.where((unmasked == 0).all(axis=-2, keepdims=True) & ~(unmasked == 0).all(axis=(-1, -2),
         keepdims=True), -np.inf, logits),
