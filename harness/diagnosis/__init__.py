@@ -1,1 +1,1 @@
-"""What an implementation that fails does instead: the catalogue of readings, and how one is chosen."""
+"""The diagnosis of failures: the catalogue of readings, the evidence of each case, and the decision of all cases."""

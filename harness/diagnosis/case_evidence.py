@@ -1,6 +1,7 @@
-"""What a failing case says of its implementation, which all cases of a run decide together.
+"""The evidence that one failing case contributes to the diagnosis of its implementation.
 
-The verdict of a case does not depend on it. ``diagnosis.examine`` finds it and ``diagnosis.decision`` weighs it.
+``diagnosis.examine`` collects the evidence of a case, and ``diagnosis.decision`` decides with that of all failing
+cases. The verdict of a case does not depend on its evidence.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fit:
-    """A reading that explains a case; ``unsure`` names all that have its answer there, ``description`` it alone.
+    """A reading that fits a case.
 
-    ``factor`` is the number that was fitted, over the one that the case means. ``shared`` is the description where all
-    cases that the reading explains have that one.
+    ``description`` describes this reading, and ``unsure`` all readings with the same answer in the case. ``factor`` is
+    the fitted number divided by the number that the case specifies. ``shared`` is the description to use if it is the
+    same in all cases that the reading explains.
     """
 
     name: str
@@ -29,9 +31,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one failing case says of its implementation.
+    """The readings that fit one failing case, and the names of those that it refutes.
 
-    ``failing`` is the first stage that fails, ``operation`` that of the case.
+    ``failing`` is the first failing stage, ``operation`` the operation of the case.
     """
 
     fits: tuple[Fit, ...] = ()

@@ -1,9 +1,10 @@
-"""Failing cases that show several readings at once: named by those that others show one by one, and by one more.
+"""Explains failing cases by several readings at once.
 
-What decided cases name is taken together and read into the cases that are left without a name. Where nothing fails
-any more, these readings are the name. Where something does, the case is diagnosed again by the exact answer of the case
-as it is read so far, and all such cases decide together, as those of a run do (``diagnosis.py``). What they name is one
-more reading, and the cases that are left are tried again.
+An implementation may have several faults, and then no single reading explains the cases that show two of them.
+``compose`` first applies the readings that other cases name to each unnamed case, several at once. If the result
+matches, their joined names are the diagnosis of the case. Otherwise ``compose`` examines the case again, compared with
+the exact answer under the known readings, and all such cases decide together on one more reading, as in
+``decision.py``. Then it tries the remaining cases again with this reading, for at most ``MAX_ROUNDS`` readings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 from attncheck.common.wording import AND, BESIDE
 from attncheck.diagnosis.case_evidence import Evidence, Fit
-from attncheck.diagnosis.decision import ACCURACY, MOST, OR, evidence_of, fit_of
+from attncheck.diagnosis.decision import ACCURACY, MIN_RATIO, OR, evidence_of, fit_of
 from attncheck.diagnosis.examine import diagnose_case
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.wrong_result import WrongResult, try_reading
@@ -28,20 +29,20 @@ from attncheck.spec.verdicts import Verdict
 
 Unit = TypeVar("Unit")
 MAX_ROUNDS = 4
-"""So many readings, one after the other, are found beside those that cases show by themselves."""
+"""Maximum number of further readings that are found in addition to those that single cases name."""
 LEAST_OF_CONVENTIONS, LEAST_OF_MISTAKES = 1, 2
-"""Cases that name one more reading."""
+"""Minimum number of cases that must name a further reading, if it is a convention or a mistake."""
 MAX_EXAMINED = 24
-"""Cases that are diagnosed again in a round."""
+"""Maximum number of cases that are examined again in a round."""
 MAX_FORMS = 6
-"""Forms of readings together that are tried on a case: causality and a window may count from corners of their own."""
+"""Maximum number of combined forms tried on a case: causality and a window, for example, may use different corners."""
 MAX_TRIED = 600
-"""Readings that are tried together on the cases of one implementation."""
+"""Maximum number of combinations tried on the cases of one implementation."""
 
 
 @dataclass(eq=False)
 class ComposedCase:
-    """A failing case of an operation, whose first failing stage is given, and what it comes to as it is read so far."""
+    """A failing case with its first failing stage and its operation; caches the evidence under known readings."""
 
     wrong: WrongResult
     stage: str
@@ -49,13 +50,16 @@ class ComposedCase:
     _diagnosed: dict[tuple[str, ...], tuple[Alternative, Evidence] | None] = field(default_factory=dict)
 
     def fit(self, names: Sequence[str]) -> Fit | None:
-        """Return readings as one, if the case agrees with all of them together."""
+        """Return the fit of several readings at once; None if they do not match the case together."""
         readings = islice(together(self.wrong.problem, names), MAX_FORMS)
-        found = next(filter(None, (try_reading(self.wrong, each) for each in readings)), None)
-        return None if found is None else fit_of(found, self.stage)
+        fitting = next(filter(None, (try_reading(self.wrong, reading) for reading in readings)), None)
+        return None if fitting is None else fit_of(fitting, self.stage)
 
-    def beside(self, names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
-        """Return the readings of these names that it has, and what it says beside them; None where it has none."""
+    def evidence_under(self, names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
+        """Return the named readings combined, and the further evidence of the case under them.
+
+        None if no named reading applies to the case, or if nothing fails under them.
+        """
         reading = next(together(self.wrong.problem, names), None) if names else Alternative(self.wrong.problem)
         if reading is None:
             return None
@@ -83,40 +87,40 @@ class ComposedCase:
 
 
 def compose(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
-    """Return what cases of one implementation show together; ``counts`` are cases that others name one reading of.
+    """Return the combined fits of the unnamed cases of one implementation, the simplest cases first.
 
-    Cases come with the simplest first. Where no other names anything, what explains the most of them comes first, and
-    is said if most of them have a name then.
+    ``counts`` is the number of cases that name each known reading. Without known readings, the reading that explains
+    the most cases is the first one, and the fits are returned only if more than half of the cases have one.
     """
-    found = _composed(cases, counts)
-    return found if counts or 2 * len(found) > len(cases) else {}
+    fits = _compose(cases, counts)
+    return fits if counts or 2 * len(fits) > len(cases) else {}
 
 
-def _composed(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
-    settled = list(dict.fromkeys(_one_of(name) for name, _ in counts.most_common()))
-    found: dict[Unit, Fit] = {}
+def _compose(cases: Mapping[Unit, ComposedCase], counts: Counter[str]) -> dict[Unit, Fit]:
+    known_names = list(dict.fromkeys(_first_name(name) for name, _ in counts.most_common()))
+    fits: dict[Unit, Fit] = {}
     tries = iter(range(MAX_TRIED))
     for _ in range(MAX_ROUNDS + 1):
-        left = {unit: case for unit, case in cases.items() if unit not in found}
-        found |= _by_settled(left, settled, tries)
-        left = {unit: case for unit, case in left.items() if unit not in found}
-        more = _beside_settled(left, settled)
-        new = Counter(_one_of(fit.name.rpartition(AND)[2]) for fit in more.values())
-        found |= more
-        new_names = [name for name, _ in new.most_common() if name not in settled]
+        unnamed = {unit: case for unit, case in cases.items() if unit not in fits}
+        fits |= _explain_known(unnamed, known_names, tries)
+        unnamed = {unit: case for unit, case in unnamed.items() if unit not in fits}
+        more = _explain_one_more(unnamed, known_names)
+        new = Counter(_first_name(fit.name.rpartition(AND)[2]) for fit in more.values())
+        fits |= more
+        new_names = [name for name, _ in new.most_common() if name not in known_names]
         if not new_names:
             break
-        settled += new_names
-    return {unit: _in_order(fit) for unit, fit in found.items()}
+        known_names += new_names
+    return {unit: _in_order(fit) for unit, fit in fits.items()}
 
 
-def _one_of(name: str) -> str:
-    """Return the first of names that are one answer in all cases, as 1/D and the square of 1/sqrt(D)."""
+def _first_name(name: str) -> str:
+    """Return the first of the joined names of readings that no case distinguishes."""
     return name.partition(OR)[0]
 
 
 def _in_order(fit: Fit) -> Fit:
-    """Return a reading of several with its parts in an order that is the same in every case."""
+    """Return a combined fit with its parts sorted by name, so that they have the same order in every case."""
     names, texts = fit.name.split(AND), fit.description.split(BESIDE)
     if len(names) != len(texts):
         return fit
@@ -124,32 +128,33 @@ def _in_order(fit: Fit) -> Fit:
     return replace(fit, name=AND.join(name for name, _ in parts), description=BESIDE.join(text for _, text in parts))
 
 
-def _by_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str], tries: Iterator[int]) -> dict[Unit, Fit]:
-    """Return the cases that are those readings, of which the most are tried first."""
-    found: dict[Unit, Fit] = {}
+def _explain_known(
+    cases: Mapping[Unit, ComposedCase], known_names: Sequence[str], tries: Iterator[int]
+) -> dict[Unit, Fit]:
+    """Return the fits of the cases that known readings explain together; larger combinations are tried first."""
+    fits: dict[Unit, Fit] = {}
     for unit, case in cases.items():
-        own = [name for name in settled if _is_late(name) or [*readings_named(name, case.wrong.problem)]]
-        sizes = dict.fromkeys(size for size in (len(own), len(own) - 1, len(own) - 2, 2, 1) if 0 < size <= len(own))
-        for names in (names for size in sizes for names in combinations(own, size)):
+        # A reading of rows without a key may apply only together with another reading, which makes rows empty.
+        of_rows = {name for name in known_names if name.startswith("empty-rows-")}
+        applicable = [name for name in known_names if name in of_rows or any(readings_named(name, case.wrong.problem))]
+        count = len(applicable)
+        sizes = dict.fromkeys(size for size in (count, count - 1, count - 2, 2, 1) if 0 < size <= count)
+        for names in (names for size in sizes for names in combinations(applicable, size)):
             if next(tries, None) is None:
-                return found
+                return fits
             if fit := case.fit(names):
-                found[unit] = fit
+                fits[unit] = fit
                 break
-    return found
+    return fits
 
 
-def _is_late(name: str) -> bool:
-    """Return whether another reading may make a reading possible: by a corner there may be rows without a key."""
-    return name.startswith("empty-rows-")
+def _explain_one_more(cases: Mapping[Unit, ComposedCase], known_names: Sequence[str]) -> dict[Unit, Fit]:
+    """Return the fits of the cases that the known readings and one more explain: the one that explains most cases.
 
-
-def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str]) -> dict[Unit, Fit]:
-    """Return the cases that agree with the readings that are settled and one more, which explains the most of them.
-
-    Of two that explain as many, and the same ones, none is named, unless one is a convention and the other is not.
+    If two readings explain equally many cases and disagree in one, the result is empty, unless only one of them is a
+    convention.
     """
-    every = ((unit, both) for unit, case in cases.items() if (both := _read_so_far(case, settled)))
+    every = ((unit, both) for unit, case in cases.items() if (both := _best_evidence(case, known_names)))
     read = dict(islice(every, MAX_EXAMINED))
     explained: dict[str, dict[Unit, Fit]] = {}
     refuting = Counter(name for _, evidence in read.values() for name in evidence.refuted)
@@ -157,70 +162,67 @@ def _beside_settled(cases: Mapping[Unit, ComposedCase], settled: Sequence[str]) 
         for fit in evidence.fits:
             if not fit.name.startswith(ACCURACY):
                 explained.setdefault(fit.name, {}).setdefault(unit, fit)
-    enough = {name: fits for name, fits in explained.items() if _is_enough(fits, refuting[name])}
-    best = sorted(enough.values(), key=_weight, reverse=True)
-    if not best or any(_weight(best[0]) == _weight(other) and _disagree(best[0], other) for other in best[1:]):
-        return {}
-    return {unit: _with(read[unit][0], fit) for unit, fit in best[0].items()}
+    enough = (fits for name, fits in explained.items() if _is_enough(fits, refuting[name]))
+    best = sorted(enough, key=_weight, reverse=True)
+    for rival in best[1:]:
+        shared = best[0].keys() & rival.keys()
+        if _weight(best[0]) == _weight(rival) and any(best[0][unit].answer != rival[unit].answer for unit in shared):
+            return {}
+    return {unit: _joined_fit(read[unit][0], fit) for unit, fit in best[0].items()} if best else {}
 
 
-def _read_so_far(case: ComposedCase, settled: Sequence[str]) -> tuple[Alternative, Evidence] | None:
-    """Return what a case says beside what is settled; by itself, if that is more: causality alone may have a corner."""
-    both = case.beside(settled)
-    return both if both is not None and both[1].fits else case.beside(()) or both
-
-
-def _disagree(one: Mapping[Unit, Fit], other: Mapping[Unit, Fit]) -> bool:
-    """Return whether a case has both readings, of which it does not tell which it is."""
-    return any(one[unit].answer != other[unit].answer for unit in one.keys() & other.keys())
+def _best_evidence(case: ComposedCase, known_names: Sequence[str]) -> tuple[Alternative, Evidence] | None:
+    """Return the evidence of a case under the known readings, or if that has no fit, under none of them."""
+    both = case.evidence_under(known_names)
+    return both if both is not None and both[1].fits else case.evidence_under(()) or both
 
 
 def _is_enough(fits: Mapping[Unit, Fit], refuting: int) -> bool:
-    """Return whether so many cases name a reading that it is no chance: of few keys several readings are one."""
-    least = LEAST_OF_CONVENTIONS if _is_meant(fits) else LEAST_OF_MISTAKES
-    return len(fits) >= least and MOST * len(fits) >= refuting
+    """Return whether enough cases name a reading: with few keys, several readings give the same result by chance."""
+    least = LEAST_OF_CONVENTIONS if _is_convention(fits) else LEAST_OF_MISTAKES
+    return len(fits) >= least and MIN_RATIO * len(fits) >= refuting
 
 
-def _is_meant(fits: Mapping[Unit, Fit]) -> bool:
+def _is_convention(fits: Mapping[Unit, Fit]) -> bool:
     return all(fit.verdict == Verdict.SEMANTIC for fit in fits.values())
 
 
 def _weight(fits: Mapping[Unit, Fit]) -> tuple[int, bool]:
-    return len(fits), _is_meant(fits)
+    return len(fits), _is_convention(fits)
 
 
-def _with(reading: Alternative, fit: Fit) -> Fit:
+def _joined_fit(reading: Alternative, fit: Fit) -> Fit:
     if not reading.name:
         return fit
     stage = min(reading.stage, fit.stage, key=stage_position)
-    verdict = max(reading.verdict.value, fit.verdict, key=lambda each: each != Verdict.SEMANTIC)
+    verdict = max(reading.verdict.value, fit.verdict, key=lambda name: name != Verdict.SEMANTIC)
     description = f"{reading.description}{BESIDE}{fit.description}"
     return replace(fit, name=f"{reading.name}{AND}{fit.name}", description=description, stage=stage, verdict=verdict)
 
 
 def together(problem: Problem, names: Sequence[str]) -> Iterator[Alternative]:
-    """Yield readings that are taken one behind the other, those that a problem has, in each of their forms."""
-    for parts in _each_behind_other(problem, names, ()):
+    """Yield the combination of the named readings that apply to a problem, in each of their forms."""
+    for parts in _applied_in_turn(problem, names, ()):
         if not parts:
             return
-        first = min(parts, key=lambda each: stage_position(each.stage))
-        name, description = AND.join(each.name for each in parts), BESIDE.join(each.description for each in parts)
-        verdict = Verdict.SEMANTIC if all(each.verdict is Verdict.SEMANTIC for each in parts) else Verdict.NUMERIC
+        first = min(parts, key=lambda part: stage_position(part.stage))
+        name, description = AND.join(part.name for part in parts), BESIDE.join(part.description for part in parts)
+        verdict = Verdict.SEMANTIC if all(part.verdict is Verdict.SEMANTIC for part in parts) else Verdict.NUMERIC
         problem, stage = parts[-1].problem, first.stage
         yield Alternative(problem, stage=stage, name=name, description=description, verdict=verdict)
 
 
-def _each_behind_other(
+def _applied_in_turn(
     problem: Problem, names: Sequence[str], parts: tuple[Alternative, ...]
 ) -> Iterator[tuple[Alternative, ...]]:
     if not names:
         yield parts
         return
-    said = {part.option[0] for part in parts if part.option is not None}
-    forms = (each for each in readings_named(names[0], problem) if each.option is None or each.option[0] not in said)
-    found = False
+    options = {part.option[0] for part in parts if part.option is not None}
+    forms = (form for form in readings_named(names[0], problem) if form.option is None or form.option[0] not in options)
+    has_form = False
     for form in forms:
-        found = True
-        yield from _each_behind_other(form.problem, names[1:], (*parts, form))
-    if not found:
-        yield from _each_behind_other(problem, names[1:], parts)
+        has_form = True
+        yield from _applied_in_turn(form.problem, names[1:], (*parts, form))
+    if not has_form:
+        yield from _applied_in_turn(problem, names[1:], parts)

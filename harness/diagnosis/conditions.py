@@ -1,9 +1,10 @@
-"""Conditions of a reading: features that the cases it explains have, and that passing cases which could show it lack.
+"""Finds the condition under which a reading applies, from passing cases.
 
-A kernel may forget causality beside a bias and be right without one. The reading explains the failing cases; that the
-others pass says where it does not hold. A case that passes says so if every form of the reading gives it another
-answer, by far more than rounding does. The condition is told if one fact, or two together, hold in all that the reading
-explains and in none of those, and no other fact does as well: then each other explanation has a counter-example.
+For example, a kernel may ignore causality only if it gets a bias. The reading "causality is ignored" explains its
+failing cases, but the cases without a bias pass. A passing case refutes a reading if every form of the reading would
+change its result by far more than rounding does. If enough passing cases refute the reading, ``condition_of`` looks for
+its condition: a fact of the call, or two facts together, that is true in all cases that the reading explains and in
+none of the refuting cases. The condition is reported only if every other fact has a counterexample.
 """
 
 from __future__ import annotations
@@ -23,67 +24,65 @@ from attncheck.spec import OPTIONS, result_stages
 from attncheck.spec.rounding import FORMATS
 
 _LEAST, _LEAST_OF_PAIRS = 3, 6
-"""Cases on either side; and cases that a reading explains of which two facts together are told."""
+"""Minimum number of explained and of refuting cases for a condition; and of explained cases for a pair of facts."""
 _FAR = 1e-3
-"""Of the largest number of a result: what a case that is right cannot be off by, beside a hundred roundings."""
+"""A passing case cannot differ by more than this share of its largest element, or by a hundred roundings."""
 _TILES = (16, 32, 64, 128)
 _OR_MORE = "or more"
+"""End of the facts that compare a size; they are not combined in pairs."""
 
 Facts = Mapping[str, bool]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """The words in which it is told where a reading holds; empty where that is not known. ``passing`` cases refute it.
-
-    ``text(description)`` says it.
-    """
+    """The condition of a reading in words, empty if it is not known; ``passing`` is the number of refuting cases."""
 
     words: str
     passing: int
 
     def text(self, description: str) -> str:
-        """Return the description of a reading with its condition, in front of what a description adds."""
-        said, semicolon, more = description.partition("; ")
+        """Return the description of a reading with the condition after its first part."""
+        first, semicolon, rest = description.partition("; ")
         others = f"{counted(self.passing, 'other case')} that would show it"
-        where = f"{BUT}only where {self.words}, and not in {others}" if self.words else f"{BUT}not in {others}"
-        return f"{said}{where}{semicolon}{more}"
+        condition = f"{BUT}only where {self.words}, and not in {others}" if self.words else f"{BUT}not in {others}"
+        return f"{first}{condition}{semicolon}{rest}"
 
 
 def condition_of(explained: Sequence[Problem], passing: Sequence[Problem]) -> Condition | None:
-    """Return where a reading holds, given the cases that it explains and those that pass though it would show.
+    """Return the condition of a reading from the cases that it explains and the passing cases that refute it.
 
-    None where too few pass to say that it does not hold everywhere.
+    None if too few passing cases refute it.
     """
     if len(passing) < _LEAST:
         return None
     if len(explained) < _LEAST:
         return Condition("", len(passing))
     failing, right = ([facts_of(problem) for problem in problems] for problems in (explained, passing))
-    found = _separating(failing, right)
-    return Condition(found[0] if len(found) == 1 else "", len(passing))
+    separating = _separating_facts(failing, right)
+    return Condition(separating[0] if len(separating) == 1 else "", len(passing))
 
 
-def _separating(failing: Sequence[Facts], right: Sequence[Facts]) -> list[str]:
-    """Return the facts, or else the pairs of facts, that hold in all failing cases and in no other."""
+def _separating_facts(failing: Sequence[Facts], right: Sequence[Facts]) -> list[str]:
+    """Return the facts, or else the pairs of facts, that are true in all failing cases and in no passing one."""
     shared = [words for words, holds in failing[0].items() if holds and all(facts.get(words) for facts in failing)]
     single = [words for words in shared if not any(facts.get(words) for facts in right)]
     if single or len(failing) < _LEAST_OF_PAIRS:
         return single
-    telling = [
+    pairable = [
         words
         for words in shared
         if not words.endswith(_OR_MORE) and sum(not facts.get(words) for facts in right) >= _LEAST
     ]
     return [
         f"{first} and {second}"
-        for first, second in combinations(telling, 2)
+        for first, second in combinations(pairable, 2)
         if not any(facts.get(first) and facts.get(second) for facts in right)
     ]
 
 
 def facts_of(problem: Problem) -> Facts:
-    """Return what may be said of the call that a problem is handed over as, in words, each true or false."""
+    """Return the facts of the call of a problem: a description in words -> whether it is true."""
     return dict(_facts(problem.as_call()))
 
 
@@ -112,9 +111,9 @@ def _facts(problem: Problem) -> Iterator[tuple[str, bool]]:
 
 
 def is_refuted_by(name: str, problem: Problem) -> bool | None:
-    """Return whether a case that passes refutes a reading: each of its forms gives it quite another answer.
+    """Return whether a passing case refutes a reading: all forms of the reading would clearly change its result.
 
-    None where the case has nothing of what the reading is about.
+    None if the reading does not apply to the case.
     """
     lowered = problem.without_layout()
     forms = list(readings_named(name, lowered))
@@ -124,14 +123,14 @@ def is_refuted_by(name: str, problem: Problem) -> bool | None:
     return all(_differ(lowered, right.stages, approximate(form.problem).stages) for form in forms)
 
 
-def _differ(problem: Problem, right: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+def _differ(problem: Problem, right: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
     dtype = next(array.dtype.name for array in problem.inputs.values() if array.dtype.name in FORMATS)
     for stage in result_stages(problem.operation, problem.options, problem.inputs):
-        one, another = right.get(stage), other.get(stage)
-        if one is None or another is None or one.shape != another.shape or not one.size:
+        first, second = right.get(stage), expected.get(stage)
+        if first is None or second is None or first.shape != second.shape or not first.size:
             continue
-        is_finite = np.isfinite(one) & np.isfinite(another)
-        far = max(_FAR, 100 * FORMATS[dtype].unit_roundoff) * np.abs(one[is_finite]).max(initial=0)
-        if (np.abs(one - another)[is_finite] > far).any():
+        is_finite = np.isfinite(first) & np.isfinite(second)
+        far = max(_FAR, 100 * FORMATS[dtype].unit_roundoff) * np.abs(first[is_finite]).max(initial=0)
+        if (np.abs(first - second)[is_finite] > far).any():
             return True
     return False

@@ -1,7 +1,7 @@
-"""Conventions that a function declares, and the exact answer under them.
+"""Applies the conventions that a function declares: the exact answer of a case under them.
 
-Every command uses this module, so that all judge a function alike. What a query without a key
-gives is declared, too, but no other problem (``judging.empty_row_conventions``).
+Every command uses this module, so that all commands judge a function in the same way. A function also declares the
+result of a query without a key, but that makes no other problem (``judging.empty_row_conventions``).
 """
 
 from __future__ import annotations
@@ -27,41 +27,46 @@ def truth_for(
     returned: Collection[str] | None = None,
     store: Store = NO_STORE,
 ) -> Truth:
-    """Return the exact answer of a case as an implementation reads it, of the stages that it ``returned``."""
+    """Return the exact answer of a case under an implementation's conventions, for the stages that it ``returned``."""
     return truth_as_declared(truth_of_case(case, inputs, returned, store), implementation.reads_calls_as)
 
 
-def truth_as_declared(own: Truth, conventions: Mapping[str, str]) -> Truth:
-    """Return the exact answer of a case as an implementation reads it that declares conventions; of most, the case's.
+def truth_as_declared(truth: Truth, conventions: Mapping[str, str]) -> Truth:
+    """Return the exact answer of a case under declared conventions; the same truth if they change nothing.
 
-    What says how it is read is the truth's ``read_as``.
+    The truth's ``read_as`` describes the conventions that apply.
     """
     if not conventions:
-        return own
+        return truth
     key = f"declared {sorted(conventions.items())}"
-    if key not in own.of_readings:
-        reading = read_as_declared(own.judged.called, conventions)
-        own.of_readings[key] = (
-            own if reading is None else replace(truth_of_reading(own, reading.problem), read_as=reading.description)
+    if key not in truth.of_readings:
+        reading = read_as_declared(truth.judged.called, conventions)
+        truth.of_readings[key] = (
+            truth if reading is None else replace(truth_of_reading(truth, reading.problem), read_as=reading.description)
         )
-    found: Truth = own.of_readings[key]
-    return found
+    declared: Truth = truth.of_readings[key]
+    return declared
 
 
 def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
-    """Return a problem as an implementation reads its call that declares these conventions; None where it is the same.
+    """Return the problem that an implementation with these conventions computes; None if they change nothing.
 
-    They are applied to the call as it is made, one behind the other. What a query without a key gives is none of them.
+    The conventions are applied to the call, one after the other. The result of a query without a key is not among them.
     """
     called, applied = delivered(problem), list[str]()
-    for is_before in (True, False):  # what a call is lowered to has options that nobody was asked for
+    for is_before in (True, False):  # the call first: the lowered problem has options that the case does not set
         for option in conventions.items():
             if option[0] in applied:
                 continue
-            rows = (each for each in ALL_READINGS if each.option == option and each.before_lowering is is_before)
-            forms = (form for row in rows for form in replace(row, before_lowering=False).of_problem(called))
-            if found := next((form for form in forms if _is_said_by(form, option)), None):
-                called, applied = found.problem, [*applied, option[0]]
+            rows = (row for row in ALL_READINGS if row.option == option and row.before_lowering is is_before)
+            forms = (
+                form
+                for row in rows
+                for form in replace(row, before_lowering=False).of_problem(called)
+                if not (form.replacement or form.stage_aliases) and (option[0] != "scale" or form.shared)
+            )
+            if form := next(forms, None):
+                called, applied = form.problem, [*applied, option[0]]
         called = called.without_layout()
     if not applied:
         return None
@@ -70,17 +75,14 @@ def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Altern
 
 
 def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) -> Problem | None:
-    """Rewrite a problem as the call by which an implementation with these conventions computes it; None if none does.
+    """Return the call with which an implementation with these conventions computes the problem; None if there is none.
 
-    If True in a mask forbids, the call has the inverted mask. A corner of causality cannot be undone like that.
+    For example, if True in its mask means masked, the call has the inverted mask. Another corner of causality has no
+    such call.
     """
-    found = read_as_declared(problem, conventions)
-    if found is None:
+    declared = read_as_declared(problem, conventions)
+    if declared is None:
         return problem
-    again = read_as_declared(found.problem, conventions)
-    return found.problem if again is not None and is_same(again.problem, delivered(problem).without_layout()) else None
-
-
-def _is_said_by(form: Alternative, option: tuple[str, str]) -> bool:
-    is_problem = form.replacement is None and not form.stage_aliases
-    return is_problem and (option[0] != "scale" or bool(form.shared))
+    again = read_as_declared(declared.problem, conventions)
+    is_undone = again is not None and is_same(again.problem, delivered(problem).without_layout())
+    return declared.problem if is_undone else None

@@ -1,15 +1,16 @@
-"""What an implementation that fails a case does instead, as far as this case tells.
+"""Examines one failing case: finds the readings under which the returned stages are right.
 
-For an implementation that fails, every other reading of its case is evaluated in float64 NumPy, and those that come
-near enough are compared with their own exact answers, nearest first (``wrong_result.py``). One case names a cause where
-a single reading fits it; of several, all decide together (``decision.py``). Each trial costs an evaluation of the
-oracle, so there are few, and none on large problems.
+``diagnose_case`` evaluates every reading of the case in float64 and computes its distance to the returned stages. Exact
+arithmetic is expensive, so only the nearest readings are compared with their exact answers (``wrong_result.py``), at
+most ``MAX_TRIALS``, and none on large problems. If no reading fits, ``diagnose_case`` fits a number, such as a scale,
+or estimates an accuracy. One case has a diagnosis if a single reading fits it; in a run, all failing cases decide
+together (``decision.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,14 +20,14 @@ from attncheck.diagnosis.readings import undefined_row_conventions
 from attncheck.diagnosis.residuals import approximate, residual
 from attncheck.diagnosis.wrong_result import (
     WrongResult,
-    does_fit,
     fitted_numbers,
+    is_distinguishable,
     is_only_in_empty_rows,
     judge_accuracy,
     judge_trades,
-    stages_behind,
+    matches,
+    stages_from,
     try_reading,
-    would_show,
 )
 from attncheck.execution.worker import Computed
 from attncheck.judging.alternatives import Alternative
@@ -52,80 +53,74 @@ from attncheck.spec.rounding import FORMATS
 from attncheck.spec.verdicts import Verdict
 
 MAX_ELEMENTS = 1 << 15
-"""Elements of a score matrix up to which readings are tried; the oracle takes a tenth of a second for so many."""
+"""Maximum size of a score matrix for which readings are tried; the exact answer then takes a tenth of a second."""
 MAX_FITTED = 1 << 17
-"""Elements of the judged rows of a score matrix up to which numbers are fitted, which takes a few evaluations."""
+"""Maximum size of the judged rows of a score matrix for which numbers are fitted, which takes a few evaluations."""
 MAX_TRIALS = 8
+"""Maximum number of readings that are compared with their exact answers; each takes an evaluation of the oracle."""
 _MARGIN = 2.0**10
-"""How many times its bound a mean difference may be until a reading is not worth a trial."""
+"""A reading is worth a trial if its mean difference is at most this many times the bound."""
 
 
 def diagnose_case(wrong: WrongResult) -> Findings:
-    """Return the readings of a case under which all failing stages agree, and those that would have shown."""
+    """Return the readings of a case under which all failing stages are right, and the refuted ones."""
     if is_only_in_empty_rows(wrong):
-        of_rows = undefined_row_conventions(wrong.problem)
-        found = next(
-            (each for each in of_rows if does_fit(wrong, each, truth_of_reading(wrong.truth, each.problem))), None
+        conventions = undefined_row_conventions(wrong.problem)
+        first = next(
+            (rule for rule in conventions if matches(wrong, rule, truth_of_reading(wrong.truth, rule.problem))), None
         )
-        return Findings((*([] if found is None else [found]), *_giving_rows_a_key(wrong)))
+        return Findings((*([] if first is None else [first]), *_readings_that_fill_empty_rows(wrong)))
     if not wrong.stages.keys() <= wrong.truth.exact.keys():
         return NO_FINDINGS
     if _is_small(wrong):
-        return _regular(wrong)
+        return _try_readings(wrong)
     if math.prod(scores_shape(wrong.truth.stages.computation)) > MAX_FITTED:
         return NO_FINDINGS
-    fits, refuted = _fitted(wrong)
-    return Findings(tuple(fits), frozenset(refuted - {each.name for each in fits}))
+    fits, refuted = _fit_numbers(wrong)
+    return Findings(tuple(fits), frozenset(refuted - {alternative.name for alternative in fits}))
 
 
-def _regular(wrong: WrongResult) -> Findings:
-    near, refuted = _near(wrong)
+def _try_readings(wrong: WrongResult) -> Findings:
+    """Compare the nearest readings of a small case with their exact answers."""
+    candidates, refuted = _rank_readings(wrong)
     fits: list[Alternative] = []
-    for convention in near[:MAX_TRIALS]:
-        if found := try_reading(wrong, convention):
-            fits.append(found)
-        elif would_show(wrong, convention):
-            refuted.add(convention)
-    open_ = frozenset(each.name for each in near[MAX_TRIALS:])
-    names = _refuted_in_every_form(wrong, refuted)
+    for alternative in candidates[:MAX_TRIALS]:
+        if fitting := try_reading(wrong, alternative):
+            fits.append(fitting)
+        elif is_distinguishable(wrong, alternative):
+            refuted.add(alternative)
+    untried = frozenset(alternative.name for alternative in candidates[MAX_TRIALS:])
+    # A name is refuted if all of its forms are, such as causality aligned separately or together with a window.
+    not_refuted = {alternative.name for alternative in wrong.applicable if alternative not in refuted}
+    names = {alternative.name for alternative in refuted} - not_refuted
     if not fits:
-        fits, fitted_refuted = _fitted(wrong)
+        fits, fitted_refuted = _fit_numbers(wrong)
         names |= fitted_refuted
-    return Findings(tuple(fits), frozenset(names - {each.name for each in fits}), open_)
+    return Findings(tuple(fits), frozenset(names - {alternative.name for alternative in fits}), untried)
 
 
-def _refuted_in_every_form(wrong: WrongResult, refuted: Set[Alternative]) -> set[str]:
-    """Return the names that are refuted: some have several forms, as causality aligned alone or with a window."""
-    return {each.name for each in refuted} - {each.name for each in wrong.possible if each not in refuted}
+def _readings_that_fill_empty_rows(wrong: WrongResult) -> list[Alternative]:
+    """Return the readings that explain wrong rows without a key: fewer rows are empty, or empty rows give other values.
 
-
-def _giving_rows_a_key(wrong: WrongResult) -> list[Alternative]:
-    """Return what else may be behind rows without a key that are wrong: what lets them attend, and changes no other.
-
-    A reading whose distance is not known is tried, too: what may be the cause of such a row is not left out for that. A
-    number in the place of minus infinity makes such a row uniform, which the convention says.
+    Readings without a known distance are tried, too. A reading with another ``mask_fill`` is not tried: it makes such a
+    row uniform, which is already a convention for empty rows.
     """
     if not _is_small(wrong):
         return []
-    near = [
-        each
-        for each in wrong.possible
-        if not wrong.readings.is_open(each)
-        and each.problem.options.get("mask_fill") == wrong.problem.options.get("mask_fill")
-        and wrong.readings.residual(each, wrong.stages) <= _MARGIN * wrong.allowed
-        and _gives_rows_a_key(wrong, each)
+    readings, options = wrong.readings, wrong.problem.options
+    candidates = [
+        alternative
+        for alternative in wrong.applicable
+        if not readings.lacks_distance(alternative)
+        and alternative.problem.options.get("mask_fill") == options.get("mask_fill")
+        and readings.residual(alternative, wrong.stages) <= _MARGIN * wrong.allowed
+        and (
+            alternative.problem.options.get("empty_rows") != options.get("empty_rows")
+            or readings.approximation(alternative).undefined_rows.empty.sum() < readings.own.undefined_rows.empty.sum()
+        )
     ]
-    worth_trying = [*near[:MAX_TRIALS], *filter(wrong.readings.is_open, wrong.possible)]
-    return [found for each in worth_trying if (found := try_reading(wrong, each))]
-
-
-def _gives_rows_a_key(wrong: WrongResult, reading: Alternative) -> bool:
-    """Whether fewer rows have no key under a reading, or those that have none give something else."""
-    if reading.problem.options.get("empty_rows") != wrong.problem.options.get("empty_rows"):
-        return True
-    return bool(
-        wrong.readings.approximation(reading).undefined_rows.empty.sum() < wrong.readings.own.undefined_rows.empty.sum()
-    )
+    worth_trying = [*candidates[:MAX_TRIALS], *filter(readings.lacks_distance, wrong.applicable)]
+    return [fitting for alternative in worth_trying if (fitting := try_reading(wrong, alternative))]
 
 
 def _is_small(wrong: WrongResult) -> bool:
@@ -133,64 +128,56 @@ def _is_small(wrong: WrongResult) -> bool:
     return wrong.truth.judged.query_rows is None and size <= MAX_ELEMENTS
 
 
-def _near(wrong: WrongResult) -> tuple[list[Alternative], set[Alternative]]:
-    """Return the readings that are worth a trial, nearest first, and those that are refuted by distance."""
+def _rank_readings(wrong: WrongResult) -> tuple[list[Alternative], set[Alternative]]:
+    """Return the readings that are worth a trial, nearest first, and the readings that their distance refutes."""
     readings, refuted = wrong.readings, set[Alternative]()
-    own = residual(readings.own, wrong.stages)
+    own_distance = residual(readings.own, wrong.stages)
     unit, allowed = FORMATS[wrong.truth.bounds.dtype].unit_roundoff, wrong.allowed
-    ranked, open_ = [], []
-    for order, convention in enumerate(wrong.possible):
-        if readings.is_open(convention):
-            open_.append(convention)
+    ranked, without_distance = [], []
+    for order, alternative in enumerate(wrong.applicable):
+        if readings.lacks_distance(alternative):
+            without_distance.append(alternative)
             continue
-        far = readings.residual(convention, wrong.stages, min(own, _MARGIN * allowed))
-        if far < own and far <= _MARGIN * allowed:
-            ranked.append((max(far, 64 * unit), order, convention))  # nearer than that, rounding decides
-        elif readings.separation(convention, stages_behind(convention, wrong.judged)) > _MARGIN * allowed:
-            refuted.add(convention)
-    return [
-        *(each for *_, each in sorted(ranked, key=lambda entry: entry[:2])),
-        *_steps(wrong, open_, refuted),
-    ], refuted
+        distance = readings.residual(alternative, wrong.stages, min(own_distance, _MARGIN * allowed))
+        if distance < own_distance and distance <= _MARGIN * allowed:
+            ranked.append((max(distance, 64 * unit), order, alternative))  # below 64 units, rounding decides
+        elif readings.separation(alternative, stages_from(alternative, wrong.judged)) > _MARGIN * allowed:
+            refuted.add(alternative)
+    nearest = [alternative for *_, alternative in sorted(ranked, key=lambda entry: entry[:2])]
+    # A step needs no exact arithmetic, so all steps are tried, and only those that fit count as candidates.
+    for alternative in without_distance:
+        if alternative.replacement is None or try_reading(wrong, alternative):
+            nearest.append(alternative)
+        elif is_distinguishable(wrong, alternative):
+            refuted.add(alternative)
+    return nearest, refuted
 
 
-def _steps(wrong: WrongResult, steps: list[Alternative], refuted: set[Alternative]) -> list[Alternative]:
-    """Return the steps that fit: no trial of theirs needs the oracle, so that none is left out for its number."""
-    left = []
-    for convention in steps:
-        if convention.replacement is None or try_reading(wrong, convention):
-            left.append(convention)
-        elif would_show(wrong, convention):
-            refuted.add(convention)
-    return left
-
-
-def _fitted(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
-    """Return what fits with a number that is found for it, else the accuracy that it has; and what does not."""
+def _fit_numbers(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
+    """Return the readings with a fitted number that fit, or else the accuracies; and the names that do not fit."""
     missed = set[str]()
     fits: dict[str, Alternative] = {}
-    for convention in fitted_numbers(wrong):
-        if convention.replacement is None and not _is_near(wrong, convention):
-            missed.add(convention.name)
-        elif convention.name not in fits and (found := try_reading(wrong, convention)):
-            fits[convention.name] = found
-        elif would_show(wrong, convention):
-            missed.add(convention.name)
+    for alternative in fitted_numbers(wrong):
+        is_near = alternative.replacement is not None or (
+            residual(approximate(alternative.problem, wrong.truth.judged.query_rows), wrong.stages)
+            <= _MARGIN * wrong.allowed
+        )
+        if not is_near:
+            missed.add(alternative.name)
+        elif alternative.name not in fits and (fitting := try_reading(wrong, alternative)):
+            fits[alternative.name] = fitting
+        elif is_distinguishable(wrong, alternative):
+            missed.add(alternative.name)
     if fits:
         return list(fits.values()), missed - fits.keys()
     accuracy, refuted = judge_accuracy(wrong)
-    trades, others = judge_trades(wrong)
-    return ([] if accuracy is None else [accuracy]) + trades, refuted | others | missed
-
-
-def _is_near(wrong: WrongResult, convention: Alternative) -> bool:
-    nearest = approximate(convention.problem, wrong.truth.judged.query_rows)
-    return residual(nearest, wrong.stages) <= _MARGIN * wrong.allowed
+    trades, refuted_trades = judge_trades(wrong)
+    return ([] if accuracy is None else [accuracy]) + trades, refuted | refuted_trades | missed
 
 
 @dataclass(frozen=True)
 class DiagnosedStages(JudgedStages):
-    """Judged stages, with what the case says of what else fails."""
+    """Judged stages, with the findings of the case."""
 
     findings: Findings = NO_FINDINGS
 
@@ -200,7 +187,7 @@ class DiagnosedStages(JudgedStages):
         return None if self.diagnosis is None else self.findings.name or self.diagnosis.name
 
     def without_diagnosis(self) -> Self:
-        """Return the same stages, recognised as nothing."""
+        """Return the same stages without a diagnosis and without findings."""
         return replace(self, diagnosis=None, findings=NO_FINDINGS)
 
 
@@ -209,39 +196,46 @@ def judge_and_diagnose(
     stages: Stages,
     shapes: Mapping[str, Shape],
     rounding_model: str,
-    own: OwnEmptyRows | None = None,
+    known_empty_rows: OwnEmptyRows | None = None,
     *,
     judgements: list[StageJudgement] | None = None,
 ) -> DiagnosedStages:
-    """Judge every stage, and say of what fails which convention or mistake it is, where that can be told.
+    """Judge every stage, and diagnose the failing ones.
 
-    ``own`` is what the implementation is known to give for a query without a key. ``judgements`` of the stages may be
-    known.
+    ``known_empty_rows`` is the known result of the implementation for a query without a key. ``judgements`` of the
+    stages are passed if they are already known.
     """
-    judged = judge_implementation(truth, stages, shapes, rounding_model, own, judgements=judgements)
+    judged = judge_implementation(truth, stages, shapes, rounding_model, known_empty_rows, judgements=judgements)
     unexplained = DiagnosedStages(**vars(judged))
     if not judged.starting_points:
         return unexplained
     last = judged.starting_points[-1]
-    other = last if isinstance(last, OwnStartingPoint) else None
+    empty_rows = last if isinstance(last, OwnStartingPoint) else None
     sound, findings = sound_stages(truth.for_returned(stages), stages, shapes), NO_FINDINGS
     for start in judged.starting_points:
         failed = {stage: sound[stage] for stage in failed_stages(start.judgements)}
-        right = {each.stage: sound[each.stage] for each in start.judgements if each.verdict is Verdict.AGREE}
+        right = {
+            judgement.stage: sound[judgement.stage]
+            for judgement in start.judgements
+            if judgement.verdict is Verdict.AGREE
+        }
         wrong = WrongResult(start.truth, failed, rounding_model, right)
         findings = diagnose_case(wrong) if failed else NO_FINDINGS
-        found = findings.named
-        if found is not None:
-            description = found.description.format(stage=next(iter(failed)))
-            # Beside a mistake, what is known of rows without a key adds nothing to its size.
-            sized = other if other is not None and found.option == other.convention.option else start
+        diagnosis = findings.named
+        if diagnosis is not None:
+            description = diagnosis.description.format(stage=next(iter(failed)))
+            # If the diagnosis is a mistake, the known result of rows without a key does not change its size.
+            sized = start
+            if empty_rows is not None and diagnosis.option == empty_rows.convention.option:
+                sized = empty_rows
             named = [
-                with_convention(each, found, description) if each.stage in failed else each for each in sized.judgements
+                with_convention(judgement, diagnosis, description) if judgement.stage in failed else judgement
+                for judgement in sized.judgements
             ]
             # A stage that is right in this case does not show where a reading begins.
-            begins_at = found.stage if found.stage and found.stage not in right else judged.begins_at
+            begins_at = diagnosis.stage if diagnosis.stage and diagnosis.stage not in right else judged.begins_at
             return DiagnosedStages(
-                **vars(with_excuses(named, begins_at, found, start, own)),
+                **vars(with_excuses(named, begins_at, diagnosis, start, known_empty_rows)),
                 findings=findings,
             )
     return replace(unexplained, findings=findings)

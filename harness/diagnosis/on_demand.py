@@ -1,4 +1,4 @@
-"""The diagnosis as verdicts ask for it; the catalogue of readings is loaded by the first case that needs it."""
+"""The diagnosis as the judge calls it; the first case that needs the catalogue of readings imports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DiagnosisOnDemand:
     """A ``judging.judge.Diagnosis`` that can be pickled, and imports the catalogue when it is first used."""
 
     def truth_as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
-        """Return the exact answer of a case as an implementation reads it that declares conventions."""
+        """Return the exact answer of a case under the conventions that an implementation declares."""
         from attncheck.diagnosis.declared import truth_as_declared
 
         return truth_as_declared(truth, conventions)

@@ -1,14 +1,13 @@
-"""The catalogue of readings: what implementations do instead of what a case says, a row each.
+"""The catalogue of readings: what an implementation may compute instead of the case, one row each.
 
-A convention is another reading of the same options: where causality and windows are counted from, which truth value
-of a mask forbids, how grouped heads are shared. A mistake leaves an option out, or takes another value for it: nobody
-means that. Both are the exact answer of a problem that the case does not pose, so that a result can be compared with it
-within bounds (``wrong_result.py``). A row is offered by cases that have what it is about, and one that changes nothing
-there is told apart from the case by nobody.
+A convention is another meaning of the same options: the corner from which causality and windows count, the truth value
+of a mask that forbids, the assignment of grouped heads. A mistake ignores an option, or uses another value: no user
+intends that. Both have the exact answer of another problem, so a result can be compared with it within bounds
+(``wrong_result.py``). A reading applies only to cases that use its option. If it does not change the result of a case,
+that case cannot confirm it.
 
-Diagnosis tries all rows on a case that fails, ``docs/diagnoses.md`` lists them, and an implementation that computes
-``reading_of(name, problem)`` in the place of a problem has that fault. Steps that are no problem's are rows, too
-(``replaced_steps.py``); ``CATALOGUE`` has all.
+The diagnosis tries all readings on a failing case, and ``docs/diagnoses.md`` lists them. Readings that replace a step
+have no problem (``replaced_steps.py``). ``CATALOGUE`` has all readings.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from attncheck.spec import (
 )
 from attncheck.spec.classes import PRESETS, WITH
 
-# Who may attend to whom.
+# Masks: which query attends to which key.
 
 _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
     "top_left": ("top-left", "i"),
@@ -72,67 +71,69 @@ _ALIGNMENTS: Mapping[str, tuple[str, str]] = {
 
 
 def _subject(problem: Problem) -> tuple[str, str] | None:
-    """Return what counts positions, and the rule by which it does; None where nothing does."""
+    """Return the option that compares positions, in words, and its rule; None without such an option."""
     if problem.options.get("is_causal"):
         return "causality", "key j for query i iff j <= {}"
     return ("the window", "query i stands at key {}") if problem.options.get("window") else None
 
 
-def _aligned(alignment: str, position: str) -> Change:
-    """Count positions from a corner: the first query stands at the first key, or the last query at the last key."""
+def _align(alignment: str, position: str) -> Change:
+    """Align causality and the window at a corner: the first query with the first key, or the last with the last."""
 
     def change(problem: Problem) -> Iterator[Form]:
-        options, subject = problem.options, _subject(problem)
-        other = problem.without_input("query_offsets").with_options(alignment=alignment)
-        if subject is None or query_offset(other.options, other.inputs) == query_offset(options, problem.inputs):
+        if (subject := _subject(problem)) is None:
+            return
+        options, realigned = problem.options, problem.without_input("query_offsets").with_options(alignment=alignment)
+        if query_offset(realigned.options, realigned.inputs) == query_offset(options, problem.inputs):
             return
         default = "behind the past" if "past_key" in problem.inputs else "top-left"
         if "query_offsets" in problem.inputs:
             default = "at the offset of each batch entry"
         meant, *_ = _ALIGNMENTS.get(str(options.get("alignment")), (default,))
         words = {"subject": subject[0], "rule": subject[1].format(position), "meant": meant}
-        yield Form(other, words)
+        yield Form(realigned, words)
         if options.get("is_causal") and options.get("window"):
-            yield from (Form(each, words) for each in _aligned_separately(problem, other))
+            yield from (Form(separate, words) for separate in _align_separately(problem, realigned))
 
     return change
 
 
-def _aligned_separately(problem: Problem, other: Problem) -> Iterator[Problem]:
-    """Yield one of causality and window aligned otherwise, the other one as the case means it."""
+def _align_separately(problem: Problem, realigned: Problem) -> Iterator[Problem]:
+    """Yield the problem with only causality realigned, and with only the window realigned."""
     queries, keys = queries_and_keys(problem.inputs)
-    positions, key = np.arange(queries)[:, np.newaxis] + query_offset(other.options, other.inputs), np.arange(keys)
+    first, key = query_offset(realigned.options, realigned.inputs), np.arange(keys)
+    positions = np.arange(queries)[:, np.newaxis] + first
     yield with_allowed(problem.with_options(is_causal=False), key <= positions)
     yield with_allowed(problem.with_options(window=None), within_window(problem, positions, key))
 
 
-def _window_moved(*moves: int) -> Change:
-    """Move ends of a window that are given."""
+def _with_window_moved(*moves: int) -> Change:
+    """Move the ends of a window; None if an end that moves is unbounded."""
 
     def change(problem: Problem) -> Form | None:
         window = problem.options["window"]
         if any(end is None and move for end, move in zip(window, moves, strict=True)):
             return None
-        other = tuple(map(plus, window, moves))
-        words = {"window": other, "meant": window}
-        return Form(problem.with_options(window=other), {name: json.dumps(each) for name, each in words.items()})
+        moved = tuple(map(plus, window, moves))
+        words = {"window": moved, "meant": window}
+        return Form(problem.with_options(window=moved), {name: json.dumps(ends) for name, ends in words.items()})
 
     return change
 
 
-def _diagonal(allows: Callable[[Any], Any]) -> Change:
-    """Let causality forbid other keys, by how far they lie behind a query. As a mask: no option says that."""
+def _causal_by_distance(allows: Callable[[Any], Any]) -> Change:
+    """Replace causality by a mask of the keys whose distance after the query is allowed."""
 
     def change(problem: Problem) -> Problem:
         queries, keys = queries_and_keys(problem.inputs)
-        behind = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(problem.options, problem.inputs)
-        return with_allowed(problem.with_options(is_causal=False), allows(behind))
+        distance = np.arange(keys) - np.arange(queries)[:, np.newaxis] - query_offset(problem.options, problem.inputs)
+        return with_allowed(problem.with_options(is_causal=False), allows(distance))
 
     return change
 
 
 def _causality_added(problem: Problem) -> Problem:
-    """Add who may attend by causality, and by a mask, as numbers."""
+    """Add the mask and causality to the scores as the numbers 0 and 1."""
     queries, keys = queries_and_keys(problem.inputs)
     first = query_offset(problem.options, problem.inputs)
     allowed = np.arange(keys) <= np.arange(queries)[:, np.newaxis] + first
@@ -141,8 +142,8 @@ def _causality_added(problem: Problem) -> Problem:
     return with_mask(problem.without_input("mask").with_options(is_causal=False)).with_inputs(bias=bias)
 
 
-def _last_row(problem: Problem) -> Problem | None:
-    """Let the last query see all keys: of tiles, the one that is left over has lost its mask."""
+def _last_row_unmasked(problem: Problem) -> Problem | None:
+    """Unmask the last query, as if the last incomplete tile had no mask."""
     plain = problem.canonical()
     shape = scores_shape(plain)
     allowed = Computation.as_given(plain).kept(shape)
@@ -159,8 +160,8 @@ def _fill_added(problem: Problem) -> Form | None:
     if kept is None or np.isneginf(problem.inputs.get("bias", np.zeros(1))).any():
         return None
     bias = np.where(kept, 0.0, float(plain.options.get("mask_fill", -np.inf))) + problem.inputs.get("bias", 0.0)
-    other = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
-    return Form(other, _fill_in_words(problem), stage_aliases={"masked": "biased"})
+    unmasked = plain.but({"is_causal": None, "mask_fill": None}, mask=None, bias=bias)
+    return Form(unmasked, _fill_in_words(problem), stage_aliases={"masked": "biased"})
 
 
 def _fill_in_words(problem: Problem) -> dict[str, str]:
@@ -175,12 +176,12 @@ def _fill_inverted(problem: Problem) -> Form | None:
 
 
 def _first_by_offsets(problem: Problem) -> str:
-    """Name the stage that shows first where queries of a batch entry stand: a rotation, if there is one."""
+    """Return the first stage that depends on query offsets: the rotated query, if there is a rotation."""
     return "rotated_query" if "rotary_cos" in problem.inputs else "masked"
 
 
-def _filled(number: Callable[[Problem], float]) -> Change:
-    """Put a number in the place of forbidden scores, which the case means to be minus infinity."""
+def _fill_with(number: Callable[[Problem], float]) -> Change:
+    """Set masked scores to a number; the case sets them to minus infinity."""
 
     def change(problem: Problem) -> Problem | None:
         if problem.options.get("mask_fill") is not None or "mask_fill" not in OPERATIONS[problem.operation].options:
@@ -190,18 +191,18 @@ def _filled(number: Callable[[Problem], float]) -> Change:
     return change
 
 
-def _least(problem: Problem) -> float:
-    """Return the least finite number of what a problem's scores are in."""
+def _least_number(problem: Problem) -> float:
+    """Return the lowest finite number of the dtype of the scores."""
     dtype = next(problem.inputs[name].dtype for name in ("query", "scores") if name in problem.inputs)
     return float(np.finfo(dtype if dtype.kind == "f" else np.float32).min)
 
 
-def _fill_read_as(change: Callable[[float], float]) -> Change:
+def _change_fill(change: Callable[[float], float]) -> Change:
     def changed(problem: Problem) -> Form | None:
         fill = problem.options["mask_fill"]
-        other = change(fill)
-        words = {"fill": f"{other:.6g}", "meant": f"{fill:.6g}"}
-        return None if other == fill else Form(problem.with_options(mask_fill=other), words)
+        other_fill = change(fill)
+        words = {"fill": f"{other_fill:.6g}", "meant": f"{fill:.6g}"}
+        return None if other_fill == fill else Form(problem.with_options(mask_fill=other_fill), words)
 
     return changed
 
@@ -212,10 +213,10 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
 
     def change(problem: Problem) -> Problem | Form:
         if isinstance(spec, OptionSpec):
-            other = problem.with_options(**{name: False if spec.type is bool else None})
+            without_option = problem.with_options(**{name: False if spec.type is bool else None})
             if stage == "masked":
-                return with_mask(other)
-            return Form(other, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
+                return with_mask(without_option)
+            return Form(without_option, stage_aliases={stage: LOGITS[LOGITS.index(stage) - 1]})
         if spec.folds_into == "mask":
             return with_mask(problem).without_input(name)
         if spec.neutral is None:
@@ -231,7 +232,7 @@ def _ignored(name: str, spec: InputSpec | OptionSpec) -> Reading:
 _ATTENDING = (
     *(
         convention(f"aligned-{name}", f"{{subject}} is aligned {name} ({{rule}}); the case means {{meant}}",
-                   _aligned(alignment, position))
+                   _align(alignment, position))
         for alignment, (name, position) in _ALIGNMENTS.items()
     ),
     convention("mask-inverted", "the mask is read as True = may not attend; the case means True = may attend",
@@ -242,9 +243,9 @@ _ATTENDING = (
         convention(f"window-too-{how}-{ends.replace(' the', '').replace(' ', '-')}",
                    f"the window is one key too {how} on the {ends}: {{window}}; the case means {{meant}}, ends "
                    "included",
-                   _window_moved(step * left, step * right), "window")
+                   _with_window_moved(step * of_left, step * of_right), "window")
         for how, step in (("narrow", -1), ("wide", 1))
-        for ends, left, right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
+        for ends, of_left, of_right in (("left", 1, 0), ("right", 0, 1), ("left and the right", 1, 1))
     ),
     *(
         convention(f"key-lengths-one-too-{name}",
@@ -265,16 +266,16 @@ _ATTENDING = (
             lambda problem: problem.with_options(mask_fill=problem.options["mask_fill"] * scale_of(problem))
             if has_scale(problem) else None, "mask_fill"),
     *(
-        Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _filled(number))
+        Reading(f"masked-at-{name}", f"a forbidden score is {words}; the case means minus infinity", _fill_with(number))
         for name, words, number in (
             ("minus-1e4", "a finite number, such as -1e4", lambda problem: -1e4),
             ("minus-1e9", "a finite number, such as -1e9", lambda problem: -1e9),
-            ("least-number", "the least finite number", _least),
+            ("least-number", "the least finite number", _least_number),
             ("zero", "0", lambda problem: 0.0),
         )
     ),
     *(
-        Reading(f"fill-{name}", f"the fill is {{fill}}, {words}; the case means {{meant}}", _fill_read_as(change),
+        Reading(f"fill-{name}", f"the fill is {{fill}}, {words}; the case means {{meant}}", _change_fill(change),
                 "mask_fill")
         for name, words, change in (
             ("negated", "of the other sign", lambda fill: -fill), ("of-minus-1e4", "a constant", lambda fill: -1e4)
@@ -283,14 +284,14 @@ _ATTENDING = (
     Reading("fill-inverted", "the fill is {fill}: the sign of an exponent is lost", _fill_inverted, "mask_fill"),
     *(_ignored(name, spec) for name, spec in IGNORABLE.items()),
     Reading("causal-next-key", "causality is off by one: each query sees one key too many, j <= i + 1",
-            _diagonal(lambda behind: behind <= 1), "is_causal"),
+            _causal_by_distance(lambda distance: distance <= 1), "is_causal"),
     Reading("causal-without-own-key", "causality is off by one: no query sees its own key, j < i",
-            _diagonal(lambda behind: behind <= -1), "is_causal"),
+            _causal_by_distance(lambda distance: distance <= -1), "is_causal"),
     Reading("causal-mirrored", "causality is mirrored: query i sees the keys j >= i",
-            _diagonal(lambda behind: behind >= 0), "is_causal"),
+            _causal_by_distance(lambda distance: distance >= 0), "is_causal"),
     Reading("window-sides-swapped", "left and right of the window are swapped",
             lambda problem: problem.with_options(window=tuple(problem.options["window"])[::-1]), "window"),
-    Reading("last-row-unmasked", "the last query row is not masked", _last_row),
+    Reading("last-row-unmasked", "the last query row is not masked", _last_row_unmasked),
     Reading("mask-transposed", "queries and keys of the mask are swapped", only(
         lambda problem: len(set(queries_and_keys(problem.inputs))) == 1,
         with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
@@ -301,7 +302,7 @@ _ATTENDING = (
                     "query_offsets"),
             *entries("query-offsets", "the query offset", ["query_offsets"], {"batch entry": -1}, "masked"),
             Reading("query-offsets-of-longest", "the largest query offset is taken for all",
-                    with_input("query_offsets", lambda each: np.full_like(each, each.max(initial=0))),
+                    with_input("query_offsets", lambda offsets: np.full_like(offsets, offsets.max(initial=0))),
                     "query_offsets"),
             Reading("query-offsets-one-too-far", "query offsets are one too far",
                     only(lambda problem: "rotary_cos" not in problem.inputs,  # where a table of positions ends
@@ -311,38 +312,34 @@ _ATTENDING = (
 )  # fmt: skip
 
 
-# Sequences and pages, before they are laid out.
+# Sequences and pages, before the call is lowered.
 
 
-def _with_lengths(change: Callable[[Any, Any], Any]) -> Change:
-    """Change key lengths, given the most that each may be, which they are cut to."""
+def _change_lengths(change: Callable[[Any, Any], Any]) -> Change:
+    """Change key lengths, and clip them to the number of keys that each sequence has in memory."""
 
     def changed(problem: Problem) -> Problem:
-        most = _most_keys(problem)
+        if "block_table" in problem.inputs:
+            table = problem.inputs["block_table"]
+            most = np.full(len(table), table.shape[1] * _page_size(problem))
+        else:
+            most = np.diff(problem.inputs["cu_seqlens_k"])
         return problem.with_inputs(key_lengths=np.clip(change(problem.inputs["key_lengths"], problem), 0, most))
 
     return changed
 
 
-def _most_keys(called: Problem) -> Any:
-    """Return how many keys each sequence has, used or not."""
-    if "block_table" in called.inputs:
-        table = called.inputs["block_table"]
-        return np.full(len(table), table.shape[1] * called.inputs["key_pages"].shape[1])
-    return np.diff(called.inputs["cu_seqlens_k"])
-
-
-def _limits_moved(steps: int) -> Change:
+def _move_limits(steps: int) -> Change:
     def change(queries: Any, keys: Any) -> tuple[Any, Any] | None:
         moved = np.clip(keys + steps, 0, keys[-1])
         moved[[0, -1]] = keys[[0, -1]]
         return None if len(keys) < 3 or (np.diff(moved) < 0).any() else (queries, moved)
 
-    return _limits_as(change)
+    return _change_limits(change)
 
 
-def _limits_as(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Change:
-    """Take other limits of queries and of keys."""
+def _change_limits(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Change:
+    """Change the sequence limits of queries and keys."""
 
     def changed(called: Problem) -> Problem | None:
         limits = change(called.inputs["cu_seqlens_q"], called.inputs["cu_seqlens_k"])
@@ -353,12 +350,12 @@ def _limits_as(change: Callable[[Any, Any], tuple[Any, Any] | None]) -> Change:
     return changed
 
 
-def _of_queries(queries: Any, keys: Any) -> tuple[Any, Any] | None:
-    other = np.minimum(queries, keys[-1])
-    return (queries, other) if other[-1] == keys[-1] and not np.array_equal(other, keys) else None
+def _limits_of_queries(queries: Any, keys: Any) -> tuple[Any, Any] | None:
+    limits = np.minimum(queries, keys[-1])
+    return (queries, limits) if limits[-1] == keys[-1] and not np.array_equal(limits, keys) else None
 
 
-def _page(called: Problem) -> int:
+def _page_size(called: Problem) -> int:
     return int(called.inputs["key_pages"].shape[1])
 
 
@@ -384,23 +381,23 @@ def _aligned_in_sequences(called: Problem) -> Form | None:
     return Form(called.with_options(alignment="top_left"), {"subject": subject[0]}) if subject else None
 
 
-def _in_sequences(called: Problem) -> bool:
+def _has_sequences(called: Problem) -> bool:
     return not called.inputs.keys().isdisjoint({"cu_seqlens_k", "block_table"})
 
 
 _SEQUENCES = tuple(
-    replace(reading, change=only(_in_sequences, reading.change), before_lowering=True)
+    replace(reading, change=only(_has_sequences, reading.change), before_lowering=True)
     for reading in (
         convention("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
                    _aligned_in_sequences),
         convention("key-lengths-one-too-long",
                    "a key length is taken for the last key's index; the case means the number of keys",
-                   _with_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
+                   _change_lengths(lambda lengths, called: lengths + 1), "key_lengths"),
         convention("key-lengths-one-too-short", "a key length is taken for one less; the case means the number of keys",
-                   _with_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
+                   _change_lengths(lambda lengths, called: lengths - 1), "key_lengths"),
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
-                _with_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
+                _change_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
         Reading("key-lengths-ignored", "the key lengths are ignored",
                 only(lambda called: "block_table" not in called.inputs, without("key_lengths")),
                 "key_lengths"),
@@ -411,12 +408,12 @@ _SEQUENCES = tuple(
             )
         ),
         Reading("sequences-ignored", "the limits of sequences are ignored: every query sees the keys of all",
-                _limits_as(lambda queries, keys: (queries[[0, -1]], keys[[0, -1]]) if len(keys) > 2 else None),
+                _change_limits(lambda queries, keys: (queries[[0, -1]], keys[[0, -1]]) if len(keys) > 2 else None),
                 "cu_seqlens_k"),
         Reading("limits-one-too-late", "sequences of keys end one too late: the next sequence's first key is seen",
-                _limits_moved(1), "cu_seqlens_k"),
-        Reading("limits-one-too-early", "sequences of keys end one too early", _limits_moved(-1), "cu_seqlens_k"),
-        Reading("limits-of-queries", "the limits of queries are taken for keys", _limits_as(_of_queries),
+                _move_limits(1), "cu_seqlens_k"),
+        Reading("limits-one-too-early", "sequences of keys end one too early", _move_limits(-1), "cu_seqlens_k"),
+        Reading("limits-of-queries", "the limits of queries are taken for keys", _change_limits(_limits_of_queries),
                 "cu_seqlens_k"),
         *entries("block-table", "the block table", ["block_table"], {"batch entry": -2}, "masked", "of-first"),
         Reading("block-table-ignored", "the block table is ignored: pages are read in their order", _pages_in_order,
@@ -431,21 +428,21 @@ _SEQUENCES = tuple(
                 "block_table"),
         *(
             Reading(f"key-lengths-{how}-to-pages", f"key lengths are rounded {how} to whole pages",
-                    _with_lengths(change), "block_table")
-            for how, change in (("up", lambda lengths, called: -(-lengths // _page(called)) * _page(called)),
-                                ("down", lambda lengths, called: lengths // _page(called) * _page(called)))
+                    _change_lengths(change), "block_table")
+            for how, change in (("up", lambda lengths, called: -(-lengths // _page_size(called)) * _page_size(called)),
+                                ("down", lambda lengths, called: lengths // _page_size(called) * _page_size(called)))
         ),
         Reading("pages-in-reverse", "the pages of each sequence are read in reverse", _pages_reversed, "block_table"),
     )
 )  # fmt: skip
 
 
-# Rows that may attend to no key.
+# Rows without a key.
 
 
 def _empty_rows_unmasked(problem: Problem) -> Form | None:
     if score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
-        return None  # as a mask, it would be of the size of the score matrix
+        return None  # the mask would be as large as the score matrix
     allowed = allowed_keys(problem)
     if allowed is None:
         return None
@@ -463,12 +460,12 @@ EMPTY_ROW_READINGS = (
 
 
 def undefined_row_conventions(problem: Problem) -> Iterator[Alternative]:
-    """Yield the other conventions for rows that may attend to no key; nothing where there is no such row."""
+    """Yield the other conventions for rows without a key; nothing if there is no such row."""
     if empty_rows(problem).any():
-        yield from (found for reading in EMPTY_ROW_READINGS for found in reading.of_problem(problem))
+        yield from (alternative for reading in EMPTY_ROW_READINGS for alternative in reading.of_problem(problem))
 
 
-# What is fitted, or says less than a cause: it is made where nothing else fits (``wrong_result.py``).
+# Readings with a fitted number, and accuracies; they are tried only if no other reading fits (``wrong_result.py``).
 
 SCALE_FITTED = Reading("scale-fitted", "the {stage} is that of scale {taken} (given {meant})", lambda problem: None,
                        stage="scores")  # fmt: skip
@@ -478,15 +475,15 @@ KEYS_FITTED = Reading("keys-fitted", "keys are left out: {which}", lambda proble
 BIAS_FITTED = Reading("bias-fitted", "the bias is multiplied by {factor}", lambda problem: None, stage="biased")
 
 
-def _as_accurate(name: str, words: str, of: str = "") -> Reading:
+def _accuracy(name: str, words: str, of: str = "") -> Reading:
     return Reading(f"{ACCURACY}{name}", f"the {{stage}} is as accurate as {words}", lambda problem: None, of, stage="")
 
 
 ACCURACIES: Mapping[str, Reading] = {
-    "float32": _as_accurate("float32", "float32 alone"), "bfloat16": _as_accurate("16-bits", "16 bits alone")
+    "float32": _accuracy("float32", "float32 alone"), "bfloat16": _accuracy("16-bits", "16 bits alone")
 }  # fmt: skip
 TRADES: Mapping[str, Reading] = {
-    parts: _as_accurate(name, f'{words}, which a class permits "with {parts}"', of)
+    parts: _accuracy(name, f'{words}, which a class permits "with {parts}"', of)
     for parts, name, words, of in (
         ("tanh 2^-11", "approximate-tanh", "with hyperbolic tangents to 2^-11", "softcap"),
         ("exp 8.8e-5", "cubic-exponentials", "with exponentials to 8.8e-5", ""),
@@ -498,14 +495,14 @@ TRADES: Mapping[str, Reading] = {
          "where queries, keys, values and weights are FP8", ""),
     )
 }  # fmt: skip
-"""What a kernel of 16 bits may trade for speed: the parts of a class, the tightest first."""
+"""Approximations for speed in a kernel of 16 bits: part of a class -> accuracy, the tightest first."""
 EXPONENTIALS: Mapping[str, Mapping[str, Reading]] = {
-    dtype: {part: _as_accurate("exponentials", "with exponentials off by 128 units in the last place")}
+    dtype: {part: _accuracy("exponentials", "with exponentials off by 128 units in the last place")}
     for dtype, part in (("float32", "exp 2^-17"), ("float64", "exp 2^-46"))
 }
-"""By dtype, what exponentials may be off by, four units being usual: the part of a class."""
+"""Dtype -> part of a class with less exact exponentials; usual ones are within four units in the last place."""
 TRADES_WITHIN_THE_WIDEST = frozenset({"tanh 2^-11", "exp 8.8e-5", "weights float8_e4m3fn"})
-"""Those whose bounds are within those of the last one, whatever the problem."""
+"""Parts whose bounds are within the bounds of the last part of ``TRADES`` for every problem."""
 
 CATALOGUE: Mapping[str, Sequence[Reading]] = {
     "Who may attend to whom": (*_ATTENDING, *_SEQUENCES, *EMPTY_ROW_READINGS),
@@ -521,21 +518,21 @@ CATALOGUE: Mapping[str, Sequence[Reading]] = {
         KEYS_FITTED,
         *ACCURACIES.values(),
         *TRADES.values(),
-        *(each for rows in EXPONENTIALS.values() for each in rows.values()),
+        *(reading for rows in EXPONENTIALS.values() for reading in rows.values()),
     ),
 }
-"""All readings, by what they are about."""
+"""All readings, by topic."""
 ALL_READINGS: Sequence[Reading] = sorted(
     (reading for readings in CATALOGUE.values() for reading in readings if reading not in EMPTY_ROW_READINGS),
     key=lambda reading: not reading.is_convention,
 )
-"""The same but for those of rows without a key, conventions first."""
+"""All readings except those of rows without a key, conventions first."""
 
 
 def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[Alternative]:
-    """Yield what a problem may be taken for, conventions first; nothing for an option that it has not.
+    """Yield the readings that apply to a problem, conventions first.
 
-    Those ``before_lowering`` are of the operation that is called, and lowered themselves.
+    If ``before_lowering``, the problem is a call, and only the readings of calls apply; their problems are lowered.
     """
     for reading in ALL_READINGS:
         if reading.before_lowering is before_lowering:
@@ -543,18 +540,19 @@ def readings_of(problem: Problem, *, before_lowering: bool = False) -> Iterator[
 
 
 def readings_named(name: str, problem: Problem) -> Iterator[Alternative]:
-    """Yield a problem as readings of a name take it that make another problem of it, all of whose numbers count."""
+    """Yield the readings of a name that make another problem of a problem, with all stages and without NaN rows."""
     of_rows = undefined_row_conventions(problem) if name.startswith("empty-rows-") else ()
     rows = (reading for reading in ALL_READINGS if reading.name == name and not reading.before_lowering)
-    for each in (*(each for row in rows for each in row.of_problem(problem)), *of_rows):
-        if each.name == name and each.replacement is None and not each.stage_aliases and each.empty_rows != "nan":
-            yield each
+    for alternative in (*(form for row in rows for form in row.of_problem(problem)), *of_rows):
+        is_problem = alternative.replacement is None and not alternative.stage_aliases
+        if alternative.name == name and is_problem and alternative.empty_rows != "nan":
+            yield alternative
 
 
 def problems_read_as(name: str, problem: Problem) -> list[Problem]:
-    """Return a problem as readings of a name take it, in each form; empty where it has nothing of them."""
+    """Return the problems of the readings of a name, one for each form; empty if none applies."""
     rows = (reading for reading in ALL_READINGS if reading.name == name)
-    return [each.problem for reading in rows for each in reading.of_problem(problem) if each.replacement is None]
+    return [form.problem for reading in rows for form in reading.of_problem(problem) if form.replacement is None]
 
 
 ASKED: Mapping[str, Mapping[str, str]] = {
@@ -588,6 +586,6 @@ ASKED: Mapping[str, Mapping[str, str]] = {
     },
     "grouped heads": {"heads-tiled": "h % Hkv"},
 }  # fmt: skip
-"""What `attncheck conventions` takes for meanings of a call, by its question: readings, and what each means there.
+"""Question of `attncheck conventions` -> possible answers: the names of readings, each with its meaning in words.
 
-What is asked of rows without a key, of a past, and of statistics has meanings of its own."""
+The questions about rows without a key, a past, and statistics have other answers."""

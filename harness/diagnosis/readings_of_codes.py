@@ -1,7 +1,7 @@
-"""Readings of keys, values and queries in codes: other scales, blocks, zero points, and bits of another format.
+"""Readings of quantised keys, values and queries: other scales, blocks, zero points, and bits of another format.
 
-They are of the call as its case has it, before codes are packed and scales swizzled, and before it is lowered. In the
-pages of a cache, heads lie behind slots.
+They change the call of the case, before codes are packed, scales are swizzled, and the call is lowered. In the pages of
+a cache, the axis of heads follows the axis of slots.
 """
 
 from __future__ import annotations
@@ -20,25 +20,21 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_FORMAT, LOGITS, MEANS, STEMS
 
 
-def _in_pages(problem: Problem) -> bool:
-    return "key_pages" in problem.inputs
-
-
 def _format(problem: Problem) -> str:
     return str(problem.options.get("stored_as") or DEFAULT_FORMAT)
 
 
-def _along(name: str, axis: str, order: Order) -> Changed:
-    """Take what belongs to another head or key: scales have no width, those of blocks have."""
+def _take_along(name: str, axis: str, order: Order) -> Changed:
+    """Take the data of another head or key; scales have no axis of features, block scales and zero points have one."""
 
     def changed(problem: Problem) -> Problem | None:
-        is_second = (axis == "heads") is _in_pages(problem)
+        is_second = (axis == "heads") is ("key_pages" in problem.inputs)
         return taken([name], (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero")), order)(problem)
 
     return changed
 
 
-def _inverse(scale: Any) -> Any:
+def _inverse_scale(scale: Any) -> Any:
     with np.errstate(divide="ignore", over="ignore"):
         inverse = (1 / scale.astype(np.float64)).astype(scale.dtype)
     return inverse if np.isfinite(inverse.astype(np.float64)).all() else None
@@ -49,7 +45,7 @@ def _scales_swapped(problem: Problem) -> Problem:
     return problem.with_inputs(key_scale=scales[0], value_scale=scales[1])
 
 
-def _with_rows_and_groups_exchanged(scales: Any) -> Any:
+def _rows_and_groups_swapped(scales: Any) -> Any:
     rows, groups = scales.shape[-2:]
     return scales.swapaxes(-1, -2).reshape(scales.shape) if rows > 1 and groups > 1 else None
 
@@ -65,33 +61,33 @@ def _swizzled_read_in_rows(problem: Problem) -> Problem:
 
 
 def _read_bits(formats: Mapping[str, Any], change: Callable[[Any, Any], Any]) -> Change:
-    """Read all codes of these formats, by the dtype of a code, otherwise."""
+    """Change all codes whose dtype is in ``formats``: ``change(codes, formats[dtype])``."""
 
     def changed(problem: Problem) -> Problem | None:
-        taken = {
+        changed_codes = {
             name: change(problem.inputs[name], formats[problem.inputs[name].dtype.name])
             for name in STEMS
             if name in problem.inputs and problem.inputs[name].dtype.name in formats
         }
-        return problem.with_inputs(**taken) if taken else None
+        return problem.with_inputs(**changed_codes) if changed_codes else None
 
     return changed
 
 
-def _whole(codes: Any, bits: int = 4) -> Any:
-    """Return the bits of codes as whole numbers without a sign."""
+def _unsigned(codes: Any, bits: int = 4) -> Any:
+    """Return the bits of codes as unsigned integers."""
     return (codes.view(np.uint8) & (2**bits - 1)).astype(np.int8)
 
 
 def _signed(codes: Any) -> Any:
-    return np.where(_whole(codes) > 7, _whole(codes) - 16, _whole(codes)).astype(np.int8)
+    return np.where(_unsigned(codes) > 7, _unsigned(codes) - 16, _unsigned(codes)).astype(np.int8)
 
 
 def _nibbles_swapped(codes: Any) -> Any:
     return codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
 
 
-def _each_code(change: Callable[[Any], Any]) -> Change:
+def _change_codes(change: Callable[[Any], Any]) -> Change:
     return lambda problem: problem.with_inputs(
         **{
             name: change(problem.inputs[name])
@@ -101,14 +97,14 @@ def _each_code(change: Callable[[Any], Any]) -> Change:
     )
 
 
-def _ended_at_240(problem: Problem) -> Iterator[Form]:
-    """Take scales to map the largest number to 240, the end of e4m3fnuz, and not to 448."""
+def _scaled_to_240(problem: Problem) -> Iterator[Form]:
+    """Read scales as if they mapped the largest number to 240, the maximum of e4m3fnuz, instead of 448."""
     if CODE_FORMATS[_format(problem)].elements == "float8_e4m3fn":
         for name in ("key", "value"):
             scale = problem.inputs[f"{name}_scale"]
-            other = (scale.astype(np.float64) * 448 / 240).astype(scale.dtype)
+            rescaled = (scale.astype(np.float64) * 448 / 240).astype(scale.dtype)
             yield Form(
-                problem.with_inputs(**{f"{name}_scale": other}),
+                problem.with_inputs(**{f"{name}_scale": rescaled}),
                 {"name": name},
                 stage=_STAGES[name],
             )
@@ -122,21 +118,21 @@ _OTHER_SCALES = {"float8_e8m0fnu": ml_dtypes.float8_e4m3fn, "float8_e4m3fn": ml_
 _OF_KEYS_AND_VALUES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
     ("scale", "scale-ignored", "the scale of the {name}s is left out", lambda of: with_input(of, np.ones_like)),
     ("scale", "scale-twice", "the scale of the {name}s is multiplied twice", lambda of: with_input(of, np.square)),
-    ("scale", "scale-divided", "the {name}s are divided by their scale", lambda of: with_input(of, _inverse)),
+    ("scale", "scale-divided", "the {name}s are divided by their scale", lambda of: with_input(of, _inverse_scale)),
     ("scale", "scale-of-first-head", "the {name} scale of the first head is taken for all",
-     lambda of: _along(of, "heads", FIRST)),
+     lambda of: _take_along(of, "heads", FIRST)),
     ("scale", "scale-of-next-head", "the {name} scale of the next head is taken",
-     lambda of: _along(of, "heads", NEXT)),
+     lambda of: _take_along(of, "heads", NEXT)),
     ("block_scale", "blocks-unscaled", "the scales of {name} blocks are left out",
      lambda of: with_input(of, np.ones_like)),
     ("block_scale", "block-scale-of-next-block", "the scale of the neighbouring block of the {name}s is taken",
      lambda of: taken([of], -1, NEXT)),
     ("block_scale", "block-scale-of-next-key", "{name}s are scaled by blocks of the next key",
-     lambda of: _along(of, "keys", NEXT)),
+     lambda of: _take_along(of, "keys", NEXT)),
     ("block_scale", "block-scale-of-first-head", "the block scales of the first head are taken for all {name}s",
-     lambda of: _along(of, "heads", FIRST)),
+     lambda of: _take_along(of, "heads", FIRST)),
     ("block_scale", "block-scales-transposed", "rows and groups of the {name}s' block scales are exchanged",
-     lambda of: with_input(of, _with_rows_and_groups_exchanged)),
+     lambda of: with_input(of, _rows_and_groups_swapped)),
     ("block_scale", "block-scales-in-other-format",
      "the scales of {name} blocks are read in the format of other blocks: powers of two or e4m3",
      lambda of: with_input(of, lambda scales: scales.view(_OTHER_SCALES[scales.dtype.name])
@@ -150,7 +146,7 @@ _OF_KEYS_AND_VALUES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
     ("zero", "zero-points-added", "the zero points of the {name}s are added, not subtracted",
      lambda of: with_input(of, np.negative)),
 )  # fmt: skip
-"""Of an input by the end of its name: a reading, its message, and what it makes of the input."""
+"""End of an input's name, name of a reading, its message, and its change for the full name of the input."""
 _OF_EACH = tuple(
     Reading(f"{name}-{slug}", says.format(name=name), change(f"{name}_{part}"), f"{name}_{part}", stage)
     for name, stage in _STAGES.items()
@@ -161,7 +157,7 @@ CODE_READINGS: Sequence[Reading] = tuple(
     replace(reading, before_lowering=True)
     for reading in (
         *_OF_EACH,
-        Reading("key-scale-of-next-key", "the scale of the next key is taken", _along("key_scale", "keys", NEXT),
+        Reading("key-scale-of-next-key", "the scale of the next key is taken", _take_along("key_scale", "keys", NEXT),
                 "key_scale", LOGITS[0]),
         Reading("scales-swapped", "the scales of keys and values are swapped", _scales_swapped, "key_scale", LOGITS[0]),
         Reading("query-scale-ignored", "the scale of the queries is left out", with_input("query_scale", np.ones_like),
@@ -169,22 +165,22 @@ CODE_READINGS: Sequence[Reading] = tuple(
         Reading("query-scale-twice", "the scale of the queries is multiplied twice",
                 with_input("query_scale", np.square), "query_scale", LOGITS[0]),
         Reading("float8-of-other-exponent", "codes are read as e5m2 where they are e4m3, or the other way round",
-                _read_bits(_OTHER_FLOAT8, lambda codes, other: codes.view(other)), "key_scale", LOGITS[0]),
+                _read_bits(_OTHER_FLOAT8, lambda codes, dtype: codes.view(dtype)), "key_scale", LOGITS[0]),
         Reading("float8-read-as-fnuz", "codes of float8 are read in its fnuz form: half as large",
-                _read_bits(_FNUZ, lambda codes, other: codes.view(other)), "key_scale", LOGITS[0]),
+                _read_bits(_FNUZ, lambda codes, dtype: codes.view(dtype)), "key_scale", LOGITS[0]),
         Reading("float8-ends-at-240", "{name} codes are scaled as if they ended at 240 and not at 448",
-                _ended_at_240, "key_scale", LOGITS[0]),
+                _scaled_to_240, "key_scale", LOGITS[0]),
         Reading("nibbles-swapped", "the halves of each byte are taken in the other order",
-                only(lambda problem: CODE_FORMATS[_format(problem)].bits == 4, _each_code(_nibbles_swapped)),
+                only(lambda problem: CODE_FORMATS[_format(problem)].bits == 4, _change_codes(_nibbles_swapped)),
                 "stored_as", LOGITS[0]),
         Reading("four-bits-with-a-sign", "codes without a sign are read with one",
-                _read_bits({"uint4": None}, lambda codes, other: _signed(codes)), "stored_as", LOGITS[0]),
+                _read_bits({"uint4": None}, lambda codes, dtype: _signed(codes)), "stored_as", LOGITS[0]),
         Reading("four-bits-without-a-sign", "codes with a sign are read without one",
-                _read_bits({"int4": None}, lambda codes, other: _whole(codes)), "stored_as", LOGITS[0]),
+                _read_bits({"int4": None}, lambda codes, dtype: _unsigned(codes)), "stored_as", LOGITS[0]),
         Reading("four-bits-as-whole-numbers", "codes of FP4 are read as whole numbers",
-                _read_bits({"float4_e2m1fn": None}, lambda codes, other: _signed(codes)), "stored_as", LOGITS[0]),
+                _read_bits({"float4_e2m1fn": None}, lambda codes, dtype: _signed(codes)), "stored_as", LOGITS[0]),
         Reading("swizzled-scales-in-rows", "swizzled scales of blocks are read as if they lay in rows",
                 _swizzled_read_in_rows, "swizzle", LOGITS[0]),
     )
 )  # fmt: skip
-"""Readings of codes, for keys and values alike where they are about the format."""
+"""Readings of codes; those of a format apply to keys and values together."""

@@ -1,8 +1,8 @@
-"""Readings in which something is another entry's, stands at another place, or is another pattern of the same kind.
+"""Readings that use the data of another entry, another position, or another pattern of the same kind.
 
-An entry is one of a batch, a head, a query or a key. The first one's is taken for all (a stride of zero), the next
-one's for each (an index that is one off), or all are taken in reverse order. What comes from a cache, and what groups
-of heads share, is joined and shared in as many ways.
+An entry is a batch entry, a head, a query or a key. A wrong kernel may use the data of the first entry for all entries
+(a stride of zero), those of the next entry (an index that is off by one), or all entries in reverse order. Further
+readings join the cache with the new keys in another way, and assign query heads to other heads of keys and values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIO
 
 
 def has_heads(problem: Problem) -> bool:
-    """Whether keys and values come with heads of their own; made of latent vectors they are of one."""
+    """Return whether the inputs ``key`` and ``value`` have heads; latent vectors do not."""
     return problem.operation in (*PER_HEAD, *BY_SCORE) and "key_projection" not in problem.inputs
 
 
@@ -67,7 +67,7 @@ _ENTRIES = (
 
 
 def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Changed:
-    """Take other heads of keys and values for query heads: ``head_of(query head, heads, size of a group)``."""
+    """Use other heads of keys and values for query heads: ``head_of(query head, heads, size of a group)``."""
 
     def change(problem: Problem) -> Problem | None:
         if not has_heads(problem) or "value" not in problem.inputs:
@@ -76,17 +76,17 @@ def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Ch
         if shared in (1, heads):
             return None
         every, group = np.arange(heads), heads // shared
-        others = {}
+        changed = {}
         for name in ("key", "value", "past_key", "past_value", *OF_CODES):
             if name in problem.inputs:
                 is_wrong = name.removeprefix("past_").partition("_")[0] in names
-                others[name] = problem.inputs[name].take(
+                changed[name] = problem.inputs[name].take(
                     head_of(every, shared, group) if is_wrong else every // group, -3
                 )
         if "key_norm" in problem.inputs:
-            others["key_norm"] = problem.inputs["key_norm"].take(every // group, -2)
+            changed["key_norm"] = problem.inputs["key_norm"].take(every // group, -2)
         options = {"kv_heads": heads} if "kv_heads" in problem.options else {}
-        return problem.with_inputs(**others).with_options(**options)
+        return problem.with_inputs(**changed).with_options(**options)
 
     return change
 
@@ -116,8 +116,11 @@ _GROUPS = (
 )  # fmt: skip
 
 
-def _by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
-    """Take what is another head's: ``head_of(query head, heads of keys, size of a group)``; not the first's for all."""
+def _with_heads_by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> Changed:
+    """Use the data of another head: ``head_of(query head, heads of keys, size of a group)``.
+
+    None if that is the first head for all: another reading covers it.
+    """
 
     def change(problem: Problem) -> Problem | None:
         array = problem.inputs[name]
@@ -131,8 +134,8 @@ def _by_group(name: str, axis: int, head_of: Callable[[Any, int, int], Any]) -> 
 
 
 _OF_GROUPS = tuple(
-    Reading(f"{of.replace('_', '-')}-{slug}", f"the {of.replace('_', ' ')} {says}", _by_group(of, axis, head_of), of,
-            stage)
+    Reading(f"{of.replace('_', '-')}-{slug}", f"the {of.replace('_', ' ')} {says}",
+            _with_heads_by_group(of, axis, head_of), of, stage)
     for of, axis, stage in (("bias", -3, "biased"), *((name, -1, spec.first_stage) for name, spec in OF_HEADS.items()))
     for slug, says, head_of in (
         ("of-first-head-of-group", "of the first head of a group is taken for all of it",
@@ -148,10 +151,10 @@ _OF_GROUPS = tuple(
 # What comes from a cache.
 
 
-def _joined(change: Callable[[Any, int], Any], *names: str) -> Change:
-    """Change past and new keys, values or both, one behind the other, given the length of the past.
+def _change_joined(change: Callable[[Any, int], Any], *names: str) -> Change:
+    """Change joined past and new keys, values or both, given the length of the past.
 
-    New ones that are projected are a step, and no input.
+    Projected new keys and values are not inputs, so the change replaces a step.
     """
     replacement = joined(change, names)
 
@@ -160,43 +163,43 @@ def _joined(change: Callable[[Any, int], Any], *names: str) -> Change:
             return Form(problem, replacement=replacement)
         if not has_heads(problem):
             return None
-        return _with_joined(problem, change, *names)
+        return _with_joined_changed(problem, change, *names)
 
     return changed
 
 
-def _with_joined(problem: Problem, change: Callable[[Any, int], Any], *names: str) -> Problem:
-    """Change keys or values with the past before them, if there is one, given its length."""
-    others: dict[str, Any] = {}
+def _with_joined_changed(problem: Problem, change: Callable[[Any, int], Any], *names: str) -> Problem:
+    """Change keys or values joined after their past, if there is one, given its length."""
+    changed: dict[str, Any] = {}
     for name in names:
-        parts = {each: problem.inputs[each] for each in (f"past_{name}", name) if each in problem.inputs}
+        parts = {part: problem.inputs[part] for part in (f"past_{name}", name) if part in problem.inputs}
         length = sum(array.shape[-2] for array in parts.values()) - problem.inputs[name].shape[-2]
         both = change(np.concatenate([*parts.values()], axis=-2), length)
-        others |= dict(zip(parts, np.split(both, [length], axis=-2)[-len(parts) :], strict=True))
-    return problem.with_inputs(**others)
+        changed |= dict(zip(parts, np.split(both, [length], axis=-2)[-len(parts) :], strict=True))
+    return problem.with_inputs(**changed)
 
 
 _PAST = ("past_key", "past_value")
 
 
-def _zeroed(joined: Any, slots: slice) -> Any:
-    other = joined.copy()
-    other[..., slots, :] = 0
-    return other
+def _new_as_zeros(joined: Any, length: int) -> Any:
+    changed = joined.copy()
+    changed[..., length:, :] = 0
+    return changed
 
 
-def _over_the_last(joined: Any, length: int) -> Any:
-    left = np.zeros_like(joined[..., :1, :])
-    return np.concatenate([joined[..., : length - 1, :], joined[..., length:, :], left], axis=-2)
+def _written_over_last_past(joined: Any, length: int) -> Any:
+    gap = np.zeros_like(joined[..., :1, :])
+    return np.concatenate([joined[..., : length - 1, :], joined[..., length:, :], gap], axis=-2)
 
 
-def _one_slot_late(joined: Any, length: int) -> Any:
-    left = np.zeros_like(joined[..., :1, :])
-    return np.concatenate([joined[..., :length, :], left, joined[..., length:, :]], axis=-2)[..., : joined.shape[-2], :]
+def _written_one_slot_late(joined: Any, length: int) -> Any:
+    gap = np.zeros_like(joined[..., :1, :])
+    return np.concatenate([joined[..., :length, :], gap, joined[..., length:, :]], axis=-2)[..., : joined.shape[-2], :]
 
 
-def _on_the_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
-    """Change a mask or a bias that says something of each key, given the length of the past."""
+def _change_if_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
+    """Change a mask or a bias that has an entry for each key, given the length of the past."""
 
     def changed(problem: Problem) -> Problem | None:
         array, (_, keys) = problem.inputs[name], queries_and_keys(problem.inputs)
@@ -207,25 +210,24 @@ def _on_the_past(name: str, change: Callable[[Any, int], Any]) -> Changed:
 
 
 def _lengths_of_new_keys(problem: Problem) -> Problem | None:
-    lengths = problem.inputs["key_lengths"] + query_offset({}, problem.inputs)
-    if (
-        "past_key" not in problem.inputs or (lengths >= queries_and_keys(problem.inputs)[1]).all()
-    ):  # as if they were ignored
+    if "past_key" not in problem.inputs:
         return None
-    return problem.with_inputs(key_lengths=lengths)
+    _, keys = queries_and_keys(problem.inputs)
+    lengths = problem.inputs["key_lengths"] + query_offset({}, problem.inputs)
+    return problem.with_inputs(key_lengths=lengths) if (lengths < keys).any() else None  # else they have no effect
 
 
 _CACHED = (
     *(
-        Reading(f"past-{slug}", says, _joined(change, *_BOTH), "past_key", LOGITS[0])
+        Reading(f"past-{slug}", says, _change_joined(change, *_BOTH), "past_key", LOGITS[0])
         for slug, says, change in (
             ("behind-new", "the past is joined behind the new keys and values",
              lambda both, past: np.roll(both, -past, axis=-2)),
             ("without-new", "new keys and values are not written: zeros stand there",
-             lambda both, past: _zeroed(both, slice(past, None))),
+             _new_as_zeros),
             ("overwritten", "new keys and values are written one slot early, over the last of the past",
-             _over_the_last),
-            ("with-a-gap", "new keys and values are written one slot late", _one_slot_late),
+             _written_over_last_past),
+            ("with-a-gap", "new keys and values are written one slot late", _written_one_slot_late),
         )
     ),
     *(
@@ -243,10 +245,10 @@ _CACHED = (
     Reading("past-swapped", "keys of the past are taken for its values, and the other way round",
             exchanged("past_key", "past_value"), "past_key", LOGITS[0]),
     Reading("mask-beside-past", "the mask does not reach the past, which is always attended",
-            _on_the_past("mask", lambda mask, past: mask | (np.arange(mask.shape[-1]) < past)), "mask"),
+            _change_if_past("mask", lambda mask, past: mask | (np.arange(mask.shape[-1]) < past)), "mask"),
     *(
         Reading(f"{name}-from-first-new-key", f"the {name} counts from the first new key",
-                _on_the_past(name, lambda array, past: np.roll(array, past, axis=-1)), name, stage)
+                _change_if_past(name, lambda array, past: np.roll(array, past, axis=-1)), name, stage)
         for name, stage in (("mask", "masked"), ("bias", "biased"))
     ),
     Reading("key-lengths-of-new-keys", "key lengths count from the first new key", _lengths_of_new_keys, "key_lengths"),
@@ -256,7 +258,7 @@ _CACHED = (
 # Places and patterns.
 
 
-def _one_position_late(name: str) -> Change:
+def _read_one_position_late(name: str) -> Change:
     def rolled(both: Any, past: int) -> Any:
         return np.roll(both, 1, axis=-2)
 
@@ -267,7 +269,7 @@ def _one_position_late(name: str) -> Change:
             return Form(problem, replacement=replacement)
         if not has_heads(problem) or "rotary_cos" in problem.inputs or name not in problem.inputs:
             return None
-        return _with_joined(problem, rolled, name) if queries_and_keys(problem.inputs)[1] > 1 else None
+        return _with_joined_changed(problem, rolled, name) if queries_and_keys(problem.inputs)[1] > 1 else None
 
     return change
 
@@ -276,13 +278,13 @@ def _has_plain_heads(problem: Problem) -> bool:
     return has_heads(problem) and "query_norm" not in problem.inputs
 
 
-def _exchanged_queries(problem: Problem) -> Problem | None:
-    others = {"past_key", "rotary_cos", "key_factor"}
-    is_plain = _has_plain_heads(problem) and problem.inputs.keys().isdisjoint(others)
+def _queries_as_keys(problem: Problem) -> Problem | None:
+    unsupported = {"past_key", "rotary_cos", "key_factor"}
+    is_plain = _has_plain_heads(problem) and problem.inputs.keys().isdisjoint(unsupported)
     return exchanged("query", "key")(problem) if is_plain else None
 
 
-def _without_last_column(array: Any) -> Any:
+def _last_column_zero(array: Any) -> Any:
     return np.concatenate([array[..., :-1], np.zeros_like(array[..., -1:])], axis=-1) if array.shape[-1] > 1 else array
 
 
@@ -294,7 +296,7 @@ def _last_key_dropped(problem: Problem) -> Problem | None:
 
 
 def _with_lengths_as(pattern: Callable[[Any, Any, Any], Any]) -> Changed:
-    """Allow other keys than the lengths do: ``pattern(lengths, query, key)``; not all, as if they were ignored."""
+    """Replace key lengths by the mask ``pattern(lengths, query, key)``; None if it allows all, like ignored lengths."""
 
     def change(problem: Problem) -> Problem | None:
         queries, keys = queries_and_keys(problem.inputs)
@@ -308,7 +310,7 @@ def _by_batch(lengths: Any) -> Any:
     return lengths.reshape(-1, 1, 1, 1)
 
 
-def _lengths_of_heads(problem: Problem) -> Problem | None:
+def _with_lengths_by_head(problem: Problem) -> Problem | None:
     lengths, query = problem.inputs["key_lengths"], problem.inputs.get("query", problem.inputs.get("scores"))
     if query is None or query.ndim < 4 or len(lengths) != query.shape[-3]:
         return None
@@ -316,8 +318,8 @@ def _lengths_of_heads(problem: Problem) -> Problem | None:
     return with_allowed(problem.without_input("key_lengths"), allowed)
 
 
-def _of_batch_for_heads(name: str) -> Changed:
-    """Read (B, 1, ..) as (1, H, ..), or the other way round, where there are as many heads as batch entries."""
+def _batch_as_heads(name: str) -> Changed:
+    """Read (B, 1, ..) as (1, H, ..), or the other way round, if there are as many heads as batch entries."""
 
     def change(problem: Problem) -> Problem | None:
         array, query = problem.inputs[name], problem.inputs.get("query", problem.inputs.get("scores"))
@@ -331,9 +333,10 @@ def _of_batch_for_heads(name: str) -> Changed:
 def _pattern(
     of: Sequence[str], pattern: Callable[[Problem, Array, Array], Any], change: Callable[[Problem, Any], Problem]
 ) -> Changed:
-    """Change a problem that has some options, given who may attend to whom by another pattern, of (Lq, 1) and (Lk,).
+    """Change a problem with the options ``of``, given the mask (Lq, Lk) of another pattern.
 
-    It is that of the positions of queries and of keys, unless each batch entry says itself where its queries stand.
+    ``pattern`` gets the problem and the positions of queries, (Lq, 1), and of keys, (Lk,). It does not apply if each
+    batch entry has a query offset.
     """
 
     def changed(problem: Problem) -> Problem | None:
@@ -347,31 +350,31 @@ def _pattern(
 
 
 def within_window(problem: Problem, query: Array, key: Array) -> Any:
-    """Return which keys lie in the window of which queries, by their positions."""
+    """Return the mask of a window for the given positions of queries and keys."""
     rules = lowering.within_window(problem.options["window"], query, key)
     return reduce(np.logical_and, rules, np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_))
 
 
-def _window_as(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
-    """Take other sides; no window where both are open."""
+def _with_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Changed:
+    """Replace the sides of a window; there is no window if both sides are unbounded."""
 
     def changed(problem: Problem) -> Problem | None:
         window = tuple(problem.options["window"])
-        other = change(*window)
-        if other == window:
+        changed_window = change(*window)
+        if changed_window == window:
             return None
-        return with_mask(problem).with_options(window=None if other == (None, None) else other)
+        return with_mask(problem).with_options(window=None if changed_window == (None, None) else changed_window)
 
     return changed
 
 
 def plus(side: int | None, steps: int) -> int | None:
-    """Return a side of a window moved by so many keys; one without a bound stays so."""
+    """Return a side of a window moved by ``steps`` keys; None, an unbounded side, stays None."""
     return None if side is None else side + steps
 
 
 def _at_the_lengths_end(problem: Problem) -> Problem | None:
-    """Let the last query stand at the last key that counts."""
+    """Align causality and the window so that the last query is at the last key within its length."""
     if not (problem.options.get("is_causal") or problem.options.get("window")):
         return None
     lengths, (queries, keys) = _by_batch(problem.inputs["key_lengths"]), queries_and_keys(problem.inputs)
@@ -385,17 +388,17 @@ def _at_the_lengths_end(problem: Problem) -> Problem | None:
 
 _PLACES = (
     *(
-        Reading(f"{name}-one-position-late", f"the {name} of the position before is read", _one_position_late(name),
-                name, stage)
+        Reading(f"{name}-one-position-late", f"the {name} of the position before is read",
+                _read_one_position_late(name), name, stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
     ),
     Reading("bias-one-key-late", "the bias of the key before is read",
             with_input("bias", lambda bias: np.roll(bias, 1, axis=-1)), "bias", "biased"),
-    Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _exchanged_queries,
+    Reading("query-and-key-exchanged", "queries are taken for keys, and the other way round", _queries_as_keys,
             stage=LOGITS[0]),
     *(
         Reading(f"last-{slug}-dropped", f"the last {says} is left out",
-                only(_has_plain_heads, with_each([name, f"past_{name}"], _without_last_column)),
+                only(_has_plain_heads, with_each([name, f"past_{name}"], _last_column_zero)),
                 name, stage)
         for name, slug, says, stage in (
             ("query", "feature", "element of queries and keys", LOGITS[0]),
@@ -415,7 +418,7 @@ _PLACES = (
             _with_lengths_as(
                 lambda lengths, query, key: (query < _by_batch(lengths)) & (key < _by_batch(lengths))
             ), "key_lengths"),
-    Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _lengths_of_heads,
+    Reading("key-lengths-of-heads", "key lengths are those of heads, not of batch entries", _with_lengths_by_head,
             "key_lengths"),
     Reading("key-lengths-at-least-one", "a key length of 0 is taken for 1",
             with_input("key_lengths", lambda lengths: np.maximum(lengths, 1)), "key_lengths"),
@@ -423,7 +426,7 @@ _PLACES = (
             _at_the_lengths_end, "key_lengths"),
     *(
         Reading(f"{name}-of-batch-for-heads", f"the {name} of batch entries is read as one of heads",
-                _of_batch_for_heads(name), name, stage)
+                _batch_as_heads(name), name, stage)
         for name, stage in (("mask", "masked"), ("bias", "biased"))
     ),
     Reading("mask-or-causality", "a key is seen that the mask or causality allows, where both must", _pattern(
@@ -433,7 +436,7 @@ _PLACES = (
         ["is_causal"], lambda problem, query, key: (key <= query) | within_window(problem, query, key),
         lambda problem, seen: with_allowed(problem.with_options(window=None, is_causal=False), seen)), "window"),
     *(
-        Reading(f"window-{slug}", says, _window_as(change), "window")
+        Reading(f"window-{slug}", says, _with_window(change), "window")
         for slug, says, change in (
             ("on-both-sides", "a window that is bounded on one side is bounded on both",
              lambda left, right: (right if left is None else left, left if right is None else right)),
@@ -469,8 +472,8 @@ _PLACES = (
 # Rows of a mask, each with a first and a last key that it allows.
 
 
-def _rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
-    """Change rows of a mask: ``change(mask, key, first, last)``; a row that allows none stays so."""
+def _change_mask_rows(change: Callable[[Any, Any, Any, Any], Any]) -> Changed:
+    """Change rows of a mask: ``change(mask, key, first, last)``, by the first and last allowed key; not empty rows."""
 
     def changed(mask: Any) -> Any:
         keys = mask.shape[-1]
@@ -487,7 +490,7 @@ def _last_run(mask: Any, key: Any, first: Any, last: Any) -> Any:
     return mask & (key > gap)
 
 
-def _and_causal(problem: Problem) -> Problem | None:
+def _mask_and_causal(problem: Problem) -> Problem | None:
     (queries, keys), mask = queries_and_keys(problem.inputs), problem.inputs["mask"]
     has_rows = mask.ndim > 1 and mask.shape[-2] > 1
     return problem.with_inputs(mask=mask & np.tri(queries, keys, keys - queries, dtype=bool)) if has_rows else None
@@ -495,7 +498,7 @@ def _and_causal(problem: Problem) -> Problem | None:
 
 _ROWS = (
     *(
-        Reading(f"mask-{slug}", says, _rows(change), "mask")
+        Reading(f"mask-{slug}", says, _change_mask_rows(change), "mask")
         for slug, says, change in (
             ("one-key-early", "each row of the mask begins one key early",
              lambda mask, key, first, last: mask | (key == first - 1)),
@@ -513,7 +516,7 @@ _ROWS = (
             ("of-last-run", "of each row of the mask only the last run of keys is seen", _last_run),
         )
     ),
-    Reading("mask-and-causal", "the mask is taken for causal: nothing behind the diagonal is seen", _and_causal,
+    Reading("mask-and-causal", "the mask is taken for causal: nothing behind the diagonal is seen", _mask_and_causal,
             "mask"),
 )  # fmt: skip
 

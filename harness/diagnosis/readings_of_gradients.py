@@ -1,8 +1,7 @@
-"""Readings of a backward pass: one of its steps is another one, and what follows from it is wrong, too.
+"""Readings of a backward pass: they replace one of its steps, or multiply a gradient by a number.
 
-The steps are those of ``attention_gradients``, in float64 from the exact forward pass, each number with the largest
-error that it may have. A reading puts another step in the place of one. Gradients that are returned as a multiple of
-what they are stand beside them.
+The steps are those of ``attention_gradients``. They are computed in float64 from the exact forward pass, each number
+with its largest possible error. All later steps use the result of the replaced step.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of as factor_of
 from attncheck.attention.walk import Walk
 from attncheck.diagnosis.replaced_steps import (
-    Estimates,
-    Follow,
-    Followed,
+    ApproximateStages,
+    ReplacedStepContext,
+    StepRule,
     in_operations,
     multiplied_stages,
     powers,
@@ -35,57 +34,57 @@ from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
 from attncheck.spec.rounding import RoundingModel
 
 _ROUNDINGS = 8
-"""Roundings of one step beside those of its sum."""
+"""Number of roundings of one step in addition to those of its sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inexact(Elementwise):
-    """Numbers as somebody computed them: values in float64, and the largest errors that they may have."""
+    """Computed numbers: values in float64, and their largest possible errors."""
 
     value: Real
     error: Real
     rounding: RoundingModel
 
     def made(self, value: Real, error: Real, terms: int = 0, size: Real | None = None) -> Inexact:
-        """Return what a step makes of these numbers, with its roundings; ``size`` is that of the terms of a sum."""
+        """Return the result of a step with its roundings added; ``size`` is the sum of the absolute terms of a sum."""
         rounding, whole = self.rounding, np.abs(value) + error + (0.0 if size is None else size)
         rounded = (terms * rounding.accumulate_unit + _ROUNDINGS * rounding.coarsest_unit) * whole
         underflow = (terms + _ROUNDINGS) * max(rounding.weight_underflow, rounding.output_underflow)
         return Inexact(value, np.where(whole > 0, error + rounded + underflow, 0.0), rounding)
 
-    def __add__(self, other: Inexact) -> Inexact:
-        return self.made(self.value + other.value, self.error + other.error, 0, np.abs(self.value))
+    def __add__(self, addend: Inexact) -> Inexact:
+        return self.made(self.value + addend.value, self.error + addend.error, 0, np.abs(self.value))
 
-    def __sub__(self, other: Inexact) -> Inexact:
-        return self + other.times(-1.0)
+    def __sub__(self, subtrahend: Inexact) -> Inexact:
+        return self + subtrahend.times(-1.0)
 
-    def __mul__(self, other: Inexact) -> Inexact:
-        error = np.abs(self.value) * other.error + self.error * (np.abs(other.value) + other.error)
-        return self.made(self.value * other.value, error)
+    def __mul__(self, factor: Inexact) -> Inexact:
+        error = np.abs(self.value) * factor.error + self.error * (np.abs(factor.value) + factor.error)
+        return self.made(self.value * factor.value, error)
 
-    def __matmul__(self, other: Inexact) -> Inexact:
-        size = np.abs(other.value) + other.error
-        error = np.abs(self.value) @ other.error + self.error @ size
+    def __matmul__(self, right: Inexact) -> Inexact:
+        size = np.abs(right.value) + right.error
+        error = np.abs(self.value) @ right.error + self.error @ size
         whole = (np.abs(self.value) + self.error) @ size
-        return self.made(self.value @ other.value, error, self.value.shape[-1], whole)
+        return self.made(self.value @ right.value, error, self.value.shape[-1], whole)
 
     def times(self, factor: Any) -> Inexact:
         """Multiply by exact numbers."""
         return Inexact(self.value * factor, self.error * np.abs(factor), self.rounding)
 
     def sum(self, *axes: int) -> Inexact:
-        """Add up over axes, which stay with the length 1."""
+        """Add up over axes, and keep them with length 1."""
         whole, error = (np.abs(self.value) + self.error).sum(axes, keepdims=True), self.error.sum(axes, keepdims=True)
         terms = self.value.size // max(1, whole.size)
         return self.made(self.value.sum(axes, keepdims=True), error, terms, whole)
 
     def exp(self) -> Inexact:
-        """Return the exponentials; that of minus infinity is 0."""
+        """Return the exponentials; the exponential of minus infinity is 0."""
         value = np.exp(self.value)
         return self.made(value, value * np.expm1(np.where(value > 0, self.error, 0.0)))
 
     def where(self, kept: Any, otherwise: float = 0.0) -> Inexact:
-        """Return an exact number where these are not kept."""
+        """Replace the numbers that are not kept by an exact number."""
         return Inexact(np.where(kept, self.value, otherwise), np.where(kept, self.error, 0.0), self.rounding)
 
 
@@ -94,7 +93,7 @@ Step = Callable[["Backward"], Inexact]
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """A backward pass of which ``changed`` steps are other ones, each made when it is asked for."""
+    """A backward pass with ``changed`` steps; each step is computed when it is needed."""
 
     truth: Truth
     problem: Computation
@@ -108,12 +107,12 @@ class Backward:
             self.made[name] = (self.changed.get(name) or STEPS[name])(self)
         return self.made[name]
 
-    def own(self, name: str) -> Inexact:
-        """Return a step as it is meant, made of what comes before it here."""
+    def original(self, name: str) -> Inexact:
+        """Return the original step, computed from the steps before it in this pass."""
         return STEPS[name](self)
 
     def node(self, name: str) -> Inexact:
-        """Return a step of the forward pass, or one that needs no other of the backward pass."""
+        """Return a step of the forward pass, or a backward step that depends on no other backward step."""
         state = self.walk.node(name)
         error = state.max_error if hasattr(state, "max_error") else state.bound(self.rounding).max_error
         value = np.asarray(state.value)
@@ -121,32 +120,32 @@ class Backward:
 
     @property
     def heads(self) -> int:
-        """How many query heads there are."""
+        """The number of query heads."""
         return int(self.walk.node("query").value.shape[1])
 
     def of_heads(self, name: str) -> Inexact:
-        """Return keys or values of every query head."""
+        """Return the keys or values of every query head."""
         return self.node(name).mapped(lambda part: every_head(part, self.heads))
 
     def in_groups(self, gradient: Inexact, name: str) -> Inexact:
-        """Give the query heads of a group an axis of their own: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
+        """Split the axis of query heads into groups: (B, H, ..) -> (B, Hkv, H / Hkv, ..)."""
         shared = self.walk.node(name).value.shape[1]
         return gradient.mapped(lambda part: part.reshape(len(part), shared, part.shape[1] // shared, *part.shape[2:]))
 
     def added_up(self, name: str) -> Inexact:
-        """Add the gradients of the query heads of each group up."""
+        """Add up the gradients of the query heads of each group."""
         return self.in_groups(self[f"{name} by head"], name).sum(2).mapped(lambda part: part[:, :, 0])
 
     def kept(self, change: Changed | None = None) -> Any:
-        """Return who may attend to whom, or may where another problem is asked."""
-        asked = self.truth.judged.problem.as_call()
-        other = asked if change is None else change(asked)
+        """Return the mask, (B, H, Lq, Lk), of the call or of the changed call."""
+        call = self.truth.judged.problem.as_call()
+        changed_call = call if change is None else change(call)
         shape = self.walk.node("masked").value.shape
-        kept = None if other is None else Computation.as_given(other.canonical()).kept(shape)
+        kept = None if changed_call is None else Computation.as_given(changed_call.canonical()).kept(shape)
         return np.ones(shape, np.bool_) if kept is None else kept
 
-    def again(self, logits: Inexact) -> Inexact:
-        """Make the weights from logits and log_sum_exp; a row without any key has none."""
+    def weights_from(self, logits: Inexact) -> Inexact:
+        """Compute the weights from logits and log_sum_exp; a row without a key has weights of 0."""
         totals = self["log_sum_exp"].mapped(lambda part: part[..., np.newaxis])
         has_key = np.isfinite(totals.value)
         return (logits - totals.where(has_key)).exp().where(has_key)
@@ -156,14 +155,14 @@ def _transposed(array: Inexact) -> Inexact:
     return array.mapped(lambda part: np.swapaxes(part, -1, -2))
 
 
-def _spread(step: Backward, logits: Inexact) -> tuple[Shape, tuple[int, ...]]:
-    """Return the shape of the bias, and the axes along which it was spread."""
+def _bias_shape_and_axes(step: Backward, logits: Inexact) -> tuple[Shape, tuple[int, ...]]:
+    """Return the shape of the bias, and the axes along which it was broadcast."""
     shape = step.truth.exact["grad_bias"].high.shape
     return shape, spread_over(shape, logits.value.ndim)[1]
 
 
 def _bias_gradient(step: Backward, logits: Inexact) -> Inexact:
-    shape, axes = _spread(step, logits)
+    shape, axes = _bias_shape_and_axes(step, logits)
     return (logits.sum(*axes) if axes else logits).mapped(lambda part: part.reshape(shape))
 
 
@@ -183,13 +182,13 @@ STEPS: Mapping[str, Step] = {
     "of value": lambda step: step.added_up("value"),
     "of bias": lambda step: _bias_gradient(step, step["logits"]),
 }
-"""What each step of a backward pass makes of those before it."""
+"""Name of each step of a backward pass -> its computation from earlier steps."""
 
 
-def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -> Follow:
-    """Take other steps, where they are other ones."""
+def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -> StepRule:
+    """Return the gradients of a backward pass with changed steps; none if ``applies`` is false for it."""
 
-    def follow(at: Followed) -> Estimates:
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         truth, rounding = at.truth, at.rounding
         known = truth.of_readings.setdefault("backward", {})
         if rounding not in known:
@@ -198,8 +197,8 @@ def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -
         if problem.added_keys or not {"sinks", "query_cos"}.isdisjoint(problem.inputs) or not applies(step):
             return {}
         names = {stage: f"of {stage.removeprefix('grad_')}" for stage in truth.exact}
-        found = {stage: step[name] for stage, name in names.items() if name in STEPS}
-        return {stage: (made.value, made.error) for stage, made in found.items()}
+        gradients = {stage: step[name] for stage, name in names.items() if name in STEPS}
+        return {stage: (gradient.value, gradient.error) for stage, gradient in gradients.items()}
 
     return follow
 
@@ -207,11 +206,11 @@ def backward(changed: Mapping[str, Step], applies: Callable[[Backward], bool]) -
 _ANYTHING: Callable[[Backward], bool] = lambda step: True  # noqa: E731
 
 
-def _steps(
+def _reading(
     name: str, says: str, changed: Mapping[str, Step], of: str = "", stage: str = "grad_query",
     applies: Callable[[Backward], bool] = _ANYTHING,
 ) -> Reading:  # fmt: skip
-    """Return the reading in which steps of a backward pass are other ones."""
+    """Return the reading in which steps of a backward pass are replaced."""
     replacement = replacement_by(backward(changed, applies))
 
     def change(problem: Problem) -> Form | None:
@@ -220,41 +219,41 @@ def _steps(
     return Reading(name, says, change, of, stage)
 
 
-def _masked_by(change: Changed) -> Mapping[str, Step]:
-    """Make the weights again from scores that are masked in another way."""
-    return {"weights": lambda step: step.again(step.node("biased").where(step.kept(change), -np.inf))}
+def _weights_masked_by(change: Changed) -> Mapping[str, Step]:
+    """Recompute the weights from scores with another mask."""
+    return {"weights": lambda step: step.weights_from(step.node("biased").where(step.kept(change), -np.inf))}
 
 
-def _causal_to(steps: int) -> Mapping[str, Step]:
-    """Make them again with keys up to so many behind each query's own."""
+def _weights_causal_to(steps: int) -> Mapping[str, Step]:
+    """Recompute the weights with keys up to ``steps`` after the query's position."""
 
     def weights(step: Backward) -> Inexact:
         kept = step.kept(set_to(is_causal=False))
         offset = kept.shape[-1] - kept.shape[-2] if "past_key" in step.problem.inputs else 0
-        behind = np.arange(kept.shape[-1]) - np.arange(kept.shape[-2])[:, np.newaxis] - offset
-        return step.again(step.node("biased").where(kept & (behind <= steps), -np.inf))
+        distance = np.arange(kept.shape[-1]) - np.arange(kept.shape[-2])[:, np.newaxis] - offset
+        return step.weights_from(step.node("biased").where(kept & (distance <= steps), -np.inf))
 
     return {"weights": weights}
 
 
-def _without_bias(step: Backward) -> Inexact:
+def _weights_without_bias(step: Backward) -> Inexact:
     biased = step.node("biased").value
-    return step.again(step.node("capped").where(step.kept() & (biased > -np.inf), -np.inf))
+    return step.weights_from(step.node("capped").where(step.kept() & (biased > -np.inf), -np.inf))
 
 
-def _without_softcap(step: Backward) -> Inexact:
+def _weights_without_softcap(step: Backward) -> Inexact:
     bias = step.node("biased") - step.node("capped")
-    return step.again((bias + step.node("scores")).where(step.kept(), -np.inf))
+    return step.weights_from((bias + step.node("scores")).where(step.kept(), -np.inf))
 
 
-def _unnormalised(step: Backward) -> Inexact:
+def _unnormalised_weights(step: Backward) -> Inexact:
     logits = step.node("masked")
     highest = logits.value.max(-1, keepdims=True, initial=-np.inf)
     return (logits - logits.made(np.where(np.isfinite(highest), highest, 0.0), np.zeros_like(highest))).exp()
 
 
-def _by_softcap(change: Callable[[Real, float], Real], of: str) -> Mapping[str, Step]:
-    """Take another slope of the softcap: ``change(scores, softcap)``, of capped scores or not."""
+def _softcap_slope(change: Callable[[Real, float], Real], of: str) -> Mapping[str, Step]:
+    """Replace the slope of the softcap by ``change(scores, softcap)``; ``of`` names the stage of these scores."""
 
     def slope(step: Backward) -> Inexact:
         scores, cap = step.node(of), float(step.problem.options["softcap"])
@@ -266,14 +265,14 @@ def _by_softcap(change: Callable[[Real, float], Real], of: str) -> Mapping[str, 
 
 
 def _slope_of_all(step: Backward) -> Inexact:
-    """Return the slope of every score, of one whose place a fill took, too."""
+    """Return the slope of every score, including those that a fill replaced."""
     if cap_of(step.problem) is not None:
-        return _by_softcap(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
-    return step.own("slope").mapped(np.zeros_like).made(np.ones((1, 1)), np.zeros((1, 1)))
+        return _softcap_slope(lambda scores, cap: 1 - (scores / cap) ** 2, "capped")["slope"](step)
+    return step.original("slope").mapped(np.zeros_like).made(np.ones((1, 1)), np.zeros((1, 1)))
 
 
-def _of_groups(change: Callable[[Inexact], Inexact], *names: str) -> Mapping[str, Step]:
-    """Bring the gradients of a group's query heads (B, Hkv, H / Hkv, ..) together in another way."""
+def _group_gradients(change: Callable[[Inexact], Inexact], *names: str) -> Mapping[str, Step]:
+    """Combine the gradients of a group's query heads (B, Hkv, H / Hkv, ..) in another way."""
 
     def of_name(name: str) -> Step:
         return lambda step: change(step.in_groups(step[f"{name} by head"], name)).mapped(lambda part: part[:, :, 0])
@@ -282,7 +281,7 @@ def _of_groups(change: Callable[[Inexact], Inexact], *names: str) -> Mapping[str
 
 
 def _as_if_tiled(grouped: Inexact) -> Inexact:
-    """Add up head h of every group of another size."""
+    """Add up heads as if they were tiled: query head h belongs to key head h % Hkv."""
 
     def tiled(part: Real) -> Real:
         batch, shared, group, *rest = part.shape
@@ -295,17 +294,17 @@ def _has_groups(step: Backward) -> bool:
     return bool(step.heads != step.walk.node("key").value.shape[1])
 
 
-def _over(number: Callable[[Backward], float], name: str) -> Step:
-    return lambda step: step.own(name).times(1 / max(1.0, number(step)))
+def _divided_by(number: Callable[[Backward], float], name: str) -> Step:
+    return lambda step: step.original(name).times(1 / max(1.0, number(step)))
 
 
-def _first_of_bias(step: Backward) -> Inexact:
-    shape, axes = _spread(step, step["logits"])
+def _first_bias_entry(step: Backward) -> Inexact:
+    shape, axes = _bias_shape_and_axes(step, step["logits"])
     first = tuple(slice(1) if axis in axes else slice(None) for axis in range(step["logits"].value.ndim))
     return step["logits"].mapped(lambda part: part[first].reshape(shape))
 
 
-def _bias_of_batch(step: Backward) -> Inexact:
+def _bias_over_heads(step: Backward) -> Inexact:
     logits = step["logits"]
     return _bias_gradient(step, logits.mapped(lambda part: part.swapaxes(0, 1)))
 
@@ -316,18 +315,18 @@ def _is_square(step: Backward) -> bool:
     return bool(batch == heads)
 
 
-def _beyond_the_first(name: str) -> Step:
+def _zero_beyond_first_entry(name: str) -> Step:
     def change(step: Backward) -> Inexact:
-        gradient = step.own(name)
+        gradient = step.original(name)
         first = np.arange(len(gradient.value)) == 0
         return gradient.where(first.reshape(-1, *[1] * (gradient.value.ndim - 1)))
 
     return change
 
 
-def _swapped(name: str) -> Step:
+def _heads_and_keys_swapped(name: str) -> Step:
     def change(step: Backward) -> Inexact:
-        gradient = step.own(name)
+        gradient = step.original(name)
         is_square = gradient.value.shape[1] == gradient.value.shape[2]
         return gradient.mapped(lambda part: part.swapaxes(1, 2)) if is_square else gradient
 
@@ -338,8 +337,8 @@ _GRADIENTS = ("attention_gradients",)
 _OPERANDS = tuple(f"of {name}" for name in QUERY_KEY_VALUE)
 _STEPS = (
     *(
-        _steps(f"{name}-ignored-on-the-way-back", f"the backward pass makes its weights again without {called}",
-               _masked_by(change), of)
+        _reading(f"{name}-ignored-on-the-way-back", f"the backward pass makes its weights again without {called}",
+                 _weights_masked_by(change), of)
         for name, called, of, change in (
             ("mask", "the mask", "mask", without("mask")),
             ("window", "the window", "window", set_to(window=None)),
@@ -347,30 +346,30 @@ _STEPS = (
             ("causality", "causality", "is_causal", set_to(is_causal=False)),
         )
     ),
-    _steps("bias-ignored-on-the-way-back", "the backward pass makes its weights again without the bias",
-           {"weights": _without_bias}, "bias"),
-    _steps("softcap-ignored-on-the-way-back", "the backward pass makes its weights again without the softcap",
-           {"weights": _without_softcap}, "softcap"),
+    _reading("bias-ignored-on-the-way-back", "the backward pass makes its weights again without the bias",
+             {"weights": _weights_without_bias}, "bias"),
+    _reading("softcap-ignored-on-the-way-back", "the backward pass makes its weights again without the softcap",
+             {"weights": _weights_without_softcap}, "softcap"),
     *(
-        _steps(f"causal-{name}-on-the-way-back", f"causality is off by one in the backward pass: {says}",
-               _causal_to(steps), "is_causal")
+        _reading(f"causal-{name}-on-the-way-back", f"causality is off by one in the backward pass: {says}",
+                 _weights_causal_to(steps), "is_causal")
         for name, says, steps in (("next-key", "j <= i + 1", 1), ("without-own-key", "j < i", -1))
     ),
-    _steps("log-sum-exp-of-base-2-on-the-way-back", "the backward pass reads log_sum_exp in base 2",
-           {"weights": lambda step: step.again(step.node("masked")),
-            "log_sum_exp": lambda step: step.node("log_sum_exp").times(1 / np.log(2))}),
-    _steps("value-gradient-unnormalised", "the gradient of the values is that of weights that are not normalised",
-           {"weights of values": _unnormalised}, stage="grad_value"),
-    _steps("value-gradient-without-fills", "values whose scores a fill took the place of get no gradient",
-           {"weights of values": lambda step: step["weights"].where(step.kept())}, "mask_fill", "grad_value"),
-    _steps("gradient-through-fill", "the gradient goes through a score that a fill took the place of",
-           {"logits": lambda step: step["logits behind a fill"], "slope": _slope_of_all}, "mask_fill"),
+    _reading("log-sum-exp-of-base-2-on-the-way-back", "the backward pass reads log_sum_exp in base 2",
+             {"weights": lambda step: step.weights_from(step.node("masked")),
+              "log_sum_exp": lambda step: step.node("log_sum_exp").times(1 / np.log(2))}),
+    _reading("value-gradient-unnormalised", "the gradient of the values is that of weights that are not normalised",
+             {"weights of values": _unnormalised_weights}, stage="grad_value"),
+    _reading("value-gradient-without-fills", "values whose scores a fill took the place of get no gradient",
+             {"weights of values": lambda step: step["weights"].where(step.kept())}, "mask_fill", "grad_value"),
+    _reading("gradient-through-fill", "the gradient goes through a score that a fill took the place of",
+             {"logits": lambda step: step["logits behind a fill"], "slope": _slope_of_all}, "mask_fill"),
     *(
-        _steps(f"softmax-gradient-{slug}", f"in the gradient of the softmax, p (dp - sum p dp), {says}", changed)
+        _reading(f"softmax-gradient-{slug}", f"in the gradient of the softmax, p (dp - sum p dp), {says}", changed)
         for slug, says, changed in (
-            ("without-mean", "the sum is missing", {"mean": lambda step: step.own("mean").times(0.0)}),
+            ("without-mean", "the sum is missing", {"mean": lambda step: step.original("mean").times(0.0)}),
             ("averaged", "the mean over the keys is taken for the sum",
-             {"mean": _over(lambda step: step.walk.node("masked").value.shape[-1], "mean")}),
+             {"mean": _divided_by(lambda step: step.walk.node("masked").value.shape[-1], "mean")}),
             ("over-queries", "the sum runs over the queries",
              {"mean": lambda step: (step["weights"] * step.node("grad_weights")).sum(-2)}),
             ("unweighted", "the mean of dp is taken for the sum", {"mean": lambda step: step.node("grad_weights").sum(
@@ -379,10 +378,10 @@ _STEPS = (
                 step.node("grad_weights") - step["mean"]).where(step["weights"].value != 0)}),
         )
     ),
-    _steps("gradients-of-query-and-key-zero", "no gradient goes through the softmax: those of query and key are zero",
-           {"logits": lambda step: step.own("logits").times(0.0)}),
+    _reading("gradients-of-query-and-key-zero", "no gradient goes through the softmax: those of query and key are zero",
+             {"logits": lambda step: step.original("logits").times(0.0)}),
     *(
-        _steps(f"softcap-slope-{slug}", f"the slope of the softcap is {says}", _by_softcap(change, of), "softcap")
+        _reading(f"softcap-slope-{slug}", f"the slope of the softcap is {says}", _softcap_slope(change, of), "softcap")
         for slug, says, change, of in (
             ("missing", "left out", lambda scores, cap: np.ones_like(scores), "capped"),
             ("not-squared", "1 - t for 1 - t^2", lambda scores, cap: 1 - scores / cap, "capped"),
@@ -391,8 +390,8 @@ _STEPS = (
         )
     ),
     *(
-        _steps(f"group-gradient-{slug}", f"gradients of keys and values are {says}", _of_groups(change),
-               stage="grad_key", applies=_has_groups)
+        _reading(f"group-gradient-{slug}", f"gradients of keys and values are {says}", _group_gradients(change),
+                 stage="grad_key", applies=_has_groups)
         for slug, says, change in (
             ("as-if-tiled", "added up over query heads h % Hkv, as if heads were tiled", _as_if_tiled),
             ("of-first-head", "those of the first query head of each group",
@@ -403,22 +402,22 @@ _STEPS = (
              lambda grouped: grouped.sum(2).times(1 / grouped.value.shape[2])),
         )
     ),
-    _steps("value-gradient-as-if-tiled", "the gradient of the values is added up as if heads were tiled",
-           _of_groups(_as_if_tiled, "value"), stage="grad_value", applies=_has_groups),
-    _steps("gradients-of-first-batch-entry-alone", "gradients are zero beyond the first batch entry",
-           {name: _beyond_the_first(name) for name in _OPERANDS},
-           applies=lambda step: len(step.walk.node("query").value) > 1),
-    _steps("gradients-with-heads-and-keys-swapped", "heads and positions of the gradients of keys and values are "
-           "swapped", {name: _swapped(name) for name in _OPERANDS[1:]}, stage="grad_key"),
+    _reading("value-gradient-as-if-tiled", "the gradient of the values is added up as if heads were tiled",
+             _group_gradients(_as_if_tiled, "value"), stage="grad_value", applies=_has_groups),
+    _reading("gradients-of-first-batch-entry-alone", "gradients are zero beyond the first batch entry",
+             {name: _zero_beyond_first_entry(name) for name in _OPERANDS},
+             applies=lambda step: len(step.walk.node("query").value) > 1),
+    _reading("gradients-with-heads-and-keys-swapped", "heads and positions of the gradients of keys and values are "
+             "swapped", {name: _heads_and_keys_swapped(name) for name in _OPERANDS[1:]}, stage="grad_key"),
     *(
-        _steps(f"bias-gradient-{slug}", f"the gradient of the bias is {says}", {"of bias": change}, "bias",
-               "grad_bias", applies)
+        _reading(f"bias-gradient-{slug}", f"the gradient of the bias is {says}", {"of bias": change}, "bias",
+                 "grad_bias", applies)
         for slug, says, change, applies in (
             ("averaged", "the mean over the axes along which it is spread, not the sum",
-             _over(lambda step: step["logits"].value.size / step.truth.exact["grad_bias"].high.size, "of bias"),
+             _divided_by(lambda step: step["logits"].value.size / step.truth.exact["grad_bias"].high.size, "of bias"),
              _ANYTHING),
-            ("of-first", "that of the first entry of each axis along which it is spread", _first_of_bias, _ANYTHING),
-            ("of-batch-for-heads", "added up over heads for batch entries", _bias_of_batch, _is_square),
+            ("of-first", "that of the first entry of each axis along which it is spread", _first_bias_entry, _ANYTHING),
+            ("of-batch-for-heads", "added up over heads for batch entries", _bias_over_heads, _is_square),
             ("through-softcap", "multiplied by the slope of the softcap",
              lambda step: _bias_gradient(step, step["logits"] * step["slope"]),
              lambda step: cap_of(step.problem) is not None),
@@ -430,10 +429,10 @@ _STEPS = (
 def _multiples(
     stages: Sequence[str], answer: str, *rows: Number, of: str = "", called: str = "{stage}"
 ) -> tuple[Reading, ...]:
-    """Return readings in which gradients are returned as multiples of what they are."""
-    own = tuple((name, words, in_operations(_GRADIENTS, number)) for name, words, number in rows)
+    """Return readings in which gradients are multiplied by a number."""
+    gradient_rows = tuple((name, words, in_operations(_GRADIENTS, number)) for name, words, number in rows)
     return numbered(
-        lambda words: f"the {called} {words}", answer, own, multiplied_stages(*stages), of=of, stage=stages[0]
+        lambda words: f"the {called} {words}", answer, gradient_rows, multiplied_stages(*stages), of=of, stage=stages[0]
     )
 
 

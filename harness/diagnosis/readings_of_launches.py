@@ -1,8 +1,8 @@
-"""Readings in which a kernel is launched wrongly: tiles, parts, columns, rows, heads and entries that it mistakes.
+"""Readings of kernels with a wrong launch: tiles, parts, columns, rows, heads or entries are confused or not written.
 
-What is never written is 0 here, as fresh memory mostly is. A part of the keys that is merged without having been
-written has an output and a log-sum-exp of 0: it counts as one key of score 0 and value 0. What is no number of a case,
-such as the size of a tile, is one of those that kernels have, where it tells something.
+Elements that are never written are 0, as fresh memory usually is. If a part of the keys is merged but never written,
+its output and log-sum-exp are 0, so it counts as one key of score 0 and value 0. Numbers that a case does not contain,
+such as the size of a tile, are the common ones of kernels, as far as they make a difference in the case.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BATCH = -4
 """The axis of batch entries."""
 _TILES = (4, 8, 16, 32, 64, 128)
 _UNDERFLOW = {"float64": -745.2, "float32": -104.0}
-"""Below this an exponential is 0: half of the least denormal number is its power of e."""
+"""Below this an exponential is 0: it is less than half of the smallest denormal number."""
 _FINITE_BOTTOMS = (-5e4, -1e4)
-"""Numbers that kernels take for minus infinity, and lower scores with them."""
+"""Numbers below which a kernel may take a score for minus infinity."""
 
 
 def _writes_heads(problem: Problem) -> bool:
-    """Return true if the output has heads, and values are an input of numbers."""
+    """Return whether the output has heads, and the values are an input that is not quantised."""
     is_plain = has_heads(problem) and "value" in problem.inputs and "value_shift" not in problem.inputs
     return is_plain and not OPERATIONS[problem.operation].has_gradients
 
@@ -42,17 +42,17 @@ def _with_values(problem: Problem, change: Callable[[Any], Any]) -> Problem:
     return problem.with_inputs(**{name: change(problem.inputs[name]) for name in names})
 
 
-def _without(array: Any, place: tuple[Any, ...]) -> Any:
-    other = array.copy()
-    other[place] = 0
-    return other
+def _with_zeros_at(array: Any, place: tuple[Any, ...]) -> Any:
+    changed = array.copy()
+    changed[place] = 0
+    return changed
 
 
 # Who may attend to whom.
 
 
-def _rows_as(row: Callable[[Any, Problem], Any], is_told: Callable[[Problem], object]) -> Change:
-    """Return a change by which causality counts from other rows: ``row(row, problem)``."""
+def _causal_rows(row: Callable[[Any, Problem], Any], is_told: Callable[[Problem], object]) -> Change:
+    """Return a change of the row of a query in causality, to ``row(row, problem)``; None unless ``is_told``."""
 
     def change(problem: Problem) -> Problem | None:
         if not is_told(problem):
@@ -64,7 +64,7 @@ def _rows_as(row: Callable[[Any, Problem], Any], is_told: Callable[[Problem], ob
     return change
 
 
-def _group(problem: Problem) -> int:
+def _group_size(problem: Problem) -> int:
     return int(problem.inputs["query"].shape[-3] // problem.inputs["key"].shape[-3]) if has_heads(problem) else 1
 
 
@@ -74,10 +74,11 @@ def _has_more_than(tile: int) -> Callable[[Problem], bool]:
 
 _CAUSALITY = (
     Reading("causal-rows-over-group", "causality divides the row of a query by the number of heads that share keys",
-            _rows_as(lambda row, problem: row // _group(problem), lambda problem: _group(problem) > 1), "is_causal"),
+            _causal_rows(lambda row, problem: row // _group_size(problem), lambda problem: _group_size(problem) > 1),
+            "is_causal"),
     *(
         Reading(f"causal-by-tiles-of-{tile}", f"causality is that of the last one of {tile} queries",
-                _rows_as(lambda row, problem, tile=tile: row // tile * tile + tile - 1, _has_more_than(tile)),  # type: ignore[misc]
+                _causal_rows(lambda row, problem, tile=tile: row // tile * tile + tile - 1, _has_more_than(tile)),  # type: ignore[misc]
                 "is_causal")
         for tile in _TILES[:-1]
     ),
@@ -87,8 +88,8 @@ _CAUSALITY = (
 # Parts of keys.
 
 
-def _hidden_parts(size: int) -> Changed:
-    """Count each part of the keys that a query may not attend to as one key of score 0 and value 0."""
+def _merge_hidden_parts(size: int) -> Changed:
+    """Count each part of ``size`` keys that a query may not attend to as one key of score 0 and value 0."""
 
     def change(problem: Problem) -> Problem | None:
         is_small = score_elements(problem.operation, problem.options, problem.inputs) <= MAX_AT_A_TIME
@@ -127,7 +128,7 @@ def _with_empty_keys(plain: Problem, allowed: Any, counted: Any) -> Problem:
 _PARTS = tuple(
     Reading(f"hidden-parts-of-{size}-merged",
             f"parts of {size} keys of which a query may attend to none are merged, with a log-sum-exp of 0",
-            _hidden_parts(size), stage="weights")
+            _merge_hidden_parts(size), stage="weights")
     for size in (16, 32, 64, 128, 256)
 )  # fmt: skip
 
@@ -140,19 +141,19 @@ def _columns_unwritten(problem: Problem) -> Iterator[Form]:
     for first in sorted({width // 2, *_TILES[2:]}):
         if 1 < first < width - 1:
             place = np.s_[..., first:]
-            changed = _with_values(problem, lambda value, place=place: _without(value, place))  # type: ignore[misc]
+            changed = _with_values(problem, lambda value, place=place: _with_zeros_at(value, place))  # type: ignore[misc]
             yield Form(changed, {"first": str(first)})
 
 
-def _columns_over_the_first(problem: Problem) -> Iterator[Form]:
+def _tiles_over_first_columns(problem: Problem) -> Iterator[Form]:
     width = problem.inputs["value"].shape[-1]
-    for tile in (each for each in _TILES[2:] if each < width):
+    for tile in (size for size in _TILES[2:] if size < width):
 
         def moved(value: Any, tile: int = tile) -> Any:
             last = value[..., (width - 1) // tile * tile :]
-            other = _without(value, np.s_[..., tile:])
-            other[..., : last.shape[-1]] = last
-            return other
+            changed = _with_zeros_at(value, np.s_[..., tile:])
+            changed[..., : last.shape[-1]] = last
+            return changed
 
         yield Form(_with_values(problem, moved), {"tile": str(tile)})
 
@@ -168,30 +169,27 @@ def _features_unread(problem: Problem) -> Iterator[Form]:
     width = problem.inputs["query"].shape[-1]
     for first in sorted({width // 2, *_TILES[3:]}):
         if 1 < first < width - 1:
-            yield Form(problem.with_inputs(query=_without(problem.inputs["query"], np.s_[..., first:])),
+            yield Form(problem.with_inputs(query=_with_zeros_at(problem.inputs["query"], np.s_[..., first:])),
                        {"first": str(first)})  # fmt: skip
 
 
-def _later_entries_have_no_keys(problem: Problem) -> bool:
-    plain = problem.canonical()
-    kept = Computation.as_given(plain).kept(scores_shape(plain))
-    return kept is not None and not kept[1:].any()
-
-
-def _after_the_first(axis: int) -> Changed:
+def _zero_after_first(axis: int) -> Changed:
     place = (slice(1, None), *[slice(None)] * (-axis - 1))
 
     def change(problem: Problem) -> Problem | None:
         if problem.inputs["value"].shape[axis] < 2:
             return None
-        if axis == _BATCH and _later_entries_have_no_keys(problem):  # other readings name the result of such rows
-            return None
-        return _with_values(problem, lambda value: _without(value, (..., *place)))
+        if axis == _BATCH:
+            plain = problem.canonical()
+            kept = Computation.as_given(plain).kept(scores_shape(plain))
+            if kept is not None and not kept[1:].any():  # other readings name the result of rows without a key
+                return None
+        return _with_values(problem, lambda value: _with_zeros_at(value, (..., *place)))
 
     return change
 
 
-def _with_zero_key_lengths_as_full(problem: Problem) -> Problem | None:
+def _zero_key_lengths_as_full(problem: Problem) -> Problem | None:
     lengths, (_, keys) = problem.inputs["key_lengths"], queries_and_keys(problem.inputs)
     return problem.with_inputs(key_lengths=np.where(lengths == 0, keys, lengths)) if (lengths == 0).any() else None
 
@@ -200,12 +198,12 @@ _UNWRITTEN = (
     Reading("columns-unwritten", "columns from {first} on are not written: they are 0",
             only(_writes_heads, _columns_unwritten), stage=MEANS[0]),
     Reading("columns-over-the-first", "each tile of {tile} columns is written over the first one, and the others are 0",
-            only(_writes_heads, _columns_over_the_first), stage=MEANS[0]),
+            only(_writes_heads, _tiles_over_first_columns), stage=MEANS[0]),
     Reading("rows-unwritten", "query rows from {first} on are not written: they are 0",
             only(_writes_heads, _rows_unwritten)),
     *(
         Reading(f"{slug}-unwritten", f"{says} after the first are not written: they are 0",
-                only(_writes_heads, _after_the_first(axis)), stage=MEANS[0])
+                only(_writes_heads, _zero_after_first(axis)), stage=MEANS[0])
         for slug, says, axis in (("batch-entries", "batch entries", _BATCH), ("heads", "heads of keys and values", -3))
     ),
     Reading("features-unread", "of queries and keys only the first {first} elements are read", only(
@@ -213,7 +211,7 @@ _UNWRITTEN = (
         _features_unread), stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
             with_input("key_lengths", lambda lengths: np.full_like(lengths, lengths.max(initial=0))), "key_lengths"),
-    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _with_zero_key_lengths_as_full,
+    Reading("key-lengths-of-zero-for-all", "a key length of 0 is taken for all keys", _zero_key_lengths_as_full,
             "key_lengths"),
 )  # fmt: skip
 
@@ -221,8 +219,8 @@ _UNWRITTEN = (
 # Rows of low scores.
 
 
-def _low_rows(problem: Problem) -> Iterator[Form]:
-    """Take rows whose scores are all low for such without a key."""
+def _low_rows_empty(problem: Problem) -> Iterator[Form]:
+    """Treat rows whose scores are all low like rows without a key."""
     if not _writes_heads(problem) or score_elements(problem.operation, problem.options, problem.inputs) > MAX_AT_A_TIME:
         return
     dtype = problem.inputs["query"].dtype
@@ -237,14 +235,16 @@ def _low_rows(problem: Problem) -> Iterator[Form]:
             yield Form(with_allowed(problem, np.broadcast_to(highest >= bottom, logits.shape)), {"low": f"{bottom:g}"})
 
 
-_LOW = Reading("low-rows-empty", "a row whose scores are all below {low} gives zeros, as one without a key", _low_rows)
+_LOW = Reading(
+    "low-rows-empty", "a row whose scores are all below {low} gives zeros, as one without a key", _low_rows_empty
+)
 
 
 # Rotations of one position.
 
 
 def _one_query_rotated(tables: Callable[[Problem, Problem, str], Any]) -> Change:
-    """Rotate the heads of a single query by other tables, (B, H, 1, R)."""
+    """Rotate the heads of a single query by other tables, of shape (B, H, 1, R)."""
 
     def change(problem: Problem) -> Form | None:
         query = problem.inputs["query"]
@@ -259,14 +259,10 @@ def _one_query_rotated(tables: Callable[[Problem, Problem, str], Any]) -> Change
     return change
 
 
-def _full_table(plain: Problem, part: str) -> Any:
-    table = plain.inputs[f"query_{part}"]
-    return np.broadcast_to(table, (*plain.inputs["query"].shape[:3], table.shape[-1])).copy()
-
-
-def _turned_only(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], Any]:
+def _rotate_only(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], Any]:
     def tables(problem: Problem, plain: Problem, part: str) -> Any:
-        table = _full_table(plain, part)
+        table = plain.inputs[f"query_{part}"]
+        table = np.broadcast_to(table, (*plain.inputs["query"].shape[:3], table.shape[-1])).copy()
         alone = np.full_like(table, part == "cos")
         alone[rotated] = table[rotated]
         return alone
@@ -274,8 +270,8 @@ def _turned_only(rotated: tuple[Any, ...]) -> Callable[[Problem, Problem, str], 
     return tables
 
 
-def _by_heads(problem: Problem, plain: Problem, part: str) -> Any:
-    """Return the rows of tables h positions later for head h, as far as there are such."""
+def _tables_by_head(problem: Problem, plain: Problem, part: str) -> Any:
+    """Return the row of the table h positions later for head h, at most the last row."""
     positions = np.asarray(problem.inputs.get("query_offsets", query_offset({}, problem.inputs))).reshape(-1, 1)
     batch, heads = plain.inputs["query"].shape[:2]
     table = problem.inputs[f"rotary_{part}"]
@@ -287,20 +283,20 @@ def _further_queries_zero(problem: Problem) -> Form | None:
     query = problem.inputs["query"]
     if query.shape[-2] != 1 or query.ndim != 4 or len(query) < 2 or not has_heads(problem):
         return None
-    return Form(problem.with_inputs(query=_without(query, (slice(1, None),))), stage="rotated_query")
+    return Form(problem.with_inputs(query=_with_zeros_at(query, (slice(1, None),))), stage="rotated_query")
 
 
 _ROTATIONS = (
     Reading("rotary-of-first-head-alone", "of a single query, only the first head of the first batch entry is rotated",
-            _one_query_rotated(_turned_only((0, 0))), "rotary_cos"),
+            _one_query_rotated(_rotate_only((0, 0))), "rotary_cos"),
     Reading("rotary-of-first-batch-entry-alone", "of a single query, only the first batch entry is rotated",
-            only(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_turned_only((0,)))),
+            only(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_rotate_only((0,)))),
             "rotary_cos"),
     Reading("rotary-writes-first-batch-entry",
             "of a single query, the rotation writes only the first batch entry: the others are 0",
             _further_queries_zero, "rotary_cos"),
     Reading("rotary-heads-as-positions", "of a single query, head h is rotated as if it stood h positions later",
-            _one_query_rotated(_by_heads), "rotary_cos"),
+            _one_query_rotated(_tables_by_head), "rotary_cos"),
 )  # fmt: skip
 
 LAUNCH_READINGS = (*_CAUSALITY, *_PARTS, *_UNWRITTEN, _LOW, *_ROTATIONS)

@@ -1,7 +1,7 @@
-"""Readings of what scores are made of: rotations, norms, latent vectors, heads and projections; and merged parts.
+"""Readings of the vectors before the scores: rotations, norms, latent vectors, heads and projections; and merged parts.
 
-Normalised queries and keys may be taken for others: with no norm, another one, of other elements, elsewhere, or with
-other weights. Latent vectors and codes (``readings_of_codes.py``) are read otherwise before they are lowered.
+A wrong norm may be missing, be another norm, cover other elements, have another place, or use other weights. Readings
+of latent vectors and codes (``readings_of_codes.py``) change the call before it is lowered.
 """
 
 from __future__ import annotations
@@ -49,31 +49,33 @@ from attncheck.spec import (
 # Rotary embeddings and norms of queries and keys.
 
 
-def _rotated(change: Change, of: str = "query") -> Change:
-    """Change a rotation; what follows from the wrong stage is wrong, too, and stands before it in their order."""
+def _change_rotation(change: Change, of: str = "query") -> Change:
+    """Return a change of a rotation; it shows first in the normalised vectors if the norm follows the rotation."""
     part = {True: "normalized", False: "rotated"}
     return shown_at(lambda problem: f"{part[bool(problem.options.get('norm_after_rotation'))]}_{of}", change)
 
 
-def _rotated_without_past(problem: Problem) -> Problem | None:
+def _positions_without_past(problem: Problem) -> Problem | None:
     past = query_offset({}, problem.inputs)
     if not past or "query_offsets" in problem.inputs:
         return None
     tables = {name: problem.inputs[name] for name in ("rotary_cos", "rotary_sin")}
-    return problem.with_inputs(**{n: np.concatenate([each[:past], each])[: len(each)] for n, each in tables.items()})
+    return problem.with_inputs(
+        **{name: np.concatenate([table[:past], table])[: len(table)] for name, table in tables.items()}
+    )
 
 
-def _rotated_at(offsets: Changed) -> Changed:
-    """Rotate as if queries of each batch entry stood elsewhere, and mask as is meant."""
+def _rotate_at(offsets: Changed) -> Changed:
+    """Rotate the queries by other query offsets, and mask by the offsets of the case."""
 
     def change(problem: Problem) -> Problem | None:
-        other = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
-        return None if other is None else folded(problem).with_inputs(**rows_of_tables(other.inputs))
+        moved = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
+        return None if moved is None else folded(problem).with_inputs(**rows_of_tables(moved.inputs))
 
     return change
 
 
-def _past_again(problem: Problem) -> Problem | None:
+def _past_rotated_again(problem: Problem) -> Problem | None:
     past = query_offset({}, problem.inputs)
     if not past:
         return None
@@ -84,69 +86,70 @@ def _past_again(problem: Problem) -> Problem | None:
     return plain.with_inputs(**{f"key_{name}": table for name, table in tables.items()})
 
 
-def _rotated_alone(left: str) -> Change:
+def _without_rotation_of(unrotated: str) -> Change:
     def change(problem: Problem) -> Problem:
         plain = folded(problem)
-        cos, sin = plain.inputs[f"{left}_cos"], plain.inputs[f"{left}_sin"]
-        return plain.with_inputs(**{f"{left}_cos": np.ones_like(cos), f"{left}_sin": np.zeros_like(sin)})
+        cos, sin = plain.inputs[f"{unrotated}_cos"], plain.inputs[f"{unrotated}_sin"]
+        return plain.with_inputs(**{f"{unrotated}_cos": np.ones_like(cos), f"{unrotated}_sin": np.zeros_like(sin)})
 
-    return _rotated(change, left)
+    return _change_rotation(change, unrotated)
 
 
 ROTATIONS = (
-    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _rotated(toggled(
+    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _change_rotation(toggled(
                    "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
                )), "rotary_cos"),
-    Reading("rotary-ignored", "the rotary embedding is ignored", _rotated(
+    Reading("rotary-ignored", "the rotary embedding is ignored", _change_rotation(
         lambda problem: problem.with_inputs(rotary_cos=np.ones_like(problem.inputs["rotary_cos"]),
                                             rotary_sin=np.zeros_like(problem.inputs["rotary_sin"]))), "rotary_cos"),
     Reading("rotary-backwards", "the rotary embedding turns backwards",
-            _rotated(with_input("rotary_sin", np.negative)), "rotary_cos"),
+            _change_rotation(with_input("rotary_sin", np.negative)), "rotary_cos"),
     Reading("rotary-without-past", "positions of the rotary embedding do not count the past",
-            _rotated(_rotated_without_past), "rotary_cos"),
+            _change_rotation(_positions_without_past), "rotary_cos"),
     Reading("rotary-without-offsets", "positions of the rotary embedding do not count the query offsets",
-            _rotated(_rotated_at(without("query_offsets"))), "rotary_cos"),
-    Reading("rotary-of-past-again", "what is cached is rotated again", _rotated(_past_again, "key"), "rotary_cos"),
+            _change_rotation(_rotate_at(without("query_offsets"))), "rotary_cos"),
+    Reading("rotary-of-past-again", "what is cached is rotated again", _change_rotation(_past_rotated_again, "key"),
+            "rotary_cos"),
     Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
-            _rotated(only(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotated_at(
+            _change_rotation(only(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotate_at(
                 with_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
             ))), "query_offsets"),
     *(
-        Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone", _rotated_alone(left),
-                "rotary_cos")
-        for name, left in (("query", "key"), ("key", "query"))
+        Reading(f"rotary-of-{name}-alone", f"the rotary embedding rotates the {name} alone",
+                _without_rotation_of(unrotated), "rotary_cos")
+        for name, unrotated in (("query", "key"), ("key", "query"))
     ),
 )  # fmt: skip
 
 
-def _epsilon_at(where: str) -> Change:
+def _with_epsilon_at(where: str) -> Change:
     meant = {"rms": "inside", "l2": "maximum"}
     return only(lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where))
 
 
-def _other_epsilon(change: Callable[[float], float]) -> Changed:
+def _with_epsilon(change: Callable[[float], float]) -> Changed:
     def changed(problem: Problem) -> Problem | None:
-        own = problem.options.get("epsilon") or 1e-6
-        return None if change(own) == own else problem.with_options(epsilon=change(own))
+        epsilon = problem.options.get("epsilon") or 1e-6
+        return None if change(epsilon) == epsilon else problem.with_options(epsilon=change(epsilon))
 
     return changed
 
 
-def _centred(problem: Problem) -> Problem | None:
+def _mean_subtracted(problem: Problem) -> Problem | None:
     if problem.options.get("norm_after_rotation") and "rotary_cos" in problem.inputs:
-        return None  # what is rotated is no input
+        return None  # the rotated vectors are not inputs
     axes = (-3, -1) if problem.options.get("norm_over") == "full" else -1
     arrays = {name: problem.inputs[name].astype(np.float64) for name in ("query", "key")}
-    return problem.with_inputs(**{n: each - each.mean(axis=axes, keepdims=True) for n, each in arrays.items()})
+    return problem.with_inputs(**{name: array - array.mean(axis=axes, keepdims=True) for name, array in arrays.items()})
 
 
-def _norm_weights(change: Callable[[Any], Any]) -> Change:
-    """Change weights of norms that are not 1."""
+def _change_norm_weights(change: Callable[[Any], Any]) -> Change:
+    """Change the weights of norms that are not all 1."""
 
     def changed(problem: Problem) -> Problem | None:
         weights = {name: problem.inputs[name].astype(np.float64) for name in ("query_norm", "key_norm")}
-        given = {name: change(weight) for name, weight in weights.items() if (weight != 1).any()}
-        return problem.with_inputs(**given) if given else None
+        changed_weights = {name: change(weight) for name, weight in weights.items() if (weight != 1).any()}
+        return problem.with_inputs(**changed_weights) if changed_weights else None
 
     return changed
 
@@ -173,7 +176,7 @@ _NORMS = tuple(
                    only(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
                         toggled("norm_after_rotation", {False: "before", True: "after"}))),
         *(
-            convention(f"norm-epsilon-{name}", text, _epsilon_at(where))
+            convention(f"norm-epsilon-{name}", text, _with_epsilon_at(where))
             for name, where, text in (
                 ("outside", "outside", "epsilon is added to the root, not under it"),
                 ("inside", "inside", "epsilon is added under the root"),
@@ -182,21 +185,23 @@ _NORMS = tuple(
             )
         ),
         convention("norm-weight-plus-one", "weights of the norms are taken for 1 + w; the case means w",
-                   _norm_weights(lambda weight: 1 + weight)),
+                   _change_norm_weights(lambda weight: 1 + weight)),
         *(
-            Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _other_epsilon(change))
+            Reading(f"norm-epsilon-{name}", f"epsilon is {words}", _with_epsilon(change))
             for name, words, change in (
                 ("of-1e-5", "1e-5, whatever is given", lambda epsilon: 1e-5),
                 ("at-least-1e-4", "at least 1e-4", lambda epsilon: max(epsilon, 1e-4)),
             )
         ),
-        Reading("norm-of-differences", "the mean is subtracted before the norm, as a layer norm does", _centred),
+        Reading("norm-of-differences", "the mean is subtracted before the norm, as a layer norm does",
+                _mean_subtracted),
         Reading("norm-of-query-alone", "the query alone is normalised", set_to(unnormalized="key")),
         Reading("norm-of-key-alone", "the key alone is normalised", set_to(unnormalized="query")),
         Reading("norm-ignored", "query and key are not normalised", set_to(unnormalized="both")),
         Reading("norm-epsilon-ignored", "epsilon is ignored", set_to(epsilon=0.0)),
-        Reading("norm-weight-ignored", "the weights of the norms are ignored", _norm_weights(np.ones_like)),
-        Reading("norm-weight-minus-one", "weights of the norms lack 1", _norm_weights(lambda weight: weight - 1)),
+        Reading("norm-weight-ignored", "the weights of the norms are ignored", _change_norm_weights(np.ones_like)),
+        Reading("norm-weight-minus-one", "weights of the norms lack 1",
+                _change_norm_weights(lambda weight: weight - 1)),
         Reading("norm-weights-swapped", "the norms of query and key have each other's weights", _norm_weights_swapped),
     )
 )  # fmt: skip
@@ -205,7 +210,7 @@ _NORMS = tuple(
 # Latent vectors, and scales of 8 bits, before they are widened.
 
 
-def _viewed(weight: Any) -> Any:
+def _viewed_heads_first(weight: Any) -> Any:
     """Read (C, H, D) in memory as (H, C, D)."""
     return weight.swapaxes(0, 1).reshape(weight.shape)
 
@@ -219,7 +224,7 @@ _LATENTS = (
             lambda call: call.with_inputs(key_rotary=call.inputs["key_rotary"] * scale_of(call.without_layout())),
             "key_rotary", LOGITS[0]),
     Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
-            with_input("key_rotary", lambda each: np.roll(each, 1, axis=-2)), "key_rotary", LOGITS[0]),
+            with_input("key_rotary", lambda part: np.roll(part, 1, axis=-2)), "key_rotary", LOGITS[0]),
     Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
             taken(["query_rotary"], -3, FIRST), "query_rotary", LOGITS[0]),
     *(
@@ -232,7 +237,7 @@ _LATENTS = (
              taken([f"{name}_projection"], -3, FIRST)),
             ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
-             with_input(f"{name}_projection", _viewed)),
+             with_input(f"{name}_projection", _viewed_heads_first)),
             ("ignored", "latent vectors are taken for the {name}s: their projection is left out",
              with_input(f"{name}_projection", identity)),
         )
@@ -245,7 +250,7 @@ _LATENTS = (
 # Heads and projections.
 
 
-def _tiled(problem: Problem) -> Problem | None:
+def _heads_tiled(problem: Problem) -> Problem | None:
     if problem.operation == "attention":
         heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
         names: tuple[str, ...] = ("key", "value", *OF_CODES)
@@ -258,7 +263,7 @@ def _tiled(problem: Problem) -> Problem | None:
     if shared in (1, heads):
         return None
     order = np.arange(heads) % shared
-    tiled = {name: _taken(problem.inputs[name], order, shared, axis) for name in names if name in problem.inputs}
+    tiled = {name: _reorder(problem.inputs[name], order, shared, axis) for name in names if name in problem.inputs}
     by_head = {"key_norm": -2, "past_key": -3, "past_value": -3}
     tiled |= {name: problem.inputs[name].take(order, at) for name, at in by_head.items() if name in problem.inputs}
     options = {"kv_heads": heads} if "kv_heads" in problem.options else {}
@@ -266,66 +271,63 @@ def _tiled(problem: Problem) -> Problem | None:
 
 
 def _heads_of(problem: Problem) -> dict[str, int]:
-    """Return how many heads projected queries, and projected keys and values have."""
+    """Return the number of heads of projected queries, and of projected keys and values."""
     heads = int(problem.options["heads"])
     return {"query": heads, "key": int(problem.options.get("kv_heads") or heads)}
 
 
-def _taken(array: Any, order: Any, heads: int, axis: int) -> Any:
-    """Take heads in another order: whole slices of an axis, or parts of the last one."""
+def _reorder(array: Any, order: Any, heads: int, axis: int) -> Any:
+    """Return the heads in another order: slices of an axis, or parts of the last axis if ``axis`` is -1."""
     if axis != -1:
         return array.take(order, axis)
     return array.reshape(*array.shape[:-1], heads, -1)[..., order, :].reshape(*array.shape[:-1], -1)
 
 
-def _pasts(problem: Problem) -> tuple[str, ...]:
-    return ("", "past_") if "past_key" in problem.inputs else ("",)
-
-
-def _read_as(read: str, wrong: str) -> Change:
+def _read_instead(read: str, wrong: str) -> Change:
     def change(problem: Problem) -> Problem | None:
         inputs = problem.inputs
         if not has_heads(problem) or inputs["key"].shape != inputs["value"].shape:
             return None
-        return problem.with_inputs(**{f"{past}{read}": inputs[f"{past}{wrong}"] for past in _pasts(problem)})
+        prefixes = ("", "past_") if "past_key" in inputs else ("",)
+        return problem.with_inputs(**{f"{prefix}{read}": inputs[f"{prefix}{wrong}"] for prefix in prefixes})
 
     return change
 
 
-def _projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
-    """Change weights and biases of projections, seen as heads side by side, (..., H, D), given how many heads."""
-    others, counts = dict[str, Any](), _heads_of(problem)
+def _changed_projections(problem: Problem, names: Iterable[str], change: Callable[[Any, int], Any]) -> dict[str, Any]:
+    """Return changed weights and biases of projections: ``change(array, number of heads)`` returns (..., H, D)."""
+    changed, counts = dict[str, Any](), _heads_of(problem)
     for part in (f"{name}_{kind}" for name in names for kind in ("weight", "bias")):
         if part in problem.inputs:
             array, heads = problem.inputs[part], counts["query" if part.startswith("query") else "key"]
-            others[part] = change(array, heads).reshape(*array.shape[:-1], -1)
-    return others
+            changed[part] = change(array, heads).reshape(*array.shape[:-1], -1)
+    return changed
 
 
-def _of_next_head(read: str) -> Change:
-    """Read what is of the next head: whole slices, or parts of what projections give."""
+def _read_next_head(read: str) -> Change:
+    """Read the next head: slices of keys or values, or parts of projections."""
 
     def rolled(array: Any, heads: int) -> Any:
-        return _taken(array, np.roll(np.arange(heads), -1), heads, -1)
+        return _reorder(array, np.roll(np.arange(heads), -1), heads, -1)
 
     def change(problem: Problem) -> Problem | None:
-        others, names = dict[str, Any](), [f"past_{read}"]
+        changed, names = dict[str, Any](), [f"past_{read}"]
         if _projects(problem):
-            others = _projections(problem, [read], rolled)
+            changed = _changed_projections(problem, [read], rolled)
         elif has_heads(problem):
             names.append(read)
         else:
             return None
-        others |= {name: np.roll(problem.inputs[name], -1, -3) for name in names if name in problem.inputs}
-        return problem.with_inputs(**others)
+        changed |= {name: np.roll(problem.inputs[name], -1, -3) for name in names if name in problem.inputs}
+        return problem.with_inputs(**changed)
 
     return change
 
 
-def _dealt_out(problem: Problem) -> Problem:
+def _heads_interleaved(problem: Problem) -> Problem:
     """Give head h the columns h, h + H, h + 2 H, ..."""
     return problem.with_inputs(
-        **_projections(
+        **_changed_projections(
             problem,
             QUERY_KEY_VALUE,
             lambda array, heads: np.swapaxes(array.reshape(*array.shape[:-1], -1, heads), -1, -2),
@@ -335,15 +337,15 @@ def _dealt_out(problem: Problem) -> Problem:
 
 def _merged_in_reverse(problem: Problem) -> Problem:
     weight, heads = problem.inputs["output_weight"], _heads_of(problem)["query"]
-    other = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
-    return problem.with_inputs(output_weight=other)
+    reversed_weight = weight.reshape(heads, -1, weight.shape[-1])[::-1].reshape(weight.shape)
+    return problem.with_inputs(output_weight=reversed_weight)
 
 
 def _projects(problem: Problem) -> bool:
     return OPERATIONS[problem.operation].has_projections
 
 
-def _biased_before(name: str) -> Changed:
+def _bias_before_product(name: str) -> Changed:
     def change(problem: Problem) -> Problem | None:
         weight, bias = (problem.inputs[f"{name}_{kind}"].astype(np.float64) for kind in ("weight", "bias"))
         return problem.with_inputs(**{f"{name}_bias": bias @ weight}) if weight.shape[0] == weight.shape[1] else None
@@ -352,18 +354,18 @@ def _biased_before(name: str) -> Changed:
 
 
 _READ_AT = {"key": LOGITS[0], "value": MEANS[0]}
-"""Where a key or value that is not the one that is meant shows first."""
+"""The stage at which a wrong key or value shows first."""
 
 _HEADS = (
     convention("heads-tiled", "query head h takes key and value head h % Hkv (tiled); the case means head "
-               "h // (H / Hkv) (repeated)", _tiled, stage="raw_scores"),
+               "h // (H / Hkv) (repeated)", _heads_tiled, stage="raw_scores"),
     *(
-        Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_as(read, wrong),
+        Reading(f"{read}-read-as-{wrong}", f"the {wrong} is read where the {read} is meant", _read_instead(read, wrong),
                 stage=_READ_AT[read])
         for read, wrong in (("value", "key"), ("key", "value"))
     ),
     *(
-        Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _of_next_head(read), stage=stage)
+        Reading(f"{read}-of-next-head", f"the {read} of the next head is read", _read_next_head(read), stage=stage)
         for read, stage in _READ_AT.items()
     ),
     *(
@@ -381,7 +383,7 @@ _HEADS = (
     ),
     *(
         Reading(f"{name}-bias-projected", f"the bias of the {name} projection is added before the product",
-                only(_projects, _biased_before(name)), f"{name}_bias", name)
+                only(_projects, _bias_before_product(name)), f"{name}_bias", name)
         for name in PROJECTIONS
     ),
     Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
@@ -393,7 +395,7 @@ _HEADS = (
     Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
             only(_projects, exchanged("key_weight", "value_weight")), "key_weight", "key"),
     Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
-            only(_projects, _dealt_out), "heads", "query"),
+            only(_projects, _heads_interleaved), "heads", "query"),
     Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
             "output"),
 )  # fmt: skip
@@ -402,26 +404,26 @@ _HEADS = (
 # Merging parts.
 
 
-def _other_base(taken: str, meant: str) -> Change:
+def _in_other_base(taken: str, meant: str) -> Change:
     def change(problem: Problem) -> Problem | None:
-        own = problem.options.get("lse_base") or "e"
-        return problem.with_options(lse_base=taken) if own == meant else None
+        base = problem.options.get("lse_base") or "e"
+        return problem.with_options(lse_base=taken) if base == meant else None
 
     return change
 
 
-def _empty_part(number: float) -> Changed:
+def _empty_parts_at(number: float) -> Changed:
     def change(problem: Problem) -> Problem | None:
         totals = problem.inputs["log_sum_exps"]
         is_empty = np.isneginf(totals)
-        other = np.where(is_empty, np.array(number, totals.dtype), totals)
-        return _without_empty(problem).with_inputs(log_sum_exps=other) if is_empty.any() else None
+        replaced = np.where(is_empty, np.array(number, totals.dtype), totals)
+        return _with_empty_parts_zero(problem).with_inputs(log_sum_exps=replaced) if is_empty.any() else None
 
     return change
 
 
-def _without_empty(problem: Problem) -> Problem:
-    """Let empty parts hold zeros: what they hold counts for nothing."""
+def _with_empty_parts_zero(problem: Problem) -> Problem:
+    """Set the outputs of empty parts to zero, since they have no weight."""
     is_empty, outputs = np.isneginf(problem.inputs["log_sum_exps"])[..., np.newaxis], problem.inputs["outputs"]
     return problem.with_inputs(outputs=np.where(is_empty, np.zeros((), outputs.dtype), outputs))
 
@@ -438,28 +440,28 @@ _PARTS = tuple(
         *(
             convention(f"lse-base-{taken}",
                        f"log-sum-exps are read as logarithms in base {taken}; the case means base {meant}",
-                       _other_base(taken, meant), stage="weights")
+                       _in_other_base(taken, meant), stage="weights")
             for taken, meant in (("2", "e"), ("e", "2"))
         ),
         Reading("parts-averaged", "the outputs of the parts are averaged, whatever their log-sum-exps",
-                with_input("log_sum_exps", lambda each: np.where(np.isneginf(each), each, np.zeros((), each.dtype))),
-                stage="weights"),
+                with_input("log_sum_exps", lambda totals: np.where(
+                    np.isneginf(totals), totals, np.zeros((), totals.dtype))), stage="weights"),
         *(
             Reading(f"empty-part-at-{name}", f"the log-sum-exp of an empty part is taken for {words}",
-                    _empty_part(number), stage="weights")
+                    _empty_parts_at(number), stage="weights")
             for name, words, number in (("zero", "0", 0.0), ("minus-100", "-100", -100.0))
         ),
         Reading("first-part-in-other-base", "the log-sum-exp of the first part is in the other base",
                 _first_in_other_base, stage="weights"),
         Reading("log-sum-exps-with-heads-and-queries-confused", "log-sum-exps (Lq, H) are read as (H, Lq)",
-                with_input("log_sum_exps", lambda each: each.reshape(*each.shape[:2], each.shape[3], each.shape[2])
-                           .swapaxes(2, 3)), stage="weights"),
+                with_input("log_sum_exps", lambda totals: totals.reshape(
+                    *totals.shape[:2], totals.shape[3], totals.shape[2]).swapaxes(2, 3)), stage="weights"),
         Reading("last-part-lost", "the last part is lost", with_input(
             "log_sum_exps", lambda totals: np.concatenate([totals[:-1], np.full_like(totals[-1:], -np.inf)])
             if len(totals) > 1 else None), stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
                 only(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
-                    "outputs", lambda outputs: outputs[::-1])(_without_empty(problem))), stage="output"),
+                    "outputs", lambda outputs: outputs[::-1])(_with_empty_parts_zero(problem))), stage="output"),
     )
 )  # fmt: skip
 
@@ -471,4 +473,4 @@ VECTOR_READINGS: Mapping[str, Sequence[Reading]] = {
     "Heads and projections": _HEADS,
     "Merging parts": _PARTS,
 }
-"""Readings by what they are about; those of rotations stand beside those of scores."""
+"""Readings by topic; those of rotations are among the readings of scores."""

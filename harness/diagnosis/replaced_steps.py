@@ -1,9 +1,10 @@
-"""Steps of attention that were computed as other steps: readings that are no problem.
+"""Readings that replace a step of attention by another step, such as a softmax over the queries.
 
-Such an answer is followed from the exact stages before it in float64: values, and per element the largest error that
-they may have, by the formulas of the stages that it is made of. What float64 itself may be off by is the bound of class
-native in float64, and stands in the answer's radius: a result fits where it is within its own class's bound beside it.
-No statistics are asked, only the largest error that is possible.
+No other problem has such an answer, so the oracle cannot compute it. Each reading computes its stages in float64 from
+the exact stages before the step: values, and for each element the largest possible error under a rounding model, by the
+formulas of the steps. The error of float64 itself is the bound of class native in float64; it becomes the radius of the
+answer. A result fits if it is within the bound of its class around that radius. Only the largest errors count, no
+statistics.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from attncheck.spec import BY_SCORE, DEFAULT_EMPTY_ROWS, MEANS, OPERATIONS, QUER
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import RoundingModel
 
-Estimates = dict[str, tuple[Real, Real]]
-"""Stage -> values in float64, and per element the largest error that they may have."""
+ApproximateStages = dict[str, tuple[Real, Real]]
+"""Stage -> values in float64, and the largest error of each element."""
 
 _LN2 = math.log(2)
 _HALF_PLACES = 8
-"""Roundings of a few operations on a finished result."""
+"""Number of unit roundoffs that bound a few operations on a finished result."""
 
 
 @dataclass(frozen=True, eq=False)
-class Followed:
-    """The exact answer from which another step is followed, a rounding model, and the largest errors of its stages."""
+class ReplacedStepContext:
+    """The exact answer before a replaced step, a rounding model, and the largest errors of the stages."""
 
     truth: Truth
     rounding: RoundingModel
@@ -74,14 +75,18 @@ class Followed:
         return self.truth.exact[stage].high
 
     def walk(self, states: Mapping[str, Any]) -> Walk:
-        """Follow values and errors from other states of some nodes, and from the inputs."""
+        """Walk over the graph with other states of some nodes, computing values and errors."""
         problem = self.stages.wide_computation
-        states = {name: _with_added(problem, name, state) for name, state in states.items()}
+        if problem.added_keys:
+            states = {
+                name: state.mapped(partial(problem.with_added, name)) if isinstance(state, Elementwise) else state
+                for name, state in states.items()
+            }
         values = value_walk(problem, {name: state.value for name, state in states.items()})
         return error_walk(problem, self.rounding, values, states=states)
 
-    def estimates(self, walk: Walk, stages: Iterable[str]) -> Estimates:
-        """Return what a walk finds for stages as they are returned."""
+    def estimates(self, walk: Walk, stages: Iterable[str]) -> ApproximateStages:
+        """Return stages of a walk, in the form in which implementations return them."""
         without_added, states = self.stages.computation.without_added, {stage: walk.node(stage) for stage in stages}
         return {
             stage: (without_added(stage, state.value), without_added(stage, state.bound(self.rounding).max_error))
@@ -95,7 +100,7 @@ class Followed:
         return value, error + self.rounding.output_underflow
 
     def last_logits(self) -> tuple[Real, Real]:
-        """Return what the softmax sees, and its largest errors."""
+        """Return the input of the softmax, and its largest errors."""
         order = [stage for stage in LOGITS if stage in self.truth.exact]
         if not order:
             scores = as_float64(self.stages.canonical.inputs["scores"])
@@ -103,23 +108,23 @@ class Followed:
         return self.value(order[-1]), self.errors[order[-1]]
 
     def highest_logit(self) -> tuple[Real, Real]:
-        """Return the highest logit of every row, and the largest error of any that is finite."""
+        """Return the highest logit of each row, and the largest error of the row's finite logits."""
         logits, error = self.last_logits()
         largest: Real = np.where(np.isfinite(logits), error, 0.0).max(axis=-1, initial=0.0)
         return logits.max(axis=-1, initial=-np.inf), largest
 
     def before_mask(self) -> tuple[tuple[Real, Real], Flags | None]:
-        """Return the logits that meet the mask, with their errors, and where it allows; None where nothing masks."""
+        """Return the logits before the mask with their errors, and the mask; None as the mask if nothing is masked."""
         last = [stage for stage in LOGITS[:-1] if stage in self.truth.exact][-1]
         logits = self.value(last)
         return (logits, self.errors[last]), Computation.as_given(self.stages.canonical).kept(logits.shape)
 
-    def softmax_of(self, logits: Real, error: Real) -> Estimates:
+    def softmax_of(self, logits: Real, error: Real) -> ApproximateStages:
         """Return weights and log_sum_exp of logits that are off by ``error`` at most."""
         return self.estimates(self.walk({"masked": exact_logits(logits, error)}), ("weights", "log_sum_exp"))
 
-    def behind_weights(self, weights: Real, max_error: Real) -> Estimates:
-        """Follow other weights through the average of the values, and through the output projection."""
+    def from_weights(self, weights: Real, max_error: Real) -> ApproximateStages:
+        """Compute context and output from other weights."""
         if self.stages.canonical.operation == "softmax":
             return {}
         states = {"weights": Operand(weights, max_error)}
@@ -129,60 +134,58 @@ class Followed:
         walk = self.walk(states)
         return self.estimates(walk, [stage for stage in ("context", "output") if stage in walk.graph])
 
-    def from_logits(self, stage: str, value: Real, moved: Real) -> Estimates:
-        """Follow other logits of a stage, and the largest errors that they may have, through all that follows."""
-        walk, found = self.walk({stage: exact_logits(value, moved)}), {}
-        for each in LOGITS[LOGITS.index(stage) :]:
-            if each in self.truth.exact:
-                state = walk.node(each)
+    def from_logits(self, stage: str, value: Real, moved: Real) -> ApproximateStages:
+        """Compute a logits stage and all later stages from other values of it and their largest errors."""
+        walk, results = self.walk({stage: exact_logits(value, moved)}), {}
+        for logits_stage in LOGITS[LOGITS.index(stage) :]:
+            if logits_stage in self.truth.exact:
+                state = walk.node(logits_stage)
                 both = state.value, state.max_error + np.zeros_like(state.value)
-                shown, error = (self.stages.computation.without_added(each, array) for array in both)
-                found[each] = shown, error
+                shown, error = (self.stages.computation.without_added(logits_stage, array) for array in both)
+                results[logits_stage] = shown, error
         if self.stages.canonical.operation == "scoring":
-            return found
-        found |= self.estimates(walk, ("weights", "log_sum_exp"))
-        return found | self.behind_weights(*found["weights"])
+            return results
+        results |= self.estimates(walk, ("weights", "log_sum_exp"))
+        return results | self.from_weights(*results["weights"])
 
 
-Follow = Callable[[Followed], Estimates]
+StepRule = Callable[[ReplacedStepContext], ApproximateStages]
 
 
-def _with_added(problem: Computation, name: str, state: Any) -> Any:
-    is_added = problem.added_keys and isinstance(state, Elementwise)
-    return state.mapped(partial(problem.with_added, name)) if is_added else state
-
-
-# What projections are joined with.
+# Joined past and new keys of projections.
 
 
 def joined(change: Callable[[Any, int], Any], names: Iterable[str]) -> StepReplacement:
-    """Change past and new keys or values, one behind the other, given the length of the past."""
+    """Change past keys or values joined with the new ones, given the length of the past."""
 
-    def follow(at: Followed) -> Estimates:
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         walk, states = at.walk({}), dict[str, Any]()
         past = at.stages.canonical.inputs["cached_key"].shape[-2] if "joined_key" in walk.graph else 0
         if not past:
             return {}
         for name in names:
             states[f"joined_{name}"] = walk.node(f"joined_{name}").mapped(lambda part: change(part, past))
-        behind = [stage for stage in at.truth.exact if stage_position(stage) >= stage_position("raw_scores")]
-        return at.estimates(at.walk(states), behind)
+        later = [stage for stage in at.truth.exact if stage_position(stage) >= stage_position("raw_scores")]
+        return at.estimates(at.walk(states), later)
 
     return replacement_by(follow)
 
 
-# What is behind a finished result.
+# Changes of a finished result.
 
 
-def multiplied(stages: tuple[str, ...], factor: float) -> Follow:
+def multiplied(stages: tuple[str, ...], factor: float) -> StepRule:
     """Multiply stages by a number."""
     return lambda at: {stage: at.times(stage, factor) for stage in stages if stage in at.truth.exact}
 
 
-def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None = False) -> Follow:
-    """Take a m + b (L - m) for log_sum_exp: maximum and logarithm of the sum, each with a factor, in a base or any."""
+def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None = False) -> StepRule:
+    """Return a m + b (L - m) as log_sum_exp L of maximum m, for factors a and b.
 
-    def follow(at: Followed) -> Estimates:
+    If ``base_two`` is not None, only for a log_sum_exp that the case has in base 2, or not.
+    """
+
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         if base_two not in (None, at.stages.canonical.options.get("lse_base") == "2"):
             return {}
         if of_maximum == of_rest:
@@ -201,62 +204,62 @@ def log_sum_exp_as(of_maximum: float, of_rest: float, *, base_two: bool | None =
 # Another softmax.
 
 
-def softmax_over(axis: int) -> Follow:
+def softmax_over(axis: int) -> StepRule:
     """Normalise along another axis than that of the keys."""
 
-    def follow(at: Followed) -> Estimates:
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         logits, error = at.last_logits()
         if logits.ndim < -axis or at.stages.computation.added_keys:  # what is added belongs to the axis of the keys
             return {}
-        turned, moved = (np.moveaxis(np.broadcast_to(each, logits.shape), axis, -1) for each in (logits, error))
-        weights, max_error = (np.moveaxis(each, -1, axis) for each in at.softmax_of(turned, moved)["weights"])
-        return {"weights": (weights, max_error)} | at.behind_weights(weights, max_error)
+        turned, moved = (np.moveaxis(np.broadcast_to(array, logits.shape), axis, -1) for array in (logits, error))
+        weights, max_error = (np.moveaxis(array, -1, axis) for array in at.softmax_of(turned, moved)["weights"])
+        return {"weights": (weights, max_error)} | at.from_weights(weights, max_error)
 
     return follow
 
 
-def not_renormalised(at: Followed) -> Estimates:
-    """Take the softmax of what nothing masks, and leave masked weights out afterwards."""
-    return _masked_behind(at, None)
+def not_renormalised(at: ReplacedStepContext) -> ApproximateStages:
+    """Take the softmax of unmasked logits, and set masked weights to zero afterwards."""
+    return _masked_after_softmax(at, None)
 
 
-def mask_not_renormalised(at: Followed) -> Estimates:
-    """Do the same with the mask alone: causality, windows and lengths are there before the softmax."""
-    asked = at.truth.judged.problem.as_call()
-    if "mask" not in asked.inputs:
+def mask_not_renormalised(at: ReplacedStepContext) -> ApproximateStages:
+    """Do the same only with the mask: causality, windows and lengths apply before the softmax."""
+    call = at.truth.judged.problem.as_call()
+    if "mask" not in call.inputs:
         return {}
-    plain = asked.without_input("mask").canonical()
-    return _masked_behind(at, Computation.as_given(plain).kept(at.last_logits()[0].shape))
+    plain = call.without_input("mask").canonical()
+    return _masked_after_softmax(at, Computation.as_given(plain).kept(at.last_logits()[0].shape))
 
 
-def _masked_behind(at: Followed, before: Flags | None) -> Estimates:
+def _masked_after_softmax(at: ReplacedStepContext, before: Flags | None) -> ApproximateStages:
     (logits, error), allowed = at.before_mask()
     if allowed is None:
         return {}
     if before is not None:
         logits, error = np.where(before, logits, -np.inf), np.where(before, error, 0.0)
-    found = at.softmax_of(logits, error)
-    weights, max_error = (np.where(allowed, each, 0.0) for each in found["weights"])
-    found |= {"masked": (logits, error), "weights": (weights, max_error)}
-    return found | at.behind_weights(weights, max_error)
+    results = at.softmax_of(logits, error)
+    weights, max_error = (np.where(allowed, array, 0.0) for array in results["weights"])
+    results |= {"masked": (logits, error), "weights": (weights, max_error)}
+    return results | at.from_weights(weights, max_error)
 
 
-def masked_at_minus_cap(at: Followed) -> Estimates:
-    """Give a masked key the logit -softcap: that is what the softcap makes of -inf."""
+def masked_at_minus_cap(at: ReplacedStepContext) -> ApproximateStages:
+    """Give a masked key the logit -softcap, which is the softcap of -inf."""
     (logits, error), allowed = at.before_mask()
     softcap = at.stages.canonical.options.get("softcap")
     if allowed is None or softcap is None:
         return {}
     logits = np.where(allowed, logits, -softcap)
     error = np.where(allowed, error, at.few_roundings * softcap)
-    found = at.softmax_of(logits, error) | {"masked": (logits, error)}
-    return found | at.behind_weights(*found["weights"])
+    results = at.softmax_of(logits, error) | {"masked": (logits, error)}
+    return results | at.from_weights(*results["weights"])
 
 
 # Other scores.
 
 
-def squared(at: Followed) -> Estimates:
+def squared(at: ReplacedStepContext) -> ApproximateStages:
     """Square the scores."""
     scores, error = at.value("scores"), at.errors["scores"]
     squares = scores * scores
@@ -264,10 +267,10 @@ def squared(at: Followed) -> Estimates:
     return at.from_logits("scores", squares, moved)
 
 
-def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[float, float], float]) -> Follow:
-    """Bound scores otherwise than c tanh(s / c): ``change(scores, c, scale)``, of at most ``slope(c, scale)``."""
+def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[float, float], float]) -> StepRule:
+    """Replace the softcap c tanh(s / c) by ``change(scores, c, scale)``, whose slope is at most ``slope(c, scale)``."""
 
-    def follow(at: Followed) -> Estimates:
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         cap, problem = at.stages.canonical.options.get("softcap"), at.truth.judged.problem
         if cap is None or "scores" not in at.truth.exact or OPERATIONS[at.stages.canonical.operation].has_gradients:
             return {}
@@ -281,12 +284,12 @@ def capped_as(change: Callable[[Real, float, float], Real], slope: Callable[[flo
     return follow
 
 
-def scores_times(name: str, power: float) -> Follow:
-    """Multiply scores by a power of the lengths of queries or keys, or of both."""
+def scores_times(name: str, power: float) -> StepRule:
+    """Multiply scores by a power of the Euclidean lengths of queries or keys, or of both."""
 
-    def follow(at: Followed) -> Estimates:
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         query, key = (
-            np.linalg.norm(as_float64(at.stages.canonical.inputs[each]), axis=-1) for each in ("query", "key")
+            np.linalg.norm(as_float64(at.stages.canonical.inputs[operand]), axis=-1) for operand in ("query", "key")
         )
         lengths = {"query": query[..., np.newaxis], "key": key[..., np.newaxis, :]}
         factor = lengths[name] if name in lengths else lengths["query"] * lengths["key"]
@@ -300,10 +303,10 @@ def scores_times(name: str, power: float) -> Follow:
     return follow
 
 
-def denominator_plus(number: float) -> Follow:
-    """Add a number to the sum of exponentials, of which the largest is 1."""
+def denominator_plus(number: float) -> StepRule:
+    """Add a number to the sum of the exponentials, which are scaled so that the largest is 1."""
 
-    def follow(at: Followed) -> Estimates:
+    def follow(at: ReplacedStepContext) -> ApproximateStages:
         errors, is_base_two = at.errors, at.stages.canonical.options.get("lse_base") == "2"
         if is_base_two or not {"log_sum_exp", "weights"} <= at.truth.exact.keys():
             return {}
@@ -319,8 +322,11 @@ def denominator_plus(number: float) -> Follow:
         max_error = max_error + at.rounding.weight_underflow
         total = np.log(parts[..., 0] + number) + highest
         rounded = at.few_roundings * (np.abs(total) + np.abs(highest) + 1)
-        found = {"weights": (weights, max_error), "log_sum_exp": (total, (errors["log_sum_exp"] + 2 * shift) + rounded)}
-        return found | at.behind_weights(weights, max_error)
+        results = {
+            "weights": (weights, max_error),
+            "log_sum_exp": (total, (errors["log_sum_exp"] + 2 * shift) + rounded),
+        }
+        return results | at.from_weights(weights, max_error)
 
     return follow
 
@@ -328,28 +334,28 @@ def denominator_plus(number: float) -> Follow:
 # Other heads.
 
 
-def merged_by_view(at: Followed) -> Estimates:
-    """Merge heads without bringing positions before them."""
+def merged_by_view(at: ReplacedStepContext) -> ApproximateStages:
+    """Merge heads by a reshape without a transposition."""
     context = at.value("context")
     batch, heads, length, width = context.shape
     seen, moved = (
-        np.ascontiguousarray(each).reshape(batch, length, heads, width).swapaxes(1, 2)
-        for each in (context, at.errors["context"])
+        np.ascontiguousarray(array).reshape(batch, length, heads, width).swapaxes(1, 2)
+        for array in (context, at.errors["context"])
     )
     return at.estimates(at.walk({"context": Finished(seen, Bound(moved, moved))}), ("output",))
 
 
-def split_by_view(at: Followed) -> Estimates:
-    """Split the projected width without bringing heads before positions, and attend with what that gives."""
+def split_by_view(at: ReplacedStepContext) -> ApproximateStages:
+    """Split heads by a reshape without a transposition, and compute attention with these heads."""
     operands = {}
     for name in QUERY_KEY_VALUE:
         shape = at.value(name).shape
-        value, error = (merge_heads(each).reshape(shape) for each in (at.value(name), at.errors[name]))
+        value, error = (merge_heads(part).reshape(shape) for part in (at.value(name), at.errors[name]))
         operands[name] = Operand(value, error, error**2)
-    found: Estimates = {name: (each.value, each.errors[0]) for name, each in operands.items()}
+    results: ApproximateStages = {name: (part.value, part.errors[0]) for name, part in operands.items()}
     walk = at.walk(operands)
-    behind = [stage for stage in at.truth.exact if stage in walk.graph and stage not in operands]
-    return found | at.estimates(walk, behind)
+    later = [stage for stage in at.truth.exact if stage in walk.graph and stage not in operands]
+    return results | at.estimates(walk, later)
 
 
 _ATTENTION = ("attention", "multi_head_attention")
@@ -363,25 +369,30 @@ _CAPPED = ("attention", "scoring")
 _COSINE = ("scoring", "cosine_attention")
 
 
-def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
-    """Follow another step with the errors of a rounding model, and with those of float64 itself as radii.
+def replacement_by(follow: StepRule, *, only_failing: bool = False, begins_at: str = "") -> StepReplacement:
+    """Return the truth of another step: the errors of a rounding model as bounds, and those of float64 as radii.
 
-    Of those that ``only_failing`` stages have, what does not fail is the case's own. Nothing is replaced unless the
-    stage fails that it ``begins_at``.
+    If ``only_failing``, the stages that do not fail keep the exact answer of the case. If ``begins_at`` names a stage
+    that does not fail, there is no replacement.
     """
 
     def replacement(truth: Truth, rounding_model: str, failing: Stages) -> Truth | None:
-        if not _is_plain(truth) or (begins_at and begins_at not in failing):
+        if not _is_fully_defined(truth) or (begins_at and begins_at not in failing):
             return None
-        known = truth.of_readings.setdefault("followed", {})  # the same whoever fails
+        known = truth.of_readings.setdefault("followed", {})  # shared by all implementations
         if (follow, rounding_model) not in known:
-            known[follow, rounding_model] = _followed(follow, truth, rounding_model)
-        found, radii = known[follow, rounding_model]
-        if not found:
+            errors = {stage: bound.max_error for stage, bound in truth.bounds.of(rounding_model).items()}
+            exact_errors = {stage: np.abs(answer.low) + answer.radius for stage, answer in truth.exact.items()}
+            in_model = ReplacedStepContext(truth, truth.bounds.rounding(rounding_model), errors)
+            in_float64 = ReplacedStepContext(truth, rounding_model_named("native", "float64"), exact_errors)
+            with np.errstate(all="ignore"):
+                known[follow, rounding_model] = follow(in_model), follow(in_float64)
+        results, radii = known[follow, rounding_model]
+        if not results:
             return None
-        changed = [stage for stage in found if stage in truth.exact and (stage in failing or not only_failing)]
-        exact = {stage: _enclosure(found[stage][0], radii[stage][1]) for stage in changed}
-        bounds = {stage: Bound(found[stage][1], found[stage][1]) for stage in changed}
+        changed = [stage for stage in results if stage in truth.exact and (stage in failing or not only_failing)]
+        exact = {stage: _enclosure(results[stage][0], radii[stage][1]) for stage in changed}
+        bounds = {stage: Bound(results[stage][1], results[stage][1]) for stage in changed}
         stages = ExactStages(truth.judged.canonical, {**truth.exact, **exact})
         known_bounds = {**truth.bounds.of(rounding_model), **bounds}
         return replace(
@@ -395,17 +406,8 @@ def replacement_by(follow: Follow, *, only_failing: bool = False, begins_at: str
     return replacement
 
 
-def _followed(follow: Follow, truth: Truth, rounding_model: str) -> tuple[Estimates, Estimates]:
-    """Follow a step with the errors of a rounding model, and with those of float64."""
-    own = {stage: bound.max_error for stage, bound in truth.bounds.of(rounding_model).items()}
-    known = {stage: np.abs(each.low) + each.radius for stage, each in truth.exact.items()}
-    with np.errstate(all="ignore"):
-        found = follow(Followed(truth, truth.bounds.rounding(rounding_model), own))
-        return found, follow(Followed(truth, rounding_model_named("native", "float64"), known))
-
-
-def _is_plain(truth: Truth) -> bool:
-    """Whether every row has an answer by arithmetic, and all of it is known."""
+def _is_fully_defined(truth: Truth) -> bool:
+    """Return whether arithmetic defines every element of the answer, and all of them are judged."""
     rows, judged = truth.undefined.rows, truth.judged
     conventional = rows is None or (rows.convention == DEFAULT_EMPTY_ROWS and not rows.nan_rows.any())
     is_defined = truth.undefined.elements is None and not truth.stages.inner and judged.query_rows is None
@@ -413,14 +415,14 @@ def _is_plain(truth: Truth) -> bool:
 
 
 def _enclosure(value: Real, radius: Real) -> Enclosure:
-    """Enclose what was computed in float64; NaN has no answer."""
+    """Return an enclosure of float64 values; NaN gets an infinite radius."""
     known = np.isfinite(value)
     radius = np.where(known, radius, np.where(np.isnan(value), np.inf, 0.0))
     return Enclosure(value, np.zeros_like(value), np.broadcast_to(radius, value.shape))
 
 
-def _step(follow: Follow, operations: tuple[str, ...], answer: str = "") -> Change:
-    """Take another step in some operations."""
+def _step(follow: StepRule, operations: tuple[str, ...], answer: str = "") -> Change:
+    """Return a change that replaces a step in some operations."""
     replacement = replacement_by(follow)
 
     def change(problem: Problem) -> Form | None:
@@ -491,12 +493,12 @@ _LOG_SUM_EXP = tuple(
 def in_operations(
     operations: tuple[str, ...], number: Callable[[Problem], float | None]
 ) -> Callable[[Problem], float | None]:
-    """Return a number for problems of some operations."""
+    """Restrict a number to problems of some operations."""
     return lambda problem: number(problem) if problem.operation in operations else None
 
 
 def powers(prefix: str, name: str, words: str, size: Callable[[Problem], float | None]) -> Sequence[Number]:
-    """Return a factor that follows from the shapes, and its inverse."""
+    """Return the readings with a factor that the shapes define, and with its inverse."""
 
     def inverse(problem: Problem) -> float | None:
         number = size(problem)
@@ -509,7 +511,7 @@ def powers(prefix: str, name: str, words: str, size: Callable[[Problem], float |
 
 
 def width_to(power: float) -> Callable[[Problem], float | None]:
-    """Return a power of the width of a head, where there are features."""
+    """Return a power of the head width; None if the width is 0."""
 
     def number(problem: Problem) -> float | None:
         width = widths_of(problem)["D"]
@@ -518,17 +520,17 @@ def width_to(power: float) -> Callable[[Problem], float | None]:
     return number
 
 
-def _heads_in(problem: Problem) -> float | None:
+def _head_count(problem: Problem) -> float | None:
     widths = widths_of(problem)
     return widths["H D"] / widths["D"] if widths["D"] else None
 
 
-def _keys_in(problem: Problem) -> float:
+def _key_count(problem: Problem) -> float:
     return float(queries_and_keys(problem.inputs)[1])
 
 
-def multiplied_stages(*stages: str, each: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
-    """Multiply those of some stages that fail; ``each``, what is returned of them may begin at any one."""
+def multiplied_stages(*stages: str, from_any: bool = False) -> Callable[[Problem, float, str], Sequence[Form]]:
+    """Multiply the failing stages among some; if ``from_any``, in one form for each stage at which they may begin."""
 
     def change(problem: Problem, factor: float, words: str) -> Sequence[Form]:
         return [
@@ -536,10 +538,10 @@ def multiplied_stages(*stages: str, each: bool = False) -> Callable[[Problem, fl
                 problem,
                 stage=stages[first],
                 replacement=replacement_by(
-                    multiplied(stages[first:], factor), only_failing=True, begins_at=stages[first] if each else ""
+                    multiplied(stages[first:], factor), only_failing=True, begins_at=stages[first] if from_any else ""
                 ),
             )
-            for first in range(len(stages) if each else 1)
+            for first in range(len(stages) if from_any else 1)
         ]
 
     return change
@@ -552,15 +554,15 @@ _OUTPUTS = numbered(
         ("output-doubled", "is twice as large", in_operations(_WITH_SOFTMAX, lambda problem: 2.0)),
         ("output-halved", "is half as large", in_operations(_WITH_SOFTMAX, lambda problem: 0.5)),
         ("output-negated", "is the negative", in_operations(_WITH_SOFTMAX, lambda problem: -1.0)),
-        *powers("output", "keys", "the number of keys", in_operations(_WITH_SOFTMAX, _keys_in)),
+        *powers("output", "keys", "the number of keys", in_operations(_WITH_SOFTMAX, _key_count)),
         *powers("output", "root-of-width", "sqrt(D)", in_operations(_ATTENTION, width_to(0.5))),
         *powers("output", "width", "D", in_operations(_ATTENTION, width_to(1))),
-        *powers("output", "heads", "the number of heads", in_operations(_ATTENTION, _heads_in)),
+        *powers("output", "heads", "the number of heads", in_operations(_ATTENTION, _head_count)),
     ),
-    multiplied_stages("weights", *MEANS, each=True),
+    multiplied_stages("weights", *MEANS, from_any=True),
 )
 
 REPLACED_STEPS: Mapping[str, Sequence[Reading]] = {
     "Softmax, log_sum_exp and output": (*_SOFTMAX, *_LOG_SUM_EXP, *_OUTPUTS),
 }
-"""Readings that are another step, by what they are about."""
+"""Readings that replace a step, by topic."""

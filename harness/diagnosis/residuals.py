@@ -1,14 +1,15 @@
-"""The distance of a result from readings of its case, in float64 NumPy, to choose what is worth an exact answer.
+"""Computes the distance of a result from each reading of its case in float64.
 
-Beside it the number with which a result comes nearest, and all readings of one case in one dtype, each worked out once,
-when the first implementation that fails needs it. A truth keeps what they come to, so that the next implementation that
-fails the same case is compared with all of them at little cost.
+The distance selects the readings that are worth an exact answer. ``best_number`` fits the free number of a reading.
+``Readings`` holds all readings of one case in one dtype, and evaluates each reading once, when the first failing
+implementation needs it. The truth of the case keeps them, so that the other implementations that fail the case are
+compared with all readings at little cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,15 +29,16 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS
 
 _OCTAVES, _PER_OCTAVE, _ITERATIONS = 6, 2, 12
+"""Octaves of the coarse search on both sides, its points per octave, and the steps of Newton's iteration."""
 
 
-def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
-    """Return the scale at which a residual is smallest, by least squares; None where there is no such place.
+def fit_scale(residual: Callable[[float], Real], reference: float) -> float | None:
+    """Return the scale that minimises a residual in the least-squares sense; None if there is no such scale.
 
-    A coarse search over some octaves on both sides of ``own``, of either sign, then Gauss and Newton's iteration, which
-    stays between the neighbours of the coarse best.
+    A coarse search covers some octaves on both sides of ``reference``, of either sign. Then Gauss and Newton's
+    iteration refines the best scale, between its neighbours of the coarse search.
     """
-    grid = grid_around(own)
+    grid = grid_around(reference)
     far = np.array([np.abs(residual(scale)).sum() for scale in grid])
     if not np.isfinite(far).any():
         return None
@@ -56,15 +58,16 @@ def fit_scale(residual: Callable[[float], Real], own: float) -> float | None:
     return scale if low < scale < high else None
 
 
-def grid_around(own: float) -> list[float]:
-    """Return the scales of the coarse search, in their order."""
-    octaves = 2.0 ** (np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1) / _PER_OCTAVE) * (abs(own) or 1.0)
+def grid_around(reference: float) -> list[float]:
+    """Return the scales of the coarse search in ascending order."""
+    steps = np.arange(-_OCTAVES * _PER_OCTAVE, _OCTAVES * _PER_OCTAVE + 1)
+    octaves = 2.0 ** (steps / _PER_OCTAVE) * (abs(reference) or 1.0)
     return [*(-octaves[::-1]).tolist(), 0.0, *octaves.tolist()]
 
 
-def shortest(scale: float, relative: float, own: float) -> float:
-    """Return the number of fewest digits this close to a scale: a constant in code is seldom longer."""
-    if abs(scale) <= relative * abs(own):
+def shortest(scale: float, relative: float, reference: float) -> float:
+    """Return the nearby number with the fewest digits, since constants in code are short."""
+    if abs(scale) <= relative * abs(reference):
         return 0.0
     for digits in range(2, 10):
         short = float(f"{scale:.{digits}g}")
@@ -73,8 +76,8 @@ def shortest(scale: float, relative: float, own: float) -> float:
     return scale
 
 
-_MAX_KEPT = 1 << 13
-"""Elements that failing stages may have for what is tried beside them to be kept: half a hundred times as much."""
+_MAX_CACHED = 1 << 13
+"""Maximum size of the failing stages for which the coarse search caches its stages: 51 times as many elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +89,7 @@ class Approximation:
 
 
 def approximate(problem: Problem, rows: Rows | None = None) -> Approximation:
-    """Evaluate a reading in float64, of some query rows alone where they are given."""
+    """Evaluate a reading in float64, only in the query ``rows`` if they are given."""
     plain = problem.canonical(rows)
     undefined_rows = find_undefined_rows(plain, DEFAULT_EMPTY_ROWS)
     return Approximation(approximate_stages(plain), undefined_rows)
@@ -98,66 +101,66 @@ def residual(
     stage_aliases: Mapping[str, str] | None = None,
     most: float = np.inf,
 ) -> float:
-    """Return how far stages are from a reading: of their mean differences, each over its size, the largest.
+    """Return the largest relative mean difference of the returned stages from a reading.
 
-    ``stage_aliases`` names the stages to compare with where they have other names. Rows without a key do not count. Of
-    what is farther than ``most`` it may return any of the differences that are.
+    ``stage_aliases`` maps a stage to the name of the stage to compare it with. Rows without a key do not count. If the
+    distance is larger than ``most``, the result may be any of the differences that are larger.
     """
     undefined_rows, far = approximation.undefined_rows, 0.0
     some_empty = undefined_rows.empty.any()
     for stage, array in returned.items():
-        other = approximation.stages.get((stage_aliases or {}).get(stage, stage))
-        if other is None or other.shape != array.shape:
+        expected = approximation.stages.get((stage_aliases or {}).get(stage, stage))
+        if expected is None or expected.shape != array.shape:
             return np.inf
         if far <= most:
             judged = ~undefined_rows.affected_by_empty(stage, array.shape) if some_empty else ...
-            far = max(far, _mean_difference(array.astype(np.float64)[judged].ravel(), other[judged].ravel()))
+            far = max(far, _mean_difference(array.astype(np.float64)[judged].ravel(), expected[judged].ravel()))
     return far
 
 
 def best_number(
     with_number: Callable[[float], Problem],
     returned: Stages,
-    own: float,
+    reference: float,
     known: dict[float, Stages],
 ) -> float | None:
-    """Return the number with which a problem comes nearest to what was returned; None where none is nearest.
+    """Return the number with which a problem is nearest to the returned stages; None if there is none.
 
-    ``with_number`` gives a problem in canonical form; of a small one, ``known`` keeps what it comes to with the numbers
-    that are tried whatever was returned.
+    ``with_number`` returns the problem in canonical form. For a small problem, ``known`` caches the stages for the
+    numbers of the coarse search.
     """
-    stages = {stage: array.astype(np.float64) for stage, array in returned.items()}
-    grid, is_small = frozenset(grid_around(own)), sum(array.size for array in stages.values()) <= _MAX_KEPT
+    wanted = {stage: array.astype(np.float64) for stage, array in returned.items()}
+    grid, is_small = frozenset(grid_around(reference)), sum(array.size for array in wanted.values()) <= _MAX_CACHED
 
     def stages_with(number: float) -> Stages:
         if number in known:
             return known[number]
-        found = approximate_stages(with_number(number))
+        stages = approximate_stages(with_number(number))
         if is_small and number in grid:
-            known[number] = found
-        return found
+            known[number] = stages
+        return stages
 
     def differences(number: float) -> NDArray[np.float64]:
-        other = stages_with(number)
-        flat = np.concatenate([(array - other.get(stage, np.nan)).ravel() for stage, array in stages.items()])
+        expected = stages_with(number)
+        flat = np.concatenate([(array - expected.get(stage, np.nan)).ravel() for stage, array in wanted.items()])
         return np.where(np.isfinite(flat), flat, 0.0)
 
     with np.errstate(all="ignore"):
-        return fit_scale(differences, own)
+        return fit_scale(differences, reference)
 
 
-def _mean_difference(array: Array, other: Array) -> float:
+def _mean_difference(array: Array, expected: Array) -> float:
     if not array.size:
         return 0.0
     with np.errstate(all="ignore"):
-        difference, size = float(np.abs(array - other).sum()), float(np.abs(other).sum())
+        difference, size = float(np.abs(array - expected).sum()), float(np.abs(expected).sum())
     if math.isfinite(difference) and math.isfinite(size):  # and so is every number
         return difference / (size + float(np.finfo(np.float64).tiny))  # infinity, and no warning, where it overflows
-    finite = np.isfinite(array) & np.isfinite(other)
-    odd = ~finite & ~((array == other) | (np.isnan(array) & np.isnan(other)))
+    finite = np.isfinite(array) & np.isfinite(expected)
+    odd = ~finite & ~((array == expected) | (np.isnan(array) & np.isnan(expected)))
     with np.errstate(over="ignore"):
-        difference = float(np.abs(array[finite] - other[finite]).sum())
-        size = float(np.abs(other[finite]).sum() + np.finfo(np.float64).tiny)
+        difference = float(np.abs(array[finite] - expected[finite]).sum())
+        size = float(np.abs(expected[finite]).sum() + np.finfo(np.float64).tiny)
         # Sums of the lowest numbers of float64 overflow.
         relative = difference / size if np.isfinite(size) else np.inf
         return float(relative + odd.mean())
@@ -165,7 +168,7 @@ def _mean_difference(array: Array, other: Array) -> float:
 
 @dataclass(eq=False)
 class Readings:
-    """The readings of a case, with what they come to as far as anybody has asked."""
+    """The readings of a case, with their stages and truths as far as they were needed."""
 
     truth: Truth
     _approximate: dict[Alternative, Approximation] = field(default_factory=dict)
@@ -174,28 +177,31 @@ class Readings:
 
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """Conventions first, then mistakes and steps."""
+        """All readings: conventions first, then mistakes and steps."""
         called, problem = self.truth.judged.called, self.truth.judged.problem
-        if called is not problem:  # first, for what it was lowered to has options that nobody was asked for
+        if called is not problem:  # readings of the call first: the lowered problem has options that no case sets
             return (*readings_of(called, before_lowering=True), *readings_of(problem))
-        return (*readings_of(problem), *_of_delivered_mask(problem))
+        call = delivered(problem)
+        mask = call.inputs.get("mask")
+        if mask is None or mask is problem.inputs.get("mask"):
+            return tuple(readings_of(problem))
+        # The call has a mask that the case lacks, such as one of queries; the readings of masks apply to it.
+        of_mask = (reading for reading in readings_of(call) if reading.name.startswith("mask-"))
+        return (*readings_of(problem), *(reading for reading in of_mask if not reading.replacement))
 
     @cached_property
     def own(self) -> Approximation:
         """The case itself in float64."""
         return approximate(self.truth.judged.problem, self.truth.judged.query_rows)
 
-    def is_open(self, alternative: Alternative) -> bool:
-        """Whether no distance says how near a reading is.
-
-        Beside a softcap in another place, with which the problem is read already, every other reading has one.
-        """
-        problems = self.truth.judged.problem, alternative.problem
-        own, other = (problem.options.get("softcap_follows") for problem in problems)
-        return alternative.replacement is not None or own != other
+    def lacks_distance(self, alternative: Alternative) -> bool:
+        """Return whether a reading has no distance: it is another step, or has the softcap in another place."""
+        problem = self.truth.judged.problem
+        moves_softcap = alternative.problem.options.get("softcap_follows") != problem.options.get("softcap_follows")
+        return alternative.replacement is not None or moves_softcap
 
     def residual(self, alternative: Alternative, returned: Stages, most: float = np.inf) -> float:
-        """Return how far stages are from a reading; of what is farther than ``most``, only that."""
+        """Return the distance of stages from a reading; if it is larger than ``most``, some larger number."""
         return residual(self.approximation(alternative), returned, alternative.stage_aliases, most)
 
     def approximation(self, alternative: Alternative) -> Approximation:
@@ -205,7 +211,7 @@ class Readings:
         return self._approximate[alternative]
 
     def separation(self, alternative: Alternative, stages: frozenset[str]) -> float:
-        """Return how far the exact answer itself is from a reading, at some stages."""
+        """Return the distance of the exact answer from a reading, at some stages."""
         key = alternative, stages
         if key not in self._apart:
             exact = {stage: self.truth.exact[stage].high for stage in stages}
@@ -213,7 +219,7 @@ class Readings:
         return self._apart[key]
 
     def truth_of(self, alternative: Alternative, rounding_model: str, failing: Stages) -> Truth | None:
-        """Return the exact answer of a reading; None where it has none."""
+        """Return the exact answer of a reading; None if it has none."""
         if alternative.replacement is None:
             key = alternative, "", frozenset[str]()
         else:
@@ -227,22 +233,13 @@ class Readings:
         return self._truths[key]
 
 
-def _of_delivered_mask(problem: Problem) -> Iterator[Alternative]:
-    """Yield what may be done to a mask that only the call has: of queries, or of positions that no argument tells."""
-    asked = delivered(problem)
-    mask = asked.inputs.get("mask")
-    if mask is None or mask is problem.inputs.get("mask"):
-        return
-    yield from (each for each in readings_of(asked) if each.name.startswith("mask-") and not each.replacement)
-
-
 def relative_bound(references: Iterable[StageReference]) -> float:
-    """Return the mean bound of stages over their mean size, the largest of them."""
+    """Return the largest ratio of a stage's mean bound to its mean absolute value."""
     largest = 0.0
     for reference in references:
         exact, max_error = reference.exact.high, reference.bound.max_error
         judged = np.isfinite(exact) & np.isfinite(max_error)
-        with np.errstate(over="ignore", invalid="ignore"):  # beyond float64's range nothing is near
+        with np.errstate(over="ignore", invalid="ignore"):  # if a sum overflows, no reading is near
             size, allowed = np.abs(exact[judged]).sum(), max_error[judged].sum()
             if size > 0:
                 largest = max(largest, float(np.nan_to_num(allowed / size, posinf=0.0)))

@@ -1,10 +1,27 @@
-"""The diagnosis of failing implementations, decided when all is judged, by all failing cases of each together.
+"""Diagnoses the failures of a run, after all cases are judged.
 
-A row is written as its case is judged: verdict and numbers, and not why. Why takes several exact answers, and one case
-seldom tells. So of each operation, first failing stage and verdict the simplest cases are examined, until one reading
-is named by ``SETTLED`` of them and refuted by none (``diagnosis.decision``). It is handed on to the other cases that it
-explains (``diagnosis.wrong_result``), and what it does not explain is examined next. Where several cases in a row say
-nothing, the rest is left without a name; ``attncheck explain`` says of each what that case says by itself.
+A judged row has a verdict and numbers, but no cause. The cause is another reading of the case, such as "causality is
+ignored". To test one reading on one case, attncheck computes the exact answer under that reading, which is expensive,
+and one case rarely decides: many readings give the same numbers in it. So the failing cases of an implementation
+decide together, and attncheck examines only a few of them:
+
+1. Group the failing cases of an implementation by operation, first failing stage and verdict (``kind``), the largest
+   group first.
+2. Examine the simplest case of the group (``diagnosis.examine``): try all readings on it. The result is its
+   ``Evidence``: the readings that fit the case, and the names of the readings that it refutes.
+3. Decide with the evidence of all cases of the implementation so far (``diagnosis.decision``). A reading that at least
+   ``MIN_CONFIRMING`` examined cases name is confirmed.
+4. Try a confirmed reading on the remaining cases of the group, in float64 instead of exact arithmetic
+   (``FailingCase.explained_by`` in ``diagnosis.wrong_result``). The cases that it explains need no examination.
+5. Continue at step 2 with the next case. Stop after ``MAX_EXAMINED`` cases, or after ``MAX_UNNAMED`` consecutive cases
+   that fit no reading: the remaining cases of the group have no evidence.
+6. When all groups are done, decide again. Then try combinations of several readings on the cases without a name
+   (``diagnosis.compositions``).
+7. Use the passing cases: a reading that would change the result of a passing case does not apply there
+   (``diagnosis.conditions``), so its message gets a condition, or the reading is dropped.
+
+All steps see the rows in sorted order, so the order in which workers return results does not affect the diagnosis. The
+message of a row without a name ends with the diagnosis of that one case, as ``attncheck explain`` prints it.
 """
 
 from __future__ import annotations
@@ -12,7 +29,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +43,9 @@ from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import (
     ACCURACY,
     CERTAIN,
-    MOST,
-    NAMELESS,
+    MIN_RATIO,
     OR,
+    UNNAMED,
     Decision,
     Wording,
     decide,
@@ -51,26 +68,25 @@ from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 if TYPE_CHECKING:
     from attncheck.diagnosis.compositions import ComposedCase
-    from attncheck.diagnosis.examine import ExaminedOutcome
 
-SETTLED = 3
-"""Cases that name the same before it is handed on to others."""
+MIN_CONFIRMING = 3
+"""Number of cases that must name a reading before it is tried on other cases."""
 MAX_EXAMINED = 24
-"""Cases of one operation, stage and verdict that are examined."""
+"""Maximum number of examined cases of one operation, stage and verdict."""
 MAX_SCORES = 1 << 17
-"""Elements of a score matrix up to which anything is handed on to a case."""
-MAX_NAMELESS = 6
-"""Cases one after the other that fit nothing, until the rest is left without a name."""
+"""Maximum number of elements of the score matrix of a case on which a confirmed reading is tried."""
+MAX_UNNAMED = 6
+"""Maximum number of consecutive cases that fit no reading; the remaining cases then get no name."""
 MANY_NUMBERS = 64
-"""Numbers of a stage from which an accuracy is told; of the simplest cases, few have so many."""
+"""Number of elements of a stage that is enough to estimate an accuracy; few of the simplest cases have as many."""
 
 Returned: TypeAlias = Callable[[Evaluation], Computed | None]
-"""Gives what was returned, where it is still known."""
+"""Returns the computed stages of an evaluation; None if they are not known any more."""
 
 
 @dataclass(frozen=True, eq=False)
 class FailingEvaluation:
-    """One failing evaluation: the rows of its failing stages as they were judged, and what was returned, if known.
+    """One failing evaluation: the judged rows of its failing stages, and the returned stages if they are known.
 
     ``right`` are the stages that do not fail.
     """
@@ -88,21 +104,21 @@ class FailingEvaluation:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Operation, first failing stage and verdict: cases that share them are examined together."""
+        """Operation, first failing stage and verdict; cases of one kind are examined together."""
         first = self.rows[0]
         return first.operation, first.stage, Verdict(first.verdict).value
 
     @property
     def simplicity(self) -> tuple[int, int, int, int]:
-        """Sort key: how many elements the inputs have, how much is given, and the place in the plan."""
+        """Sort key: number of input elements, number of inputs and options, position in the plan."""
         shapes = self.case.input_shapes
-        given = len(shapes) + sum(value is not None for value in self.case.options.values())
+        arguments = len(shapes) + sum(value is not None for value in self.case.options.values())
         elements = sum(math.prod(shape) for shape in shapes.values())
-        return elements, given, self.unit.case, DTYPES.index(self.unit.dtype)
+        return elements, arguments, self.unit.case, DTYPES.index(self.unit.dtype)
 
     @property
     def numbers(self) -> int:
-        """How many numbers were returned of the first stage that fails."""
+        """Number of returned elements of the first failing stage."""
         return 0 if self.returned is None else self.returned.stages[self.rows[0].stage].size
 
     @property
@@ -111,40 +127,41 @@ class FailingEvaluation:
         return all(row.judged_rows is None for row in self.rows)
 
     @property
-    def nothing(self) -> Evidence:
-        """The evidence of a case that says nothing."""
+    def no_evidence(self) -> Evidence:
+        """Evidence without a fit and without a refuted reading."""
         return Evidence((), frozenset(), self.rows[0].stage, self.case.operation)
 
 
 @dataclass(frozen=True)
 class ReturnedStages:
-    """Returned stages of failing evaluations: from memory, else from the arrays that an earlier run kept."""
+    """Returned stages of failing evaluations, from memory or from the arrays that an earlier run stored."""
 
     directory: Path
     known: Mapping[Evaluation, Computed]
 
     def __call__(self, evaluation: Evaluation) -> Computed | None:
-        """Return what one implementation returned for a case in a dtype; None where nobody knows any more."""
+        """Return the stages that an implementation returned for a case in a dtype; None if they were not stored."""
         if evaluation in self.known:
             return self.known[evaluation]
         name, case, dtype = evaluation
         try:
-            stages = {stage: array for (of, stage), array in self._kept.of(case, dtype).items() if of == name}
+            arrays = self._stored_arrays.of(case, dtype)
         except ResultsError:
             return None
+        stages = {stage: array for (implementation, stage), array in arrays.items() if implementation == name}
         return Computed(stages) if stages else None
 
     @cached_property
-    def _kept(self) -> ArrayParts:
+    def _stored_arrays(self) -> ArrayParts:
         return ArrayParts(self.directory)
 
 
 Ask: TypeAlias = Callable[[str], Sequence[str]]
-"""Gives the names of readings that an implementation shows when it is asked by itself (``conventions.py``)."""
+"""Measures the conventions of an implementation, and returns the names of these readings (``conventions.py``)."""
 
 
 Judged: TypeAlias = Mapping[str, Collection[str]]
-"""The cases in which each implementation was judged."""
+"""Implementation -> cases in which it was judged."""
 
 
 def diagnose(
@@ -155,14 +172,14 @@ def diagnose(
     ask: Ask = lambda name: (),
     judged: Judged = MappingProxyType({}),
 ) -> list[Row]:
-    """Name in the failing rows of a run what implementations do instead; the rows come back in their order.
+    """Return the rows of a run in their order, with the diagnosis in failing rows.
 
-    Implementations of which cases are left without a name are asked by themselves. Workers answer in any order, which
-    counts for nothing. Cases that were ``judged`` and do not fail say where a reading does not hold.
+    If cases of an implementation get no name, ``ask`` measures its conventions. The ``judged`` cases that pass show
+    where a reading does not apply. The order of the rows does not affect the diagnosis.
     """
     order = sorted(range(len(rows)), key=lambda number: _sort_key(rows[number]))
-    found = _diagnose([rows[number] for number in order], plan, judge, returned, ask, judged)
-    return [row for _, row in sorted(zip(order, found, strict=True), key=lambda each: each[0])]
+    diagnosed = _diagnose([rows[number] for number in order], plan, judge, returned, ask, judged)
+    return [row for _, row in sorted(zip(order, diagnosed, strict=True), key=lambda numbered: numbered[0])]
 
 
 def _sort_key(row: Row) -> tuple[str, ...]:
@@ -171,49 +188,50 @@ def _sort_key(row: Row) -> tuple[str, ...]:
 
 
 def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned, ask: Ask, judged: Judged) -> list[Row]:
-    """Diagnose rows in a certain order; the same failures are not diagnosed again while the store knows them."""
-    failing = _failing(rows, plan, returned)
+    """Diagnose sorted rows, or take the diagnosis of the same failures from the store."""
+    failing = _failing_evaluations(rows, plan, returned)
     if not failing:
         return list(rows)
 
     def compute() -> list[Row]:
-        searches = _Searches(plan, judge, ask)
+        searches, decisions = _Searches(plan, judge, ask), dict[Evaluation, Decision]()
         evidence = searches.evidence
-        for name in dict.fromkeys(each.key[0] for each in failing):
-            searches.search([each for each in failing if each.key[0] == name])
-        decisions = _decided(searches.evidence)
-        decisions |= searches.composed([each for each in failing if decisions[each.key].fit is None], decisions)
+        for name in dict.fromkeys(failure.key[0] for failure in failing):
+            searches.search([failure for failure in failing if failure.key[0] == name])
+            decisions |= decide({key: of_case for key, of_case in evidence.items() if key[0] == name})
+        undecided = [failure for failure in failing if decisions[failure.key].fit is None]
+        decisions |= searches.decide_compositions(undecided, decisions)
         failed = {(row.implementation, row.case) for row in rows}
         conditions = _Conditions(plan, judge, judged, failed)
         decisions = _without_few_accuracies(decisions)
-        decisions = conditions.added({each.key: each for each in failing}, decisions, evidence)
-        nameless = (key for key in evidence if decisions[key] == NAMELESS)
-        by_itself = {key: fit.description for key in nameless if (fit := decide({"": evidence[key]})[""].fit)}
-        final = [_final(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
-        return follow([_with_hint(row, by_itself.get(_evaluation(row), "")) for row in final])
+        decisions = conditions.add_to({failure.key: failure for failure in failing}, decisions, evidence)
+        unnamed = (key for key in evidence if decisions[key] == UNNAMED)
+        of_one_case = {key: fit.description for key in unnamed if (fit := decide({"": evidence[key]})[""].fit)}
+        diagnosed = [_diagnosed_row(row, decisions.get(_evaluation(row)), searches.examined) for row in rows]
+        return mark_dependent_numbers([_with_hint(row, of_one_case.get(_evaluation(row), "")) for row in diagnosed])
 
     def key() -> object:
-        inputs = [plan.inputs(each.unit) for each in failing]
-        stages = [None if each.returned is None else replace(each.returned, seconds=None) for each in failing]
+        inputs = [plan.inputs(failure.unit) for failure in failing]
+        stages = [None if failure.returned is None else replace(failure.returned, seconds=None) for failure in failing]
         passed = {name: sorted(cases) for name, cases in judged.items()}
-        digests = [each.case.digest for each in failing]
+        digests = [failure.case.digest for failure in failing]
         return [[replace(row, seconds=None) for row in rows], digests, inputs, stages, sorted(passed.items())]
 
-    found: list[Row] = judge.store.remembered(
+    diagnosed: list[Row] = judge.store.remembered(
         lambda: key_of("diagnoses", key()),
         compute,
         lambda after: json.dumps([[getattr(row, name) for name in CHANGED_BY_DIAGNOSIS] for row in after]).encode(),
-        lambda data: _with_changes(rows, data),
+        lambda data: _with_stored_changes(rows, data),
     )
-    return found
+    return diagnosed
 
 
-def _with_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
+def _with_stored_changes(rows: Sequence[Row], data: bytes) -> list[Row]:
     try:
-        changes = [dict(zip(CHANGED_BY_DIAGNOSIS, each, strict=True)) for each in json.loads(data)]
+        changes = [dict(zip(CHANGED_BY_DIAGNOSIS, change, strict=True)) for change in json.loads(data)]
         return [
-            replace(row, **{**each, "verdict": Verdict(each["verdict"])})
-            for row, each in zip(rows, changes, strict=True)
+            replace(row, **{**change, "verdict": Verdict(change["verdict"])})
+            for row, change in zip(rows, changes, strict=True)
         ]
     except (ValueError, TypeError, KeyError) as error:
         raise UnreadableEntry from error
@@ -223,247 +241,267 @@ def _evaluation(row: Row) -> Evaluation:
     return row.implementation, row.case, row.dtype
 
 
-def _failing(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[FailingEvaluation]:
-    """Return the evaluations that are to be diagnosed, the simplest first."""
-    found: dict[Evaluation, list[Row]] = defaultdict(list)
+def _failing_evaluations(rows: Sequence[Row], plan: Plan, returned: Returned) -> list[FailingEvaluation]:
+    """Return the evaluations to diagnose, the simplest first."""
+    undiagnosed: dict[Evaluation, list[Row]] = defaultdict(list)
     failed: dict[Evaluation, set[str]] = defaultdict(set)
     for row in rows:
         failed[_evaluation(row)].add(row.stage)
         if is_undiagnosed(row):
-            found[_evaluation(row)].append(row)
-    units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if found else {}
+            undiagnosed[_evaluation(row)].append(row)
+    units = {(plan.case(unit).id, unit.dtype): unit for unit in plan} if undiagnosed else {}
     failing = []
-    for key, of in found.items():
+    for key, failing_rows in undiagnosed.items():
         if (unit := units.get(key[1:])) is not None:
             computed = returned(key)
             right = frozenset() if computed is None else frozenset(computed.stages.keys() - failed[key])
-            failing.append(FailingEvaluation(unit, plan.case(unit), tuple(of), computed, right))
-    return sorted(failing, key=lambda each: each.simplicity)
+            failing.append(FailingEvaluation(unit, plan.case(unit), tuple(failing_rows), computed, right))
+    return sorted(failing, key=lambda failure: failure.simplicity)
 
 
 @dataclass(eq=False)
 class _Searches:
-    """Evidence of the examined cases, one implementation after the other, and of those that it is handed on to."""
+    """Evidence of failing cases, one implementation after the other."""
 
     plan: Plan
     judge: Judge
     ask: Ask
     evidence: dict[Evaluation, Evidence] = field(default_factory=dict)
     examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
-    """The rows by stage as the case names its fault by itself."""
+    """The rows by stage, each with the diagnosis of that case only."""
 
     def search(self, failing: Sequence[FailingEvaluation]) -> None:
-        """Examine cases of each kind until what they name is settled, and hand it on."""
-        settled: dict[str, dict[str, float | None]] = defaultdict(dict)
+        """Examine cases of each kind until they confirm a reading, and try it on the other cases."""
+        confirmed: dict[str, dict[str, float | None]] = defaultdict(dict)
         kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = defaultdict(list)
-        for each in failing:
-            kinds[each.kind].append(each)
+        for failure in failing:
+            kinds[failure.kind].append(failure)
         for kind, members in sorted(kinds.items(), key=lambda entry: -len(entry[1])):
-            self._search_kind(members, settled[kind[0]])
+            self._search_kind(members, confirmed[kind[0]])
 
-    def _search_kind(self, members: Sequence[FailingEvaluation], settled: dict[str, float | None]) -> None:
-        """Examine the simplest; ``settled`` are the readings that are handed on, with the numbers that were fitted."""
-        left = self._without_explained(members, settled)
+    def _search_kind(self, members: Sequence[FailingEvaluation], confirmed: dict[str, float | None]) -> None:
+        """Examine the simplest members; ``confirmed`` maps confirmed readings to their fitted factors."""
+        remaining = self._try_on_cases(members, confirmed)
         examined: list[FailingEvaluation] = []
-        nameless, least = 0, 0
-        while left and len(examined) < MAX_EXAMINED:
-            if nameless == MAX_NAMELESS and not any(each.numbers >= MANY_NUMBERS for each in examined[-MAX_NAMELESS:]):
-                nameless, least = 0, MANY_NUMBERS
-            seen = {each.case.id for each in examined}
-            possible = [one for one in left if one.numbers >= least]
-            if nameless == MAX_NAMELESS or not possible:
+        unnamed, least = 0, 0
+        while remaining and len(examined) < MAX_EXAMINED:
+            last = examined[-MAX_UNNAMED:]
+            if unnamed == MAX_UNNAMED and not any(failure.numbers >= MANY_NUMBERS for failure in last):
+                unnamed, least = 0, MANY_NUMBERS
+            seen = {failure.case.id for failure in examined}
+            candidates = [failure for failure in remaining if failure.numbers >= least]
+            if unnamed == MAX_UNNAMED or not candidates:
                 break
-            each = next((one for one in possible if one.case.id not in seen), possible[0])
-            left.remove(each)
-            if not self._examine(each):
+            failure = next((failure for failure in candidates if failure.case.id not in seen), candidates[0])
+            remaining.remove(failure)
+            if not self._examine(failure):
                 continue
-            examined.append(each)
-            nameless = 0 if self.evidence[each.key].fits else nameless + 1
-            if names := self._agreed(examined, settled):
-                settled |= names
-                left = self._without_explained(left, names)
-                # Few numbers tell no accuracy by themselves.
-                self._without_explained([one for one in examined if not self.evidence[one.key].fits], names)
-        self.evidence |= {each.key: each.nothing for each in left}
+            examined.append(failure)
+            unnamed = 0 if self.evidence[failure.key].fits else unnamed + 1
+            if readings := self._newly_confirmed(examined, confirmed):
+                confirmed |= readings
+                remaining = self._try_on_cases(remaining, readings)
+                # An examined case may have too few numbers to estimate an accuracy.
+                self._try_on_cases([failure for failure in examined if not self.evidence[failure.key].fits], readings)
+        self.evidence |= {failure.key: failure.no_evidence for failure in remaining}
 
-    def _examine(self, each: FailingEvaluation) -> bool:
-        """Take up what a case says by itself; false where what was returned is not known any more."""
-        self.evidence[each.key] = each.nothing
-        if each.returned is None:
-            return False
-        examined = self._examined(each, each.returned)
-        self.evidence[each.key] = examined.evidence or each.nothing
-        self.examined[each.key] = {row.stage: row for row in examined.rows}
-        return True
-
-    def _examined(self, each: FailingEvaluation, returned: Computed) -> ExaminedOutcome:
-        """Judge one implementation again, and say what it does instead."""
+    def _examine(self, failure: FailingEvaluation) -> bool:
+        """Store the evidence of one case; return False if the returned stages are not known any more."""
         from attncheck.diagnosis.examine import examine
         from attncheck.judging.truth import truth_of_case
         from attncheck.judging.xfail import blank_row
 
-        (name, _, dtype), judge = each.key, self.judge
-        truth = truth_of_case(each.case, self.plan.inputs(each.unit), returned.stages, judge.store)
-        return examine(
-            replace(blank_row(each.case, dtype), implementation=name),
-            each.case,
+        self.evidence[failure.key] = failure.no_evidence
+        if (returned := failure.returned) is None:
+            return False
+        (name, _, dtype), judge = failure.key, self.judge
+        truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), returned.stages, judge.store)
+        outcome = examine(
+            replace(blank_row(failure.case, dtype), implementation=name),
+            failure.case,
             DIAGNOSIS.truth_as_declared(truth, judge.declared_conventions(name)),
             returned,
             judge.rounding_model(name, dtype),
-            judge.known_of(each.case, dtype, name, returned),
+            judge.known_of(failure.case, dtype, name, returned),
         )
+        self.evidence[failure.key] = outcome.evidence or failure.no_evidence
+        self.examined[failure.key] = {row.stage: row for row in outcome.rows}
+        return True
 
-    def _agreed(self, examined: Sequence[FailingEvaluation], settled: Mapping[str, object]) -> dict[str, float | None]:
-        """Return what enough of the examined cases name, if it is new, and nothing that any of them refutes."""
-        decisions = decide({key: each for key, each in self.evidence.items() if key[0] == examined[0].key[0]})
+    def _newly_confirmed(
+        self, examined: Sequence[FailingEvaluation], confirmed: Mapping[str, object]
+    ) -> dict[str, float | None]:
+        """Return a reading that enough examined cases name and that is not confirmed yet, with its fitted factor.
+
+        The factor is None if the cases have different factors, or none.
+        """
+        implementation = examined[0].key[0]
+        decisions = decide({key: evidence for key, evidence in self.evidence.items() if key[0] == implementation})
         named: dict[str, dict[str, list[Fit]]] = {}
-        for each in examined:
-            if fit := decisions[each.key].fit:
-                named.setdefault(fit.name, {}).setdefault(each.case.id, []).append(fit)
+        for failure in examined:
+            if fit := decisions[failure.key].fit:
+                named.setdefault(fit.name, {}).setdefault(failure.case.id, []).append(fit)
         for name, by_case in named.items():
-            if len(by_case) >= SETTLED and not settled.keys() >= set(name.split(OR)):
-                factor = _common_factor([fit.factor for fits in by_case.values() for fit in fits])
-                return dict.fromkeys(name.split(OR), factor)
+            if len(by_case) >= MIN_CONFIRMING and not confirmed.keys() >= set(name.split(OR)):
+                factors = [fit.factor for fits in by_case.values() for fit in fits if fit.factor is not None]
+                # The first case has the most precise factor.
+                differ = any(abs(factor - factors[0]) > 0.01 * abs(factors[0]) for factor in factors)
+                return dict.fromkeys(name.split(OR), None if differ or not factors else factors[0])
         return {}
 
-    def _without_explained(
-        self, left: Sequence[FailingEvaluation], names: Mapping[str, float | None]
+    def _try_on_cases(
+        self, failing: Sequence[FailingEvaluation], readings: Mapping[str, float | None]
     ) -> list[FailingEvaluation]:
-        """Hand readings on to the cases that they explain, and return the others."""
-        return [each for each in left if not (names and self._explain(each, names))]
+        """Store the evidence of the cases that the readings explain, and return the other cases."""
+        return [failure for failure in failing if not (readings and self._try_on_case(failure, readings))]
 
-    def _explain(self, each: FailingEvaluation, names: Mapping[str, float | None]) -> bool:
+    def _try_on_case(self, failure: FailingEvaluation, readings: Mapping[str, float | None]) -> bool:
+        """Store the evidence of a case if a reading explains it; return whether one does."""
         from attncheck.diagnosis.declared import read_as_declared
         from attncheck.diagnosis.wrong_result import FailingCase
 
-        if each.returned is None or not each.is_whole:
+        if failure.returned is None or not failure.is_whole:
             return False
-        inputs, dtype = self.plan.inputs(each.unit), each.unit.dtype
-        if self._is_large(each):
+        inputs, dtype = self.plan.inputs(failure.unit), failure.unit.dtype
+        if self._is_large(failure):
             return False
-        stages, failing = each.returned.stages, {row.stage for row in each.rows}
-        problem = problem_of(each.case, inputs)
-        reading = read_as_declared(problem, self.judge.declared_conventions(each.key[0]))
+        stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
+        problem = problem_of(failure.case, inputs)
+        reading = read_as_declared(problem, self.judge.declared_conventions(failure.key[0]))
         case = FailingCase(
             *(problem if reading is None else reading.problem, dtype),
             {stage: array for stage, array in stages.items() if stage in failing},
-            {stage: array for stage, array in stages.items() if stage in each.right},
-            self.judge.rounding_model(each.key[0], dtype),
+            {stage: array for stage, array in stages.items() if stage in failure.right},
+            self.judge.rounding_model(failure.key[0], dtype),
         )
-        stage = each.rows[0].stage
-        fits = tuple(fit_of(found, stage) for found in case.explained_by(names))
+        stage = failure.rows[0].stage
+        fits = tuple(fit_of(alternative, stage) for alternative in case.explained_by(readings))
         if fits:
-            self.evidence[each.key] = Evidence(fits, frozenset(), stage, each.case.operation)
+            self.evidence[failure.key] = Evidence(fits, frozenset(), stage, failure.case.operation)
         return bool(fits)
 
-    def composed(
+    def decide_compositions(
         self, unnamed: Sequence[FailingEvaluation], decisions: Mapping[Evaluation, Decision]
     ) -> dict[Evaluation, Decision]:
-        """Name cases by the readings that others show: several at once, and then one more beside them."""
+        """Explain unnamed cases by several readings at once: those of named cases, and further ones."""
         known: dict[str, Counter[str]] = {}
         for key, decision in decisions.items():
             fit = decision.fit
             if fit is not None and not fit.name.startswith(ACCURACY):
                 known.setdefault(key[0], Counter())[fit.name] += 1
-        found: dict[Evaluation, Decision] = {}
-        for name in dict.fromkeys(each.key[0] for each in unnamed):
-            cases = {each.key: case for each in unnamed if each.key[0] == name and (case := self._composed_case(each))}
+        composed: dict[Evaluation, Decision] = {}
+        for name in dict.fromkeys(failure.key[0] for failure in unnamed):
+            cases = {
+                failure.key: case
+                for failure in unnamed
+                if failure.key[0] == name and (case := self._composed_case(failure))
+            }
             fits = self._composed_fits(name, cases, known.get(name, Counter()))
             shared = Counter(fit.name for fit in fits.values())
-            # What one case alone does not tell from something else stays as it was written, with both.
-            found |= {
-                key: Decision(fit) for key, fit in fits.items() if not decisions[key].stands or shared[fit.name] > 1
+            # If only one case shows a composition, its own message stays, which lists all readings that fit.
+            composed |= {
+                key: Decision(fit)
+                for key, fit in fits.items()
+                if not decisions[key].keep_own_message or shared[fit.name] > 1
             }
-        return found
+        return composed
 
     def _composed_fits(
         self, name: str, cases: Mapping[Evaluation, ComposedCase], counts: Counter[str]
     ) -> dict[Evaluation, Fit]:
-        """Compose what cases name, and if some are left without a name, what the implementation is asked for, too."""
+        """Compose the readings of named cases; for cases still unnamed, add the measured conventions."""
         from attncheck.diagnosis.compositions import compose
 
-        found = compose(cases, counts)
-        left = {key: case for key, case in cases.items() if key not in found}
-        known = counts.keys() | {part for fit in found.values() for part in fit.name.split(AND)}
-        more = [each for each in (self.ask(name) if left else ()) if each not in known]
-        return found | (compose(left, Counter([*counts.elements(), *known, *more])) if more else {})
+        fits = compose(cases, counts)
+        unnamed = {key: case for key, case in cases.items() if key not in fits}
+        known = counts.keys() | {part for fit in fits.values() for part in fit.name.split(AND)}
+        shown = [reading for reading in (self.ask(name) if unnamed else ()) if reading not in known]
+        return fits | (compose(unnamed, Counter([*counts.elements(), *known, *shown])) if shown else {})
 
-    def _composed_case(self, each: FailingEvaluation) -> ComposedCase | None:
-        """Return a failing case with its exact answer; None where it is large, or not all of it is known."""
+    def _composed_case(self, failure: FailingEvaluation) -> ComposedCase | None:
+        """Return a failing case with its exact answer; None if it is large, or its returned stages are not known."""
         from attncheck.diagnosis.compositions import ComposedCase
         from attncheck.diagnosis.declared import truth_as_declared
         from attncheck.diagnosis.wrong_result import WrongResult
         from attncheck.judging.truth import truth_of_case
 
-        name, _, dtype = each.key
-        if each.returned is None or not each.is_whole or self._is_large(each):
+        name, _, dtype = failure.key
+        if failure.returned is None or not failure.is_whole or self._is_large(failure):
             return None
-        stages, failing = each.returned.stages, {row.stage for row in each.rows}
-        truth = truth_of_case(each.case, self.plan.inputs(each.unit), stages, self.judge.store)
+        stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
+        truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), stages, self.judge.store)
         truth = truth_as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
         if not failing <= truth.exact.keys():
             return None
-        failed, right = ({stage: stages[stage] for stage in names & stages.keys()} for names in (failing, each.right))
+        failed, right = (
+            {stage: stages[stage] for stage in names & stages.keys()} for names in (failing, failure.right)
+        )
         wrong = WrongResult(truth, failed, self.judge.rounding_model(name, dtype), right)
-        return ComposedCase(wrong, each.rows[0].stage, each.case.operation)
+        return ComposedCase(wrong, failure.rows[0].stage, failure.case.operation)
 
-    def _is_large(self, each: FailingEvaluation) -> bool:
-        arrays = self.plan.inputs(each.unit).arrays
-        return score_elements(each.case.operation, each.case.options, arrays) > MAX_SCORES
+    def _is_large(self, failure: FailingEvaluation) -> bool:
+        arrays = self.plan.inputs(failure.unit).arrays
+        return score_elements(failure.case.operation, failure.case.options, arrays) > MAX_SCORES
 
 
-_MOST_PASSING = 96
-"""Cases that pass of which it is asked whether a reading would show in them: the first ones."""
+_MAX_PASSING = 96
+"""Maximum number of passing cases that are checked for one reading: the first ones that use its option."""
 _MAX_PASSING_SCORES = 1 << 13
+"""Maximum number of elements of the score matrix of such a case."""
 
 
 @dataclass(frozen=True)
 class _Conditions:
-    """Finds out where readings do not hold, by the cases that pass."""
+    """Finds the conditions under which readings apply, from the passing cases."""
 
     plan: Plan
     judge: Judge
     judged: Judged
     failed: Collection[tuple[str, str]]
 
-    def added(
+    def add_to(
         self,
         failing: Mapping[Evaluation, FailingEvaluation],
         decisions: Mapping[Evaluation, Decision],
         evidence: Mapping[Evaluation, Evidence],
     ) -> dict[Evaluation, Decision]:
-        """Add conditions to readings. A reading that passing cases refute is a mistake and no convention.
+        """Add conditions to the readings that passing cases refute; such a reading is a mistake and no convention.
 
-        One that passing cases refute, and that names few cases beside another that names many, is none at all: the odd
-        case of one fault often looks like another.
+        Drop such a reading if it names few cases and another one names many: a few cases of one fault often look like
+        another fault.
         """
-        of_reading: dict[tuple[str, str, str], list[Evaluation]] = defaultdict(list)
+        keys_of_reading: dict[tuple[str, str, str], list[Evaluation]] = defaultdict(list)
         fits: dict[Evaluation, Fit] = {}
         for key, decision in decisions.items():
-            fit = _meant_by_itself(evidence[key]) if decision.stands and key in evidence else decision.fit
-            if fit is not None and key in failing and _may_have_condition(fit):
-                of_reading[key[0], failing[key].case.operation, fit.name].append(key)
+            fit = decision.fit
+            if decision.keep_own_message and key in evidence:  # the message names a convention
+                fit = next((fit for fit in evidence[key].fits if fit.verdict == Verdict.SEMANTIC), None)
+            # Only a single reading without a fitted number can have a condition.
+            if fit is None or key not in failing or fit.is_fitted or AND in fit.name or OR in fit.name:
+                continue
+            if not fit.name.startswith((ACCURACY, "empty-rows-")):
+                keys_of_reading[key[0], failing[key].case.operation, fit.name].append(key)
                 fits[key] = fit
-        found = dict(decisions)
+        changed = dict(decisions)
         named = Counter((key[0], decision.fit.name) for key, decision in decisions.items() if decision.fit is not None)
         most = {name: max(count for (of, _), count in named.items() if of == name) for name, _ in named}
-        for (name, operation, reading), keys in of_reading.items():
-            from attncheck.diagnosis.conditions import condition_of  # of which a run without failures has no need
+        for (name, operation, reading), keys in keys_of_reading.items():
+            from attncheck.diagnosis.conditions import condition_of  # a run without failures does not load it
 
             passing = self._passing(name, operation, reading)
             explained = {failing[key].case.id: self._problem(name, failing[key].unit) for key in keys}
             if (condition := condition_of([*explained.values()], passing)) is None:
                 continue
-            if not condition.words and len(keys) < CERTAIN and MOST * len(keys) < most.get(name, 0):
-                found |= dict.fromkeys(keys, NAMELESS)
+            if not condition.words and len(keys) < CERTAIN and MIN_RATIO * len(keys) < most.get(name, 0):
+                changed |= dict.fromkeys(keys, UNNAMED)
                 continue
             for key in keys:
                 text = condition.text(fits[key].description)
-                found[key] = Decision(replace(fits[key], description=text, verdict=Verdict.NUMERIC.value))
-        return found
+                changed[key] = Decision(replace(fits[key], description=text, verdict=Verdict.NUMERIC.value))
+        return changed
 
     def _passing(self, name: str, operation: str, reading: str) -> list[Problem]:
-        """Return the problems of cases that pass and would not if the reading held there."""
+        """Return the problems of passing cases whose result the reading would change."""
         from attncheck.diagnosis.conditions import is_refuted_by
 
         units: dict[str, Unit] = {}
@@ -472,21 +510,21 @@ class _Conditions:
             is_passing = case.id in self.judged.get(name, ()) and (name, case.id) not in self.failed
             if is_passing and case.operation == operation and self.judge.rounding_model(name, unit.dtype) != "none":
                 units.setdefault(case.id, unit)
-        found, asked = list[Problem](), 0
+        refuting, checked = list[Problem](), 0
         for unit in units.values():
             case, arrays = self.plan.case(unit), self.plan.inputs(unit).arrays
             if not 0 < score_elements(case.operation, case.options, arrays) <= _MAX_PASSING_SCORES:
                 continue
             problem = self._problem(name, unit)
             refutes = is_refuted_by(reading, problem)
-            found += [problem] if refutes else []
-            asked += refutes is not None
-            if asked == _MOST_PASSING:
+            refuting += [problem] if refutes else []
+            checked += refutes is not None
+            if checked == _MAX_PASSING:
                 break
-        return found
+        return refuting
 
     def _problem(self, name: str, unit: Unit) -> Problem:
-        """Return a case as an implementation reads it that declares its conventions."""
+        """Return the problem of a case under the declared conventions of an implementation."""
         from attncheck.diagnosis.declared import read_as_declared
 
         problem = problem_of(self.plan.case(unit), self.plan.inputs(unit))
@@ -494,35 +532,8 @@ class _Conditions:
         return problem if reading is None else reading.problem
 
 
-def _meant_by_itself(evidence: Evidence) -> Fit | None:
-    """Return the convention that a case names by itself."""
-    return next((fit for fit in evidence.fits if fit.verdict == Verdict.SEMANTIC), None)
-
-
-def _may_have_condition(fit: Fit) -> bool:
-    """Return whether a name is that of one reading, which is no number that was fitted."""
-    is_one = AND not in fit.name and OR not in fit.name
-    return is_one and not fit.is_fitted and not fit.name.startswith((ACCURACY, "empty-rows-"))
-
-
-def _common_factor(factors: Iterable[float | None]) -> float | None:
-    """Return the factor that all have, as the first and most precise says it; None where they differ."""
-    known = [factor for factor in factors if factor is not None]
-    if not known or any(abs(factor - known[0]) > 0.01 * abs(known[0]) for factor in known):
-        return None
-    return known[0]
-
-
-def _decided(evidence: Mapping[Evaluation, Evidence]) -> dict[Evaluation, Decision]:
-    """Decide for every implementation."""
-    decisions: dict[Evaluation, Decision] = {}
-    for name in dict.fromkeys(key[0] for key in evidence):
-        decisions |= decide({key: each for key, each in evidence.items() if key[0] == name})
-    return decisions
-
-
 def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Evaluation, Decision]:
-    """Drop an accuracy diagnosis of fewer than ``SETTLED`` cases if other failing cases have no diagnosis.
+    """Drop an accuracy diagnosis of fewer than ``MIN_CONFIRMING`` cases if other failing cases have no diagnosis.
 
     A real accuracy fault shows in many cases.
     """
@@ -530,10 +541,10 @@ def _without_few_accuracies(decisions: Mapping[Evaluation, Decision]) -> dict[Ev
     for (name, case, _), decision in decisions.items():
         if _is_accuracy(decision):
             cases[name].add(case)
-    nameless = {key[0] for key, decision in decisions.items() if decision == NAMELESS}
-    few = {name for name in nameless if len(cases[name]) < SETTLED}
+    unnamed = {key[0] for key, decision in decisions.items() if decision == UNNAMED}
+    few = {name for name in unnamed if len(cases[name]) < MIN_CONFIRMING}
     return {
-        key: NAMELESS if key[0] in few and _is_accuracy(decision) else decision for key, decision in decisions.items()
+        key: UNNAMED if key[0] in few and _is_accuracy(decision) else decision for key, decision in decisions.items()
     }
 
 
@@ -541,8 +552,8 @@ def _is_accuracy(decision: Decision) -> bool:
     return decision.fit is not None and decision.fit.name.startswith(ACCURACY)
 
 
-def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
-    """Return how the row of a stage reads in the end; numbers follow their stages (``follow``)."""
+def _diagnosed_row(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Mapping[str, Row]]) -> Row:
+    """Return the row of a stage with its diagnosis; ``mark_dependent_numbers`` handles the rows of numbers."""
     is_open = row.comparison == "stage" and not row.xfail and row.verdict in (*WRONG_NUMBERS, Verdict.SEMANTIC)
     if decision is None or not is_open:
         return row
@@ -561,24 +572,24 @@ def _final(row: Row, decision: Decision | None, examined: Mapping[Evaluation, Ma
 
 
 def _with_hint(row: Row, hint: str) -> Row:
-    """Add to a row without a name what its case says by itself: `check` says no less than `explain`."""
+    """Append the diagnosis of one case to the message of an unnamed row, so that `check` reports it like `explain`."""
     is_wrong = row.verdict in WRONG_NUMBERS and row.comparison == "stage" and not row.xfail
     return replace(row, message=f"{row.message}{BY_ITSELF}{hint}") if hint and is_wrong else row
 
 
-def follow(rows: Sequence[Row]) -> list[Row]:
-    """Mark numbers that fail only because their stage was read differently."""
+def mark_dependent_numbers(rows: Sequence[Row]) -> list[Row]:
+    """Mark failing numbers as semantic if their stage already failed as semantic."""
     stages: dict[Evaluation, list[Row]] = {}
     for row in rows:
         if row.comparison == "stage":
             stages.setdefault(_evaluation(row), []).append(row)
     reasons = {key: of[0] for key, of in stages.items() if all(row.verdict == Verdict.SEMANTIC for row in of)}
 
-    def followed(row: Row) -> Row:
+    def marked(row: Row) -> Row:
         reason = reasons.get(_evaluation(row))
         if reason is None or row.comparison in ("stage", "pair") or row.verdict not in WRONG_NUMBERS or row.xfail:
             return row
         message = f"{row.message}; {reason.message}"
         return replace(row, verdict=Verdict.SEMANTIC, message=message, diagnosis=reason.diagnosis)
 
-    return [followed(row) for row in rows]
+    return [marked(row) for row in rows]

@@ -1,12 +1,15 @@
-"""One wrong result beside one reading of its case, which fits it, is refuted by it, or neither.
+"""Compares one wrong result with one reading of its case: the reading matches it, is refuted by it, or neither.
 
-``docs/diagnoses.md`` says when a reading fits and when it is refuted, and of which errors an accuracy is told. Some
-readings have a free number: the scale, or factor of a bias, with which a case comes nearest to what was returned.
+A reading matches if its exact answer agrees with all returned stages within their bounds, and differs from the answer
+of the case. It is refuted if it does not match although it would change the result by more than rounding can
+(``is_distinguishable``). ``docs/diagnoses.md`` gives the rules in detail, and those for an accuracy.
 
-Readings that simpler cases have named are tried on other failing cases without the oracle (``FailingCase``). In the
-place of the exact answer of a reading stand its stages in float64, and what float64 may be off by beside them, so that
-a reading that is handed on fits as it would there. No statistics are asked. What this cannot tell is for
-``diagnose_case``.
+Some readings have a free number, such as a scale or a factor of the bias. ``fitted_numbers`` finds the number with
+which the case is nearest to the returned stages.
+
+``FailingCase`` tries confirmed readings on other failing cases without exact arithmetic. It replaces the exact answer
+by float64 values, whose radii are the largest errors of float64. So a reading matches there if it matches in exact
+arithmetic. ``diagnose_case`` examines the cases that no confirmed reading explains.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attncheck.attention.caches import size_of_made
 from attncheck.attention.errors import Bound, Real
@@ -61,13 +63,13 @@ from attncheck.spec.dtypes import rounded_once
 from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import FORMATS
 
-_NEARLY = 16.0
-"""How many times its bounds a reading may be missed by, on average, until that refutes it."""
+_NEAR_MATCH = 16.0
+"""A reading is not refuted if the mean error is at most this many times the mean bound."""
 
 
 @dataclass(frozen=True, eq=False)
 class WrongResult:
-    """What an implementation got wrong: the judged rows of its failing stages, and what they were judged by.
+    """The wrong result of an implementation: the judged rows of its failing stages, and the truth of the case.
 
     ``right`` are the judged rows of the stages that do not fail.
     """
@@ -79,42 +81,40 @@ class WrongResult:
 
     @property
     def problem(self) -> Problem:
-        """The problem as it was asked for."""
+        """The problem of the case."""
         return self.truth.judged.problem
 
     @cached_property
     def readings(self) -> Readings:
-        """The other readings of the case: the same for all implementations that fail it."""
-        found: Readings = self.truth.of_readings.setdefault("all", Readings(self.truth))
-        return found
+        """The other readings of the case; all implementations that fail the case share them."""
+        readings: Readings = self.truth.of_readings.setdefault("all", Readings(self.truth))
+        return readings
 
     def reference(self, stage: str) -> StageReference:
         """Return the exact answer of a stage with its bound."""
         return self.truth.reference(stage, self.rounding_model)
 
     @cached_property
-    def possible(self) -> tuple[Alternative, ...]:
-        """The readings that begin no later than the first stage that fails.
-
-        One that begins later says nothing of this case: something else is wrong before.
-        """
+    def applicable(self) -> tuple[Alternative, ...]:
+        """The readings that begin no later than the first failing stage; a later one cannot explain that stage."""
         first = min(map(stage_position, self.stages))
-        return tuple(each for each in self.readings.alternatives if stage_position(each.stage) <= first)
+        alternatives = self.readings.alternatives
+        return tuple(alternative for alternative in alternatives if stage_position(alternative.stage) <= first)
 
     @cached_property
     def allowed(self) -> float:
-        """What a mean difference over its size may be by rounding, about."""
+        """The approximate relative mean difference that rounding can cause."""
         unit = FORMATS[self.truth.bounds.dtype].unit_roundoff
         return max(relative_bound(map(self.reference, self.judged)), unit)
 
     @cached_property
     def judged(self) -> frozenset[str]:
-        """All stages that there is an exact answer for."""
+        """The returned stages that have an exact answer."""
         return frozenset((self.stages.keys() | self.right.keys()) & self.truth.exact.keys())
 
 
 def is_only_in_empty_rows(wrong: WrongResult) -> bool:
-    """Whether all that is proved to be wrong lies in rows without a key."""
+    """Return whether all elements that are proved wrong are in rows without a key."""
     undefined_rows = wrong.truth.undefined.rows
     if undefined_rows is None or not undefined_rows.empty.any() or not wrong.stages.keys() <= wrong.truth.exact.keys():
         return False
@@ -130,93 +130,99 @@ def is_only_in_empty_rows(wrong: WrongResult) -> bool:
     return wrong_rows
 
 
-def would_show(wrong: WrongResult, convention: Alternative) -> bool:
-    """Whether a reading that does not fit would change what was returned by more than rounding can.
+def is_distinguishable(wrong: WrongResult, alternative: Alternative) -> bool:
+    """Return whether a reading that does not match would change the result by more than rounding can.
 
-    One that all but fits says nothing: who computes so may round once more than the class allows to what is right.
+    False for a reading that nearly matches: an implementation of this reading may round once more than its class
+    allows.
     """
-    other = wrong.readings.truth_of(convention, wrong.rounding_model, wrong.stages)
-    if other is None or _all_but_fits(wrong, convention, other):
+    truth = wrong.readings.truth_of(alternative, wrong.rounding_model, wrong.stages)
+    if truth is None or _nearly_matches(wrong, alternative, truth):
         return False
-    for stage in sorted(stages_behind(convention, wrong.judged)):
-        named = convention.stage_aliases.get(stage, stage)
-        if named not in other.exact or _differ(wrong.reference(stage), other.reference(named, wrong.rounding_model)):
+    for stage in sorted(stages_from(alternative, wrong.judged)):
+        named = alternative.stage_aliases.get(stage, stage)
+        if named not in truth.exact or _differ(wrong.reference(stage), truth.reference(named, wrong.rounding_model)):
             return True
     return False
 
 
-def try_reading(wrong: WrongResult, convention: Alternative) -> Alternative | None:
-    """Return a reading that holds, with what it says of rows that have no key only when it is read so."""
-    other = wrong.readings.truth_of(convention, wrong.rounding_model, wrong.stages)
-    if other is None:
+def try_reading(wrong: WrongResult, alternative: Alternative) -> Alternative | None:
+    """Return a reading if it matches, with a convention for the rows that lack a key only under this reading."""
+    truth = wrong.readings.truth_of(alternative, wrong.rounding_model, wrong.stages)
+    if truth is None:
         return None
-    if does_fit(wrong, convention, other):
-        return convention
-    if convention.stage_aliases or convention.replacement or not is_only_in_empty_rows(replace(wrong, truth=other)):
+    if matches(wrong, alternative, truth):
+        return alternative
+    if alternative.stage_aliases or alternative.replacement or not is_only_in_empty_rows(replace(wrong, truth=truth)):
         return None
-    for of_rows in undefined_row_conventions(convention.problem):
-        description = f"{convention.description}; {of_rows.description}"
-        both = replace(convention, problem=of_rows.problem, description=description, option=of_rows.option, shared="")
-        if does_fit(wrong, both, truth_of_reading(wrong.truth, both.problem)):
+    for of_rows in undefined_row_conventions(alternative.problem):
+        description = f"{alternative.description}; {of_rows.description}"
+        both = replace(alternative, problem=of_rows.problem, description=description, option=of_rows.option, shared="")
+        if matches(wrong, both, truth_of_reading(wrong.truth, both.problem)):
             return both
     return None
 
 
-def does_fit(wrong: WrongResult, convention: Alternative, other: Truth) -> bool:
-    """Whether the exact answer of a reading is what was returned, and is another than the case's own."""
-    named = {stage: convention.stage_aliases.get(stage, stage) for stage in wrong.stages}
-    if not set(named.values()) <= other.exact.keys():
+def matches(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
+    """Return whether the exact answer of a reading agrees with the returned stages, and differs from the case's."""
+    named = {stage: alternative.stage_aliases.get(stage, stage) for stage in wrong.stages}
+    if not set(named.values()) <= truth.exact.keys():
         return False
     model = wrong.rounding_model
-    if not all(agrees(other.reference(named[stage], model, array), array) for stage, array in wrong.stages.items()):
+    if not all(agrees(truth.reference(named[stage], model, array), array) for stage, array in wrong.stages.items()):
         return False
-    # Before the stage that it replaces, a reading is the case itself, though its problem may be another one.
-    right = stages_behind(convention, frozenset(wrong.right)) & other.exact.keys() - convention.stage_aliases.keys()
-    if not _all_agree(other, {stage: wrong.right[stage] for stage in right}, model):
+    # Before the stage at which it departs, a reading is the case itself, although its problem may differ.
+    right = stages_from(alternative, frozenset(wrong.right)) & truth.exact.keys() - alternative.stage_aliases.keys()
+    if not _all_agree(truth, {stage: wrong.right[stage] for stage in right}, model):
         return False
-    return any(_differ(wrong.reference(stage), other.reference(named[stage], model)) for stage in named)
+    return any(_differ(wrong.reference(stage), truth.reference(named[stage], model)) for stage in named)
 
 
-def _all_but_fits(wrong: WrongResult, convention: Alternative, other: Truth) -> bool:
+def _nearly_matches(wrong: WrongResult, alternative: Alternative, truth: Truth) -> bool:
     for stage, array in wrong.stages.items():
-        name = convention.stage_aliases.get(stage, stage)
-        if name not in other.exact or other.exact[name].shape != array.shape:
+        name = alternative.stage_aliases.get(stage, stage)
+        if name not in truth.exact or truth.exact[name].shape != array.shape:
             return False
-        exact, bound = other.exact[name], other.bounds.of(wrong.rounding_model)[name]
+        exact, bound = truth.exact[name], truth.bounds.of(wrong.rounding_model)[name]
         error, judged = exact.error_of(array), np.isfinite(exact.high) & np.isfinite(exact.radius)
         with np.errstate(over="ignore"):
-            if not error[judged].sum() <= _NEARLY * bound.max_error[judged].sum():
+            if not error[judged].sum() <= _NEAR_MATCH * bound.max_error[judged].sum():
                 return False
     return True
 
 
-def _differ(one: StageReference, other: StageReference) -> bool:
-    """Whether two exact answers are further apart than an implementation could be from both."""
-    first, second = one.exact, other.exact
-    if first.shape != second.shape:
+def _differ(first: StageReference, second: StageReference) -> bool:
+    """Return whether two exact answers differ by more than the sum of their bounds."""
+    first_exact, second_exact = first.exact, second.exact
+    if first_exact.shape != second_exact.shape:
         return True
-    allowed = one.bound.max_error + other.bound.max_error
-    judged = ~(one.open | other.open)
-    finite = np.isfinite(first.high) & np.isfinite(second.high)
+    allowed = first.bound.max_error + second.bound.max_error
+    judged = ~(first.open | second.open)
+    finite = np.isfinite(first_exact.high) & np.isfinite(second_exact.high)
     with np.errstate(invalid="ignore", over="ignore"):
-        separated = finite & (np.abs(first.high - second.high) - first.radius - second.radius > allowed)
-        odd = ~finite & ~((first.high == second.high) | (np.isnan(first.high) & np.isnan(second.high)))
+        distance = np.abs(first_exact.high - second_exact.high)
+        separated = finite & (distance - first_exact.radius - second_exact.radius > allowed)
+        both_nan = np.isnan(first_exact.high) & np.isnan(second_exact.high)
+        odd = ~finite & ~((first_exact.high == second_exact.high) | both_nan)
     return bool((judged & (separated | odd)).any())
 
 
-def stages_behind(convention: Alternative, stages: frozenset[str]) -> frozenset[str]:
-    """Return the stages at which a reading may show: not those before the one at which it departs."""
-    return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(convention.stage))
+def stages_from(alternative: Alternative, stages: frozenset[str]) -> frozenset[str]:
+    """Return the given stages from the one at which a reading departs from the case."""
+    return frozenset(stage for stage in stages if stage_position(stage) >= stage_position(alternative.stage))
 
 
 _FORMATS = (("float32", "native"), ("bfloat16", "eager_pre"))
-"""The dtype and rounding model whose roundings an accuracy has; the best one first."""
+"""Dtype and rounding model of each accuracy, the most accurate first."""
 
 _MIN_Z = 2.0**-8
-"""In units of the noise that a format makes: errors far smaller are not that format's."""
+"""The largest error must be at least this fraction of the noise of a format to be an error of that format."""
 _MIN_ERRORS = 16
+"""Minimum number of wrong elements from which an accuracy is estimated."""
 _MAX_OF_ONE_SIGN = 0.95
+"""Maximum share of the errors, by number and by size, that may have the same sign."""
 _MAX_EXPLAINED = 0.5
+"""Maximum share of the errors' variance that a multiple of the exact answer may explain."""
 
 
 def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
@@ -224,17 +230,20 @@ def _all_agree(truth: Truth, failing: Stages, rounding_model: str) -> bool:
 
 
 def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alternative | None, set[str]]:
-    """Return the accuracy that what fails has, if any can be told, and the names of those that it has not.
+    """Return the accuracy of the failing stages, or None, and the names of the refuted accuracies.
 
-    A few errors tell none. Of an implementation of which other cases told it, they are that one's.
+    Too few errors give no accuracy, unless ``is_known``: other cases of the implementation have shown it.
     """
     truth, failing, refuted = wrong.truth, wrong.stages, set[str]()
     for dtype, of_format in _FORMATS:
         name = ACCURACIES[dtype].name
-        if not _is_lower(dtype, truth.bounds.dtype):
+        if FORMATS[dtype].precision >= FORMATS[truth.bounds.dtype].precision or truth.bounds.dtype in SIXTEEN_BITS:
             refuted.add(name)
             continue
-        bounds = _bounds_of(truth, dtype, of_format)
+        if of_format not in truth.of_readings:
+            lower_bounds, unit = replace(truth.bounds, dtype=dtype).of(of_format), FORMATS[dtype].unit_roundoff
+            truth.of_readings[of_format] = _with_rounded_operands(truth.stages, lower_bounds, unit)
+        bounds: dict[str, Bound] = truth.of_readings[of_format]
         lower = replace(truth, bounds=truth.bounds.with_known(wrong.rounding_model, bounds))
         if not _all_agree(lower, failing, wrong.rounding_model):
             refuted.add(name)
@@ -248,17 +257,18 @@ def judge_accuracy(wrong: WrongResult, *, is_known: bool = False) -> tuple[Alter
 
 
 def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
-    """Return what a kernel of 16 bits may have traded for speed, of others its exponentials; and what it has not.
+    """Return the approximations for speed that the failing stages are consistent with, and the names of refuted ones.
 
-    What fails holds the class with that part, and its errors are noise: of both signs, and in proportion to nothing.
+    A kernel of 16 bits may have any of ``TRADES``, others only less exact ``EXPONENTIALS``. The failing stages must be
+    within the bounds of a class with that part, and their errors must be noise (``_is_noise``).
     """
-    truth, failing, found, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
-    trades = EXPONENTIALS.get(truth.bounds.dtype, TRADES)
-    if trades is not TRADES and any(wrong.problem.options.get(reading.of) for reading in TRADES.values()):
-        return [], set()  # a hyperbolic tangent may be what errs
-    first, widest = min(failing, key=stage_position), [*trades][-1]
+    truth, failing, trades, refuted = wrong.truth, wrong.stages, list[Alternative](), set[str]()
+    parts_of_dtype = EXPONENTIALS.get(truth.bounds.dtype, TRADES)
+    if parts_of_dtype is not TRADES and any(wrong.problem.options.get(reading.of) for reading in TRADES.values()):
+        return [], set()  # the errors may be those of a hyperbolic tangent
+    first, widest = min(failing, key=stage_position), [*parts_of_dtype][-1]
     holds_widest = False
-    for parts, reading in [*trades.items()][::-1]:
+    for parts, reading in [*parts_of_dtype.items()][::-1]:
         model = f"{wrong.rounding_model}{WITH}{parts}"
         is_asked = _may_trade(truth.bounds, model) and (not reading.of or reading.of in wrong.problem.options)
         # FP8 operands err by more than weights, exponentials and tanh do that are less exact, and are tried before.
@@ -268,12 +278,12 @@ def judge_trades(wrong: WrongResult) -> tuple[list[Alternative], set[str]]:
             continue
         holds_widest |= parts == widest
         if _is_noise(truth.exact[first], truth.bounds.of(model)[first].sigma, failing[first], as_stored=False):
-            found.append(reading.alternative(Form(wrong.problem), is_fitted=True))
-    return found[::-1], refuted
+            trades.append(reading.alternative(Form(wrong.problem), is_fitted=True))
+    return trades[::-1], refuted
 
 
 def _may_trade(bounds: StageBounds, rounding_model: str) -> bool:
-    """Tell if there is such a class, and the operation has a way forward."""
+    """Return whether the rounding model exists, and the operation returns an output."""
     if "output" not in bounds.stages.values or rounding_model.count(WITH) > 1:
         return False
     try:
@@ -282,17 +292,8 @@ def _may_trade(bounds: StageBounds, rounding_model: str) -> bool:
         return False
 
 
-def _bounds_of(truth: Truth, dtype: str, of_format: str) -> dict[str, Bound]:
-    """Return the bounds of a lower precision; the same for whoever fails."""
-    found: dict[str, Bound] | None = truth.of_readings.get(of_format)
-    if found is None:
-        own, unit = replace(truth.bounds, dtype=dtype).of(of_format), FORMATS[dtype].unit_roundoff
-        found = truth.of_readings[of_format] = _with_rounded_operands(truth.stages, own, unit)
-    return found
-
-
 def _with_rounded_operands(stages: ExactStages, bounds: Mapping[str, Bound], unit: float) -> dict[str, Bound]:
-    """Allow raw scores the rounding of query and key, which every later stage is allowed with the scale."""
+    """Add the rounding of query and key to the bound of raw scores; the bounds of later stages include it already."""
     inputs = stages.canonical.inputs
     if OPERATIONS[stages.canonical.operation].has_projections:
         return {name: _with_rounded_projection(stages, name, bound, unit) for name, bound in bounds.items()}
@@ -303,26 +304,26 @@ def _with_rounded_operands(stages: ExactStages, bounds: Mapping[str, Bound], uni
         key = size_of_made(key, inputs["key_projection"].astype(np.float64))
     group = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     size = np.abs(query) @ np.swapaxes(np.repeat(np.abs(key), group, -3) if group > 1 else np.abs(key), -1, -2)
-    own, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
-    return {**bounds, "raw_scores": Bound(own.max_error + moved, own.sigma + moved)}
+    raw, moved = bounds["raw_scores"], (2 * unit + unit * unit) * size
+    return {**bounds, "raw_scores": Bound(raw.max_error + moved, raw.sigma + moved)}
 
 
 def _with_rounded_projection(stages: ExactStages, name: str, bound: Bound, unit: float) -> Bound:
-    """Allow a projection the rounding of what is projected, and of its weights."""
+    """Add the rounding of its input and its weights to the bound of a projection."""
     inputs = stages.canonical.inputs
     if name not in PROJECTIONS or f"{name}_weight" not in inputs:
         return bound
-    given, weight = (np.abs(inputs[each].astype(np.float64)) for each in (name, f"{name}_weight"))
-    size = given @ weight  # (B, L, H D), of which the stage has (B, H, L, D)
+    projected, weight = (np.abs(inputs[part].astype(np.float64)) for part in (name, f"{name}_weight"))
+    size = projected @ weight  # (B, L, H D); the stage has (B, H, L, D)
     heads, _, width = stages.high[name].shape[-3:]
     moved = (2 * unit + unit * unit) * size.reshape(*size.shape[:-1], heads, width).swapaxes(-2, -3)
     return Bound(bound.max_error + moved, bound.sigma + moved)
 
 
 def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = True) -> bool | None:
-    """Say whether the errors of a stage look like roundings of a format; None where there are too few, or too small.
+    """Return whether the errors of a stage look like roundings of a format; None if they are too few or too small.
 
-    ``as_stored``, numbers that are all of a format of 16 bits are.
+    If ``as_stored``, the errors of a stage whose numbers are all of one 16-bit format are roundings.
     """
     stored = array.astype(np.float64)
     known = np.isfinite(exact.high) & np.isfinite(exact.radius) & np.isfinite(stored)
@@ -332,8 +333,8 @@ def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = 
         z = np.abs(error) / scale[known]
         if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_Z:
             return None
-        if as_stored and _is_stored_in_16_bits(stored):  # however it was rounded: bits that are cut off have one sign
-            return True
+        if as_stored and any(np.array_equal(rounded_once(stored, name), stored) for name in ("bfloat16", "float16")):
+            return True  # for any rounding direction: truncated numbers have errors of one sign
         size = np.where(np.isfinite(z), z, 0.0)
         shares = float((error[wrong] > 0).mean()), float(size[error > 0].sum() / size.sum())
         explained = _cosine(error, value) ** 2
@@ -341,76 +342,67 @@ def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = 
     return has_signs and not explained > _MAX_EXPLAINED
 
 
-def _is_stored_in_16_bits(stored: Real) -> bool:
-    """Return whether every number is one of a format of 16 bits."""
-    return any(np.array_equal(rounded_once(stored, dtype), stored) for dtype in ("bfloat16", "float16"))
-
-
-def _cosine(one: Real, other: Real) -> float:
-    """Return the cosine of the angle between two vectors, 0 where one has no direction; squares may not underflow."""
-    one, other = (each / np.abs(each).max(initial=0.0) for each in (one, other))
-    cosine = float(one @ other / np.sqrt((one @ one) * (other @ other)))
+def _cosine(first: Real, second: Real) -> float:
+    """Return the cosine of the angle between two vectors, 0 if one is zero; scale them first against underflow."""
+    first, second = (vector / np.abs(vector).max(initial=0.0) for vector in (first, second))
+    cosine = float(first @ second / np.sqrt((first @ first) * (second @ second)))
     return cosine if np.isfinite(cosine) else 0.0
 
 
-def _is_lower(of: str, dtype: str) -> bool:
-    return FORMATS[of].precision < FORMATS[dtype].precision and dtype not in SIXTEEN_BITS
-
-
 MIN_FITTED = 8
-"""Numbers that a fitted one must explain: some scale explains every single one."""
+"""Minimum number of elements that a fitted number must explain: a single element fits some scale."""
 
 
 def fitted_numbers(wrong: WrongResult) -> Iterator[Alternative]:
-    """Yield the case with the number that fits best, and before it with the nearest number of few digits."""
+    """Yield the case with the best number, and before it with the nearest number of few digits."""
     truth, problem, failing = wrong.truth, wrong.problem, wrong.stages
     if sum(array.size for array in failing.values()) < MIN_FITTED:
         return
     first = min(map(stage_position, failing))
     unit, plain = FORMATS[truth.bounds.dtype].unit_roundoff, problem.canonical(truth.judged.query_rows)
     if has_scale(problem) and first >= stage_position("scores"):
-        own = scale_of(problem)
+        case_scale = scale_of(problem)
         known = truth.of_readings.setdefault("scaled", {})
-        fitted = best_number(lambda scale: _scaled(plain, scale), failing, own, known)
-        if fitted is not None and own and _root_in_words(root := as_root(fitted / own, _WORTH_A_ROOT)):
+        fitted = best_number(lambda scale: _scaled(plain, scale), failing, case_scale, known)
+        if fitted is not None and case_scale and _root_in_words(root := as_root(fitted / case_scale, _ROOT_CANDIDATE)):
             yield with_scale_times(problem, root)
-        for scale in _shortened(fitted, unit, own):
-            yield with_scale_times(problem, scale / own if own else math.nan, scale)
+        for scale in _short_candidates(fitted, unit, case_scale):
+            yield with_scale_times(problem, scale / case_scale if case_scale else math.nan, scale)
     if "bias" in problem.inputs and first >= stage_position("biased"):
         known = truth.of_readings.setdefault("bias scaled", {})
         fitted = best_number(lambda factor: with_bias_times(plain, factor), failing, 1.0, known)
-        for factor in _shortened(fitted, unit, 1.0):
+        for factor in _short_candidates(fitted, unit, 1.0):
             yield bias_fitted(problem, factor)
     name = min(failing, key=stage_position)
     if first >= stage_position("weights") and not OPERATIONS[truth.judged.canonical.operation].has_gradients:
-        fitted = _times_as_large(failing[name].astype(np.float64), truth.exact[name].high)
-        for factor in _shortened(fitted, unit, 1.0):
+        fitted = _best_factor(failing[name].astype(np.float64), truth.exact[name].high)
+        for factor in _short_candidates(fitted, unit, 1.0):
             yield multiplied_by(wrong, factor)
     if (run := _keys_left_out(wrong)) is not None:
         yield without_keys(problem, *run)
 
 
-def _times_as_large(array: Real, exact: Real) -> float | None:
-    """Return the factor by which a stage comes nearest to the right one; None where there is none."""
+def _best_factor(array: Real, exact: Real) -> float | None:
+    """Return the factor for which the exact stage times the factor is nearest to the array; None if there is none."""
     known = np.isfinite(array) & np.isfinite(exact)
     size = np.abs(exact[known]).max(initial=0.0)
     if not size:
         return None
     with np.errstate(all="ignore"):
         right = exact[known] / size  # whose squares neither overflow nor underflow
-        found = float((array[known] / size) @ right / (right @ right))
-    return found if math.isfinite(found) and found else None  # zeros are no multiple of anything
+        factor = float((array[known] / size) @ right / (right @ right))
+    return factor if math.isfinite(factor) and factor else None  # zeros are no multiple of anything
 
 
 def multiplied_by(wrong: WrongResult, factor: float) -> Alternative:
-    """Return the case with all that fails times a number that was fitted."""
+    """Return the case with all failing stages multiplied by a fitted number."""
     replacement = replacement_by(multiplied(tuple(wrong.stages), factor))
     form = Form(wrong.problem, {"factor": scales_in_words(factor, 1.0)[0]}, replacement=replacement)
     return STAGE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
 def without_keys(problem: Problem, start: int, end: int) -> Alternative:
-    """Return the case with a run of keys that nobody sees."""
+    """Return the case with the keys from ``start`` to before ``end`` masked for all queries."""
     keys = queries_and_keys(problem.inputs)[1]
     number = np.arange(keys)
     which = f"{start:,} to {end - 1:,} of {keys:,}" if end - start > 1 else f"{start:,} of {keys:,}"
@@ -420,14 +412,15 @@ def without_keys(problem: Problem, start: int, end: int) -> Alternative:
 
 
 _RUNS_TRIED = 64
+"""Maximum number of runs of keys that are compared in all rows; a random mixture of the rows selects them."""
 
 
 def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
-    """Return the run of keys without which the weighted mean of the others comes nearest to what was returned.
+    """Return the run of keys without which the weighted mean of the other values is nearest to the returned output.
 
-    Without keys a to b, a row has the mean of what is left where the weights of these keys times their values' distance
-    from that mean add up to its distance from the right one. So a run is the difference of two places in running sums,
-    of one column of the values and all rows at a time.
+    Let m be the returned mean, w the weights and v the values. If the keys in a run are left out, then
+    sum over the run of w (v - m) = sum over all keys of w v - m. The left side is a difference of two running sums, so
+    all runs are compared at once, for one random combination of the value columns.
     """
     weights, array, problem = wrong.readings.own.stages.get("weights"), wrong.stages.get("output"), wrong.problem
     value = problem.canonical(wrong.truth.judged.query_rows).inputs.get("value")
@@ -435,7 +428,7 @@ def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
     if weights is None or array is None or value is None or "masked" in wrong.stages or not can_be_left_out:
         return None
     is_mean = value.ndim == weights.ndim and (*weights.shape[:-1], value.shape[-1]) == array.shape
-    if not is_mean or not all(np.isfinite(each).all() for each in (weights, value, array)):
+    if not is_mean or not all(np.isfinite(numbers).all() for numbers in (weights, value, array)):
         return None
     value = value.astype(np.float64)
     column = np.random.RandomState(0).standard_normal(value.shape[-1])
@@ -448,7 +441,7 @@ def _keys_left_out(wrong: WrongResult) -> tuple[int, int] | None:
 
 
 def _run_of(sums: Real, wanted: Real) -> tuple[int, int] | None:
-    """Return the places between which running sums grow by what is wanted in every row, as far as any do."""
+    """Return the start and end between which running sums grow by about ``wanted`` in every row; None without a run."""
     mixed = np.random.RandomState(1).standard_normal(len(wanted))
     along, aim, last = mixed @ sums, float(mixed @ wanted), sums.shape[-1] - 1
     order = np.argsort(along)
@@ -465,32 +458,32 @@ def _run_of(sums: Real, wanted: Real) -> tuple[int, int] | None:
     if not nearest:
         return None
     start, end = min(((int(starts[place]), int(ends[place])) for place in nearest), key=miss)
-    # Keys that nobody sees may be left out as well: up to the last one is said more simply.
+    # If a run up to the last key is nearly as good, prefer it: the keys between have no weight.
     return (start, last) if start and miss((start, last)) <= 4 * miss((start, end)) else (start, end)
 
 
 def bias_fitted(problem: Problem, factor: float) -> Alternative:
-    """Return the case with its bias times a number that was fitted."""
+    """Return the case with its bias multiplied by a fitted number."""
     form = Form(with_bias_times(problem, factor), {"factor": scales_in_words(factor, 1.0)[0]})
     return BIAS_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
 def with_scale_times(problem: Problem, factor: float, scale: float | None = None) -> Alternative:
-    """Return the case with its scale times a number that was fitted; ``scale`` is the product, where it is known."""
-    own = scale_of(problem)
-    scale = own * factor if scale is None else scale
-    taken, meant = scales_in_words(scale, own)
+    """Return the case with its scale multiplied by a fitted number; ``scale`` is the product, if it is known."""
+    case_scale = scale_of(problem)
+    scale = case_scale * factor if scale is None else scale
+    taken, meant = scales_in_words(scale, case_scale)
     shared = default_scale(_root_in_words(factor)) if has_default_scale(problem) and _root_in_words(factor) else ""
     form = Form(_scaled(problem, scale), {"taken": taken, "meant": meant}, shared=shared)
     return SCALE_FITTED.alternative(form, is_fitted=True, factor=factor)
 
 
 def _root_in_words(factor: float) -> str:
-    """Return the default scale times the root of a small whole number, or over it; empty where it is no such root."""
+    """Describe the default scale times sqrt(n) or 1 / sqrt(n) for a small integer n; empty for other factors."""
     for number in range(2, _MAX_ROOT + 1):
-        if math.isclose(factor, 1 / math.sqrt(number), rel_tol=_NEARLY_A_ROOT):
+        if math.isclose(factor, 1 / math.sqrt(number), rel_tol=_ROOT_TOLERANCE):
             return f"1/sqrt({number}D)"
-        if math.isclose(factor, math.sqrt(number), rel_tol=_NEARLY_A_ROOT):
+        if math.isclose(factor, math.sqrt(number), rel_tol=_ROOT_TOLERANCE):
             return f"sqrt({number}/D)"
     return ""
 
@@ -499,20 +492,21 @@ def _scaled(problem: Problem, scale: float) -> Problem:
     return problem.with_options(scale=scale)
 
 
-def _shortened(fitted: float | None, unit: float, own: float) -> list[float]:
-    return [] if fitted is None else list(dict.fromkeys((shortest(fitted, 4 * unit, own), fitted)))
+def _short_candidates(fitted: float | None, unit: float, reference: float) -> list[float]:
+    return [] if fitted is None else list(dict.fromkeys((shortest(fitted, 4 * unit, reference), fitted)))
 
 
 _MAX_ROOT = 16
-"""A fitted factor that is, except for roundings, the root of a whole number up to this, or one over it, is that."""
-_NEARLY_A_ROOT = 2.0**-18
-_WORTH_A_ROOT = 2.0**-10
-"""So near a root, a fitted factor may be that: where it is not, that does not fit."""
+"""The largest integer n for which a fitted factor may be sqrt(n) or 1 / sqrt(n)."""
+_ROOT_TOLERANCE = 2.0**-18
+"""Maximum relative difference at which a fitted factor is a root, except for roundings."""
+_ROOT_CANDIDATE = 2.0**-10
+"""Maximum relative difference at which a root is tried; if the factor is another number, the root does not match."""
 
 
 @dataclass(frozen=True)
 class FailingCase:
-    """A problem in a dtype as an implementation fails it: the stages that fail, and those that are ``right``."""
+    """A problem in a dtype, with the ``failing`` and the ``right`` stages of an implementation."""
 
     problem: Problem
     dtype: str
@@ -521,21 +515,23 @@ class FailingCase:
     rounding_model: str
 
     def explained_by(self, names: Mapping[str, float | None]) -> list[Alternative]:
-        """Return those of some readings that explain the case; a name has a factor where a number was fitted."""
+        """Return the readings that explain the case; ``names`` maps each name to its fitted factor, or None."""
         if not self.failing.keys() <= self._wrong.truth.exact.keys():
             return []
-        found = {each.name: each for each in reversed(list(filter(self._fits, self._possible(names))))}
-        for fitted in fitted_numbers(self._wrong) if names.keys() - found.keys() else ():
-            if fitted.name in names and fitted.name not in found and self._fits(fitted):
-                found[fitted.name] = fitted
-        return list(found.values())
+        explaining = filter(self._fits, self._candidates(names))
+        by_name = {alternative.name: alternative for alternative in reversed(list(explaining))}
+        for fitted in fitted_numbers(self._wrong) if names.keys() - by_name.keys() else ():
+            if fitted.name in names and fitted.name not in by_name and self._fits(fitted):
+                by_name[fitted.name] = fitted
+        return list(by_name.values())
 
-    def _possible(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
+    def _candidates(self, names: Mapping[str, float | None]) -> Iterator[Alternative]:
         problem, readings = self._wrong.problem, self._wrong.readings
-        for each in readings.alternatives:
-            if each.name in names and (each.replacement is not None or not readings.is_open(each)):
-                yield each
-        yield from (each for each in undefined_row_conventions(problem) if each.name in names)
+        for alternative in readings.alternatives:
+            is_comparable = alternative.replacement is not None or not readings.lacks_distance(alternative)
+            if alternative.name in names and is_comparable:
+                yield alternative
+        yield from (alternative for alternative in undefined_row_conventions(problem) if alternative.name in names)
         scale, bias = names.get(SCALE_FITTED.name), names.get(BIAS_FITTED.name)
         if scale is not None and has_scale(problem):
             yield with_scale_times(problem, as_root(scale))
@@ -552,53 +548,51 @@ class FailingCase:
         if reading.name.startswith(ACCURACY):
             return True
         if reading.replacement is None:
-            other: Truth | None = self._approximate(reading.problem)
+            truth: Truth | None = self._approximate(reading.problem)
         else:
-            other = reading.replacement(self._wrong.truth, self.rounding_model, self.failing)
-        if other is None:
+            truth = reading.replacement(self._wrong.truth, self.rounding_model, self.failing)
+        if truth is None:
             return False
         arrays = {reading.stage_aliases.get(stage, stage): array for stage, array in self.failing.items()}
-        have_shapes = all(stage in other.exact and other.exact[stage].shape == of.shape for stage, of in arrays.items())
-        return have_shapes and does_fit(self._wrong, reading, other)
+        have_shapes = all(stage in truth.exact and truth.exact[stage].shape == of.shape for stage, of in arrays.items())
+        return have_shapes and matches(self._wrong, reading, truth)
 
     @cached_property
     def _wrong(self) -> WrongResult:
         return WrongResult(self._approximate(self.problem), self.failing, self.rounding_model, self.right)
 
     def _approximate(self, problem: Problem) -> Truth:
-        """Return a truth whose exact answer is the one in float64; none where numbers of the problem are not finite."""
+        """Return a truth with float64 values as the exact answer; without stages if float64 does not give them."""
         judged = judged_problem(replace(problem, dtype=self.dtype, supports_statistics=False), whole=True)
         rough = approximate_stages(judged.canonical)
         if self.failing.keys() - rough.keys():
             return truth_of_stages(judged, ExactStages(judged.canonical))
-        values = {stage: _enclosed(array.astype(np.float64)) for stage, array in rough.items()}
+        values = {}
+        for stage, array in rough.items():
+            number = array.astype(np.float64)
+            # Minus infinity is exact, since a mask sets it. NaN and infinity give no information.
+            unknown = np.isnan(number) | (number == np.inf)
+            values[stage] = Enclosure(number, np.zeros(number.shape), np.where(unknown, np.inf, 0.0))
         uniform_rows = find_undefined(judged).uniform_rows
         bounds = StageBounds(ExactStages(judged.canonical, values), self.dtype, uniform_rows).of(self.rounding_model)
+        # The error of float64 is a share of the bound in this dtype.
         share = 2 * FORMATS["float64"].unit_roundoff / FORMATS[self.dtype].unit_roundoff
-        exact = {stage: _with_radius(found, bounds[stage].max_error, share) for stage, found in values.items()}
+        exact = {}
+        for stage, enclosure in values.items():
+            max_error = bounds[stage].max_error
+            known = (enclosure.radius == 0) & np.isfinite(enclosure.high) & np.isfinite(max_error)
+            exact[stage] = replace(enclosure, radius=np.where(known, share * max_error, enclosure.radius))
         stages = ExactStages(judged.canonical, exact)
         truth = truth_of_stages(judged, stages)
         truth = replace(truth, bounds=truth.bounds.with_known(self.rounding_model, bounds))
         return truth.for_returned({**self.failing, **self.right})
 
 
-def as_root(factor: float, nearly: float = _NEARLY_A_ROOT) -> float:
-    """Return the root of a small whole number, or one over it, for a number that is nearly that."""
+def as_root(factor: float, tolerance: float = _ROOT_TOLERANCE) -> float:
+    """Return sqrt(n) or 1 / sqrt(n) of a small integer n if the factor is nearly that; otherwise the factor."""
     roots = [math.sqrt(number) for number in range(2, _MAX_ROOT + 1)]
     return next(
-        (math.copysign(each, factor) for root in roots for each in (root, 1 / root)
-         if abs(abs(factor) / each - 1) < nearly),
+        (math.copysign(candidate, factor) for root in roots for candidate in (root, 1 / root)
+         if abs(abs(factor) / candidate - 1) < tolerance),
         factor,
     )  # fmt: skip
-
-
-def _enclosed(array: NDArray[np.float64]) -> Enclosure:
-    """Take for exact what float64 gives: minus infinity is prescribed, and NaN or infinity says nothing."""
-    unknown = np.isnan(array) | (array == np.inf)
-    return Enclosure(array, np.zeros(array.shape), np.where(unknown, np.inf, 0.0))
-
-
-def _with_radius(found: Enclosure, max_error: Real, share: float) -> Enclosure:
-    """Give finite values a share of their largest error as radius: float64 may be off by so much."""
-    known = (found.radius == 0) & np.isfinite(found.high) & np.isfinite(max_error)
-    return replace(found, radius=np.where(known, share * max_error, found.radius))

@@ -25,7 +25,7 @@ from attncheck.backends import numpy_backend
 from attncheck.common.errors import AttncheckError, UsageError
 from attncheck.common.store import VARIABLE
 from attncheck.diagnosis import examine as examining
-from attncheck.diagnosis.run import SETTLED, ReturnedStages
+from attncheck.diagnosis.run import MIN_CONFIRMING, ReturnedStages
 from attncheck.execution.worker import Computed
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import inputs_in
@@ -421,9 +421,9 @@ def test_the_simplest_cases_are_examined_once_after_all_verdicts_and_what_they_n
     rows = result.frames.results
     assert (set(rows["verdict"]), set(rows["diagnosis"])) == ({"numeric"}, {"causality-ignored"})
     assert all(message.startswith("causality is ignored; ") for message in rows["message"])
-    assert len(examined) == SETTLED
+    assert len(examined) == MIN_CONFIRMING
     assert check(ignoring_causality, cases=[causal]).failures == result.failures
-    assert len(examined) == SETTLED, "what two runs have in common is diagnosed once"
+    assert len(examined) == MIN_CONFIRMING, "what two runs have in common is diagnosed once"
 
 
 def test_a_case_that_a_name_does_not_explain_is_examined_and_has_no_name(causal: str, examined: list[str]) -> None:
@@ -434,7 +434,7 @@ def test_a_case_that_a_name_does_not_explain_is_examined_and_has_no_name(causal:
     names = {row.case.partition("causal/")[2]: row.diagnosis for row in failures}
     assert names.pop("queries-12") is None
     assert set(names.values()) == {"causality-ignored"}
-    assert (examined[-1].partition("causal/")[2], len(examined)) == ("queries-12", SETTLED + 1)
+    assert (examined[-1].partition("causal/")[2], len(examined)) == ("queries-12", MIN_CONFIRMING + 1)
 
 
 def test_the_rest_has_no_name_where_the_simplest_cases_say_nothing(causal: str, examined: list[str]) -> None:

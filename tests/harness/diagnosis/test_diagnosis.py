@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tables import tables_beside
 
 from attncheck.diagnosis.case_evidence import Evidence, Fit
-from attncheck.diagnosis.decision import CERTAIN, NAMELESS, OR, STANDS, Decision, Wording, decide, reworded
+from attncheck.diagnosis.decision import CERTAIN, KEEP, OR, UNNAMED, Decision, Wording, decide, reworded
 from attncheck.spec.verdicts import Verdict
 
 NUMERIC, SEMANTIC = Verdict.NUMERIC.value, Verdict.SEMANTIC.value
@@ -47,7 +47,7 @@ def case(text: str) -> Evidence:
 
 
 def decision(name: str) -> Decision:
-    return {"-": NAMELESS, "=": STANDS}.get(name) or Decision(FITS[name])
+    return {"-": UNNAMED, "=": KEEP}.get(name) or Decision(FITS[name])
 
 
 SITUATIONS = tables_beside(__file__)["decisions"]
@@ -116,8 +116,8 @@ def test_a_mistake_is_said_before_the_size_of_the_error_and_a_convention_alone()
     for decision, wording in (
         (Decision(A), Wording(NUMERIC, "it is a; 3 times the bound", "masked", "a")),
         (Decision(CONVENTION), Wording(SEMANTIC, "it is convention", "masked", "convention")),
-        (NAMELESS, judged),
-        (STANDS, None),
+        (UNNAMED, judged),
+        (KEEP, None),
     ):
         assert reworded(decision, judged) == wording
 
@@ -129,6 +129,6 @@ def test_an_accuracy_needs_three_cases_while_another_case_has_no_name(cases: int
     accuracy = Decision(Fit("accuracy-of-float32", "", "output", "numeric", ""))
     decisions = {("kernel", f"case {number}", "float64"): accuracy for number in range(cases)}
     assert _without_few_accuracies(decisions) == decisions
-    nameless = {("kernel", "another case", "float64"): NAMELESS}
-    kept = decisions if stays else dict.fromkeys(decisions, NAMELESS)
+    nameless = {("kernel", "another case", "float64"): UNNAMED}
+    kept = decisions if stays else dict.fromkeys(decisions, UNNAMED)
     assert _without_few_accuracies(decisions | nameless) == kept | nameless
