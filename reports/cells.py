@@ -1,4 +1,4 @@
-"""Cells: the verdict of one case on one implementation in one dtype, of which every matrix and every count is made."""
+"""Cells: the verdict of one case on one implementation in one dtype. Every matrix and every count is made of cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS = ["case", "environment", "implementation", "dtype"]
 
 
 class State(StrEnum):
-    """What a cell is to a reader, from harmless to severe."""
+    """The state of a cell, from harmless to severe."""
 
     AGREE = "agree"
     ERRATUM = "erratum"
@@ -31,7 +31,7 @@ class State(StrEnum):
     UNSUPPORTED = "unsupported"
     XFAIL = "xfail"
     XPASS = "xpass"
-    """Agrees, but something is recorded of it that is no longer so."""
+    """Agrees, but a recorded failure or erratum no longer happens."""
     MISPRINT = "misprint"
     """Agrees, but a document prints something else."""
     FAILING = "failing"
@@ -43,12 +43,12 @@ FAILS_A_RUN = frozenset({State.XPASS, State.MISPRINT, State.FAILING})
 
 @dataclass(frozen=True)
 class Cell:
-    """One case on one implementation in one dtype: the worst verdict, and where it begins."""
+    """One case on one implementation in one dtype: the worst verdict, and the stage at which it begins."""
 
     state: State
     verdict: str
     stage: str
-    """Where a cell that fails a run begins; empty elsewhere, and where the whole case failed."""
+    """The first failing stage of a cell that fails a run; empty for other cells, and if the whole case failed."""
 
     @property
     def word(self) -> str:
@@ -61,14 +61,14 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return the word, and where a failing cell begins."""
+        """Return the word, and the first failing stage."""
         return at_stage(self.word, self.stage)
 
 
 CellRow = dict[Column, dict[str, Cell]]
 """A case's cells by column, then by dtype in the order of ``DTYPES``; a column that did not run is left out.
 
-Cases whose cells are all alike share theirs.
+Cases with equal cells share one row object.
 """
 
 
@@ -77,14 +77,14 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
     """Return every case's cells, documents first, then file by file."""
     columns = {column.key: column for column in frames.columns}
     order = sorted(frames.results["case"].unique(), key=lambda case: (*case_order(frames.cases[case]), case))
-    found = _cells(frames)
-    found = found.assign(
-        case=pd.Index(order).get_indexer(pd.Index(found["case"])),
-        dtype=found["dtype"].map({dtype: number for number, dtype in enumerate(DTYPES)}),
+    frame = _cell_frame(frames)
+    frame = frame.assign(
+        case=pd.Index(order).get_indexer(pd.Index(frame["case"])),
+        dtype=frame["dtype"].map({dtype: number for number, dtype in enumerate(DTYPES)}),
     )
-    found = found[found["case"] >= 0].sort_values(["case", "dtype"], kind="stable")
-    kinds: dict[tuple[Any, ...], Cell] = {}  # there are few, and hundreds of thousands of cells
-    rows: dict[tuple[Any, ...], CellRow] = {}  # and many cases whose cells are all alike
+    frame = frame[frame["case"] >= 0].sort_values(["case", "dtype"], kind="stable")
+    kinds: dict[tuple[Any, ...], Cell] = {}  # hundreds of thousands of cells share few distinct ones
+    rows: dict[tuple[Any, ...], CellRow] = {}  # many cases share equal rows
 
     def row_of(cells: Iterable[tuple[Any, ...]]) -> CellRow:
         row: CellRow = {}
@@ -97,7 +97,7 @@ def cell_table(frames: Frames) -> dict[str, CellRow]:
 
     nothing: CellRow = {}
     table = dict.fromkeys(order, nothing)
-    cells = zip(*(_values(found[name]) for name in found), strict=True)
+    cells = zip(*(_shared_values(frame[name]) for name in frame), strict=True)
     table |= {order[position]: row_of(of_case) for position, of_case in groupby(cells, key=itemgetter(0))}
     return table
 
@@ -108,12 +108,12 @@ def states_of(row: CellRow) -> set[State]:
 
 
 def is_unsupported(row: CellRow) -> bool:
-    """Whether a case ran, and no implementation supports it: it is counted, and shown nowhere."""
+    """Return whether a case ran and no implementation supports it: it is counted, but not shown."""
     return states_of(row) == {State.UNSUPPORTED}
 
 
-def _values(column: pd.Series[Any]) -> list[Any]:
-    """Return a column's values, of which those that are equal are one object."""
+def _shared_values(column: pd.Series[Any]) -> list[Any]:
+    """Return a column's values, with one object for all equal values."""
     codes, distinct = pd.factorize(column, use_na_sentinel=False)
     values = distinct.tolist()
     return [values[code] for code in codes]
@@ -123,13 +123,13 @@ _RANKS = (
     *(State.UNVERIFIED, State.AGREE, State.UNSUPPORTED, State.ERRATUM),
     *(State.XFAIL, State.XPASS, State.MISPRINT, State.FAILING),
 )
-"""States of rows: the last one that a cell has is the cell's."""
+"""States of rows: the state of a cell is the last one that any of its rows has."""
 _WORDS_OF_HARMLESS = (Verdict.UNVERIFIED, Verdict.AGREE, Verdict.UNSUPPORTED, Verdict.AGREE)
-"""The verdicts of the first ones; of the others the most severe of the rows counts."""
+"""The verdicts of cells in the first states; in the others, the most severe verdict of the rows counts."""
 
 
-def _cells(frames: Frames) -> pd.DataFrame:
-    """Return one row per cell: its keys, state, verdict, and the stage where it begins, if it fails a run."""
+def _cell_frame(frames: Frames) -> pd.DataFrame:
+    """Return one row per cell: its keys, state, verdict, and its first failing stage if it fails a run."""
     wanted = [*_KEYS, "stage", "verdict", "xfail"]
     stages = frames.results[[*wanted, "begins_at"]].assign(is_number=False)
     numbers = frames.numbers[wanted].assign(begins_at=None, is_number=True)
@@ -137,16 +137,17 @@ def _cells(frames: Frames) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=[*_KEYS, "state", "verdict", "stage"])
     rows = rows.assign(cell=rows.groupby(_KEYS, sort=False).ngroup())
-    rows = rows.assign(rank=_ranks(rows), severity=rows["verdict"].map({each.value: each.severity for each in Verdict}))
+    severity = {verdict.value: verdict.severity for verdict in Verdict}
+    rows = rows.assign(rank=_ranks(rows), severity=rows["verdict"].map(severity))
     top = rows[rows["rank"].eq(rows.groupby("cell")["rank"].transform("max"))]
     keys = rows.drop_duplicates("cell")[[*_KEYS, "cell"]].set_index("cell").sort_index()
-    found = top.groupby("cell")[["rank", "severity"]].max()
-    harmless = found["rank"] < len(_WORDS_OF_HARMLESS)
+    worst = top.groupby("cell")[["rank", "severity"]].max()
+    harmless = worst["rank"] < len(_WORDS_OF_HARMLESS)
     begins = _first_stages(top[top["rank"] > _RANKS.index(State.XFAIL)]).astype(object)
-    words = found["severity"].map(dict(enumerate(each.value for each in Verdict)))
+    words = worst["severity"].map(dict(enumerate(verdict.value for verdict in Verdict)))
     return keys.assign(
-        state=found["rank"].map(dict(enumerate(each.value for each in _RANKS))),
-        verdict=words.mask(harmless, found["rank"].map(dict(enumerate(each.value for each in _WORDS_OF_HARMLESS)))),
+        state=worst["rank"].map(dict(enumerate(state.value for state in _RANKS))),
+        verdict=words.mask(harmless, worst["rank"].map(dict(enumerate(word.value for word in _WORDS_OF_HARMLESS)))),
         stage=begins.reindex(keys.index, fill_value=""),
     )
 
@@ -156,9 +157,9 @@ def _ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
     verdict, known, wrong = rows["verdict"], rows["xfail"].astype(bool), goes_wrong(rows)
     fails, misprint = wrong & ~known, verdict.eq(Verdict.MISPRINT)
     expected = wrong & known & ~misprint
-    # Numbers that do not hold follow from the stages, whose verdicts say more.
+    # If a stage fails as expected, so do its numbers; the stage's verdict is more precise.
     follows = rows["is_number"] & rows["cell"].isin(rows.loc[expected & ~rows["is_number"], "cell"])
-    # A stage of a name of its own, or a number that cannot be held, does not make a whole case unverified.
+    # An unverified stage, or an unverified number, does not make a whole case unverified.
     judged = rows["stage"].ne("") & verdict.ne(Verdict.UNVERIFIED) & ~rows["is_number"]
     states = {
         State.XPASS: fails & verdict.eq(Verdict.XPASS),
@@ -173,7 +174,7 @@ def _ranks(rows: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _first_stages(bad: pd.DataFrame) -> pd.Series[str]:
-    """Return where each failing cell begins, in the order of computation."""
+    """Return the first failing stage of each failing cell, in the order of computation."""
     stages = begins_of(bad)
     ordered = sorted(set(stages), key=stage_order)
     positions = stages.map({stage: position for position, stage in enumerate(ordered)})

@@ -1,16 +1,16 @@
-"""Reports for CI systems: a summary on the page of a run, annotations beside the lines of cases, and SARIF 2.1.0.
+"""Reports for CI systems: a summary on the page of a run, annotations at the lines of cases, and SARIF 2.1.0.
 
-GitHub's documentation of workflow commands says what of it is taken here: a job summary is appended to the file that
-``GITHUB_STEP_SUMMARY`` names and may have 1 MiB per step; an annotation is a line ``::error file=...::message`` that is
-printed, and of each kind ten are shown per step.
+The limits are from GitHub's documentation of workflow commands. A job summary is appended to the file that
+``GITHUB_STEP_SUMMARY`` names, and may have 1 MiB per step. An annotation is a printed line
+``::error file=...::message``; GitHub shows ten of each kind per step.
 
-Code scanning shows SARIF: an alert for each fault, at the ``def`` of one's own kernel. A defect may fail many cases and
-is one result: its place is that of the simplest case, the lines of others are related locations, and its fingerprint
-holds neither numbers nor lines, so that the alert stays the same while the code around it changes. GitHub tells alerts
-apart by ``primaryLocationLineHash``. What fails as expected is no result; what could not be run is a notification.
+Code scanning shows SARIF: an alert for each fault, at the ``def`` of your kernel. A defect may fail many cases and is
+one result: its location is that of the simplest case, and the lines of other cases are related locations. Its
+fingerprint has neither numbers nor lines, so the alert stays the same if the code around it changes; GitHub identifies
+alerts by ``primaryLocationLineHash``. Expected failures are no results; units that could not be run are notifications.
 
-A badge says how much of a corpus agrees: a small SVG, or the JSON that shields.io draws one from. It is green where
-everything that was asked was judged and agrees, and nowhere else.
+A badge shows how much of a corpus agrees: a small SVG, or the JSON from which shields.io draws one. It is green only if
+all requested cases were judged and agree.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from attncheck.results.format import FAILURE_NUMBERS
 from attncheck.spec.verdicts import Verdict
 
 MAX_SUMMARY_BYTES = 1024 * 1024
-"""What a step's summary may have in all: a longer one is not shown at all."""
+"""The largest summary of a step; GitHub does not show a larger one."""
 MAX_ANNOTATIONS = 10
 NOISY = "noisy"
 _MAX_LISTED = 20
 _MAX_LETTERS = 400
-_CUT = "\n\n(The rest is left out: a summary may have 1 MiB.)\n"
+_TRUNCATION_NOTE = "\n\n(The rest is left out: a summary may have 1 MiB.)\n"
 
 
 def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) -> str:
-    """Return a short report in Markdown: the answer, verdicts per implementation, what is wrong, where the rest is.
+    """Return a short report in Markdown: the answer, verdicts per implementation, defects, and the path of the report.
 
-    Where no report is written, ``report`` is the folder of the results.
+    If no report is written, ``report`` is the folder of the results.
     """
     answer = make_summary(frames)
     bad = wrong(frames, _MAX_LISTED, most_letters=_MAX_LETTERS)
@@ -74,34 +74,38 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
 
 
 def append_summary(text: str, path: Path) -> None:
-    """Append a summary to the file that a CI system reads, cut so that the file stays within what it may have.
+    """Append a summary to the file that a CI system reads, truncated to the file's largest size.
 
-    Raises ``OutputError`` where the file cannot be written.
+    Raises ``OutputError`` if the file cannot be written.
     """
     data = f"\n{text}\n".encode()
     with OutputError.where(f"the summary {path}"):
         taken = path.stat().st_size if path.exists() else 0
         room = MAX_SUMMARY_BYTES - taken
         if len(data) > room:
-            kept = data[: max(0, room - len(_CUT.encode()))].rpartition(b"\n")[0]  # no line, so no table row, in half
-            data = kept + _CUT.encode() if kept else b""
+            note = _TRUNCATION_NOTE.encode()
+            kept = data[: max(0, room - len(note))].rpartition(b"\n")[0]  # whole lines, so that no table row is cut
+            data = kept + note if kept else b""
         with path.open("ab") as file:
             file.write(data)
 
 
 def annotation_lines(frames: Frames, report: Path, *, is_written: bool = True) -> Iterator[str]:
-    """Yield annotations: an error for each defect and for what could not be run, a warning for noise.
+    """Yield annotations: an error for each defect and each unit that could not be run, a warning for noise.
 
-    Of each kind as many as are shown, then a notice that says how many there are in all. What is known beforehand is
-    none: it fails nothing, and there would be too many. Where no report is written, ``report`` is the results' folder.
+    Each kind is limited to the number that is shown; a notice then counts the rest. Expected failures get none: they
+    fail nothing, and there would be too many. If no report is written, ``report`` is the folder of the results.
     """
     noisy = noisy_stages(frames)
-    # Without a place, so not cut in favour of those that have one: it explains why the others may be missing.
+    # Problems come before defects: they explain why others may be missing.
     problems = [_command("error", {"title": "attncheck: not run"}, problem) for problem in frames.problems]
-    found = [_of_defect(each, frames) for each in defects(frames)[:MAX_ANNOTATIONS]]
-    errors = [*problems[:MAX_ANNOTATIONS], *found][:MAX_ANNOTATIONS]
+    errors = problems[:MAX_ANNOTATIONS]
+    for defect in defects(frames)[: MAX_ANNOTATIONS - len(errors)]:
+        cases = f"{len(defect.cases):,} cases, the simplest " if defect.others else ""
+        shown = replace(defect.first, verdict=defect.name, dtype=", ".join(defect.dtypes), message=defect.text)
+        errors.append(_annotation("error", shown, frames, cases))
     yield from errors
-    yield from (_annotation("warning", each, frames) for each in noisy[:MAX_ANNOTATIONS])
+    yield from (_annotation("warning", failure, frames) for failure in noisy[:MAX_ANNOTATIONS])
     counts = {
         "error": (len(problems) + len(defects(frames)), len(errors)),
         "warning": (len(noisy), min(len(noisy), MAX_ANNOTATIONS)),
@@ -121,14 +125,8 @@ def noisy_stages(frames: Frames) -> list[Failure]:
     return failures_of(frames, rows.assign(verdict=NOISY, message=message, begins_at=None))
 
 
-def _of_defect(defect: Defect, frames: Frames) -> str:
-    cases = f"{len(defect.cases):,} cases, the simplest " if defect.others else ""
-    shown = replace(defect.first, verdict=defect.name, dtype=", ".join(defect.dtypes), message=defect.text)
-    return _annotation("error", shown, frames, cases)
-
-
 def _annotation(kind: str, failure: Failure, frames: Frames, cases: str = "") -> str:
-    """Return an annotation: at the ``def`` of somebody's own implementation, else at the line of the case."""
+    """Return an annotation at the ``def`` of a user's function, else at the line of the case."""
     case = frames.cases[failure.case]
     source = frames.sources.get((failure.environment, failure.implementation))
     location = source or case
@@ -142,12 +140,14 @@ def _annotation(kind: str, failure: Failure, frames: Frames, cases: str = "") ->
 
 
 def _command(kind: str, properties: Mapping[str, object], message: str) -> str:
-    values = {name: _data(str(value)).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()}
+    values = {
+        name: _escape_data(str(value)).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()
+    }
     written = ",".join(f"{name}={value}" for name, value in values.items())
-    return f"::{kind} {written}::{_data(cut(message, _MAX_LETTERS))}"
+    return f"::{kind} {written}::{_escape_data(cut(message, _MAX_LETTERS))}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -170,17 +170,17 @@ HELP: Mapping[str, str] = {
     Verdict.CRASH: "The call ended its process.",
     NOISY: "The errors are larger than those of known good implementations. They fail nothing.",
 }
-"""By rule: what it says, of those that are no diagnosis."""
+"""The texts of rules that are no diagnosis."""
 _EXPLAINED = "attncheck explain shows the first stage that is wrong, and its worst element."
 
 
 def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
     """Return the log. The same results give the same text.
 
-    ``below`` is the folder of the run in its repository, by which files are named there.
+    ``below`` is the folder of the run in its repository; paths of files are relative to the repository.
     """
-    found = [*defects(frames), *grouped(frames, noisy_stages(frames), {})]
-    rules = sorted({each.name for each in found})
+    every_defect = [*defects(frames), *grouped(frames, noisy_stages(frames), {})]
+    rules = sorted({defect.name for defect in every_defect})
     place = below or PurePosixPath()
     has_failed = bool(frames.problems) or frames.has_faults
     code = ExitCode.BAD_INPUT if frames.has_faults else ExitCode.NOT_RUN
@@ -195,7 +195,7 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
             }
         },
         "invocations": [{"executionSuccessful": not has_failed, **why, "toolExecutionNotifications": notifications}],
-        "results": [_result(each, frames, rules, place) for each in found],
+        "results": [_result(defect, frames, rules, place) for defect in every_defect],
         "columnKind": "unicodeCodePoints",
     }
     log = {"$schema": SCHEMA_URI, "version": "2.1.0", "runs": [run]}
@@ -221,8 +221,8 @@ def _result(defect: Defect, frames: Frames, rules: Sequence[str], below: PurePos
     first, rule = defect.first, defect.name
     source = frames.sources.get((first.environment, first.implementation))  # its def, or else the line of the case
     file, line = (source["file"], source["line"]) if source else (first.file, first.line or 1)
-    # Of files that are here: bundled cases are no part of anybody's repository.
-    here = [case for each in defect.cases if Path((case := frames.cases[each])["file"]).is_file()]
+    # Only files that exist here: bundled cases are in no user's repository.
+    here = [case for identity in defect.cases if Path((case := frames.cases[identity])["file"]).is_file()]
     parts = (first.environment, first.implementation, rule, first.stage, "" if first.dtype else first.case)
     mark = hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return {
@@ -257,25 +257,21 @@ def _message(defect: Defect) -> str:
 
 
 def _location(file: str, line: int, below: PurePosixPath) -> dict[str, Any]:
-    uri, base = _uri(file, below)
-    artifact = {"uri": uri, **({"uriBaseId": "%SRCROOT%"} if base else {})}
-    return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": max(line, 1)}}}
-
-
-def _uri(file: str, below: PurePosixPath) -> tuple[str, bool]:
-    """Return a file as a URI, and whether that begins at the root of the sources."""
     path = Path(file)
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     if path.is_absolute():
-        return path.as_uri(), False
-    return quote(normpath(below / path.as_posix()).encode("utf-8", "surrogateescape")), True
+        artifact = {"uri": path.as_uri()}
+    else:  # relative to the root of the sources
+        uri = quote(normpath(below / path.as_posix()).encode("utf-8", "surrogateescape"))
+        artifact = {"uri": uri, "uriBaseId": "%SRCROOT%"}
+    return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": max(line, 1)}}}
 
 
 def folder_in_repository(folder: Path) -> PurePosixPath:
-    """Return a folder as its repository names it; the repository begins where a ``.git`` is."""
+    """Return a folder relative to its repository, which is the closest parent with a ``.git``."""
     folder = folder.resolve()
-    root = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), folder)
     return PurePosixPath(folder.relative_to(root).as_posix())
 
 
@@ -286,27 +282,27 @@ GREEN, RED, AMBER, BLUE, GREY = "#1a7f37", "#cf222e", "#8a5a00", "#0860c4", "#57
 INK = "#ffffff"
 _PADDING = 8
 _WIDTHS = {**dict.fromkeys("il,. ", 3.5), **dict.fromkeys("tfr", 4.5), **dict.fromkeys("0123456789", 7.0)}
-"""Pixels, of letters of 11 pixels in the fonts that are named."""
+"""Widths in pixels of letters of 11 pixels in the badge's fonts."""
 _WIDTH = 6.8
-"""Of all others."""
+"""The width of all other letters."""
 
 
 @dataclass(frozen=True)
 class Badge:
-    """What a badge says, and its colour."""
+    """The message of a badge, and its colour."""
 
     message: str
     colour: str
 
 
 def badge_of(frames: Frames) -> Badge:
-    """Count the cases that agree among those that were asked, of all implementations together."""
-    cells = [each for row in cell_table(frames).values() for each in row.values()]
+    """Count the requested cases that agree, of all implementations together."""
+    cells = [cells for row in cell_table(frames).values() for cells in row.values()]
     states = [{cell.state for cell in of_case.values()} for of_case in cells]
     right, open_ = {State.AGREE, State.ERRATUM}, {State.UNSUPPORTED, State.UNVERIFIED}
     agree = sum(bool(of_case & right) and of_case <= right | open_ for of_case in states)
     counts = coverage(frames)
-    asked, judged = sum(each.asked for each in counts), sum(each.judged for each in counts)
+    asked, judged = sum(entry.asked for entry in counts), sum(entry.judged for entry in counts)
     code = exit_code_of(frames)
     if not judged:
         return Badge("not judged", GREY)
@@ -317,7 +313,7 @@ def badge_of(frames: Frames) -> Badge:
 
 
 def render_svg(badge: Badge) -> str:
-    """Return the badge as an SVG that needs nothing else, and that a screen reader reads."""
+    """Return the badge as a self-contained SVG that a screen reader can read."""
     parts, start = [], 0
     for text, colour in ((LABEL, LABEL_COLOUR), (badge.message, badge.colour)):
         width = round(sum(_WIDTHS.get(letter, _WIDTH) for letter in text)) + 2 * _PADDING
@@ -327,6 +323,6 @@ def render_svg(badge: Badge) -> str:
 
 
 def render_endpoint(badge: Badge) -> str:
-    """Return what shields.io reads from an endpoint."""
+    """Return the JSON that shields.io reads from an endpoint."""
     record = {"schemaVersion": 1, "label": LABEL, "message": badge.message, "color": badge.colour}
     return json.dumps(record, indent=2) + "\n"

@@ -40,7 +40,7 @@ from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 WORSE, BETTER, OTHER = "worse", "better", "other"
 HARMLESS, WRONG, NO_RESULT = 0, 1, 2
-"""Levels of an outcome: it fails no run, is something wrong, or is nothing at all."""
+"""Levels of an outcome: it fails no run, is wrong, or is missing."""
 _LEVELS = {ExitCode.AGREE: HARMLESS, ExitCode.NOT_RUN: NO_RESULT}
 Row = Mapping[str, Any]
 Entry = TypeVar("Entry")
@@ -48,7 +48,7 @@ Value = TypeVar("Value")
 
 
 class Evaluation(NamedTuple):
-    """A case in a dtype on an implementation; the environment is empty where there is only one."""
+    """A case in a dtype on an implementation; the environment is empty if there is only one."""
 
     environment: str
     implementation: str
@@ -57,13 +57,13 @@ class Evaluation(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of an evaluation; the message explains it, and is not compared."""
+    """The outcome of an evaluation; the message explains it, and is not compared."""
 
     level: int
     word: str
     stage: str = ""
     detail: str = ""
-    """What follows the verdict and its stage, such as how large the error is."""
+    """A text after the verdict and its stage, such as the size of the error."""
     message: str = ""
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ NOTHING = Outcome(HARMLESS, "nothing")
 
 
 def level_of(verdict: str) -> int:
-    """Return the level of a verdict that is not expected; of a word that is none, that of something wrong."""
+    """Return the level of a verdict that is not expected; ``WRONG`` for a word that is no verdict."""
     known = verdict in set(Verdict)
     return _LEVELS.get(Verdict(verdict).exit_code, WRONG) if known else WRONG
 
@@ -83,30 +83,30 @@ def level_of(verdict: str) -> int:
 def changed_entries(
     before: Mapping[Entry, Value], after: Mapping[Entry, Value]
 ) -> Iterator[tuple[str, Entry, Value | None, Value | None]]:
-    """Yield the keys whose values differ: added, removed or changed, the key, and both values, None for none."""
+    """Yield the keys whose values differ: added, removed or changed, the key, and both values (None if missing)."""
     for key in dict.fromkeys([*before, *after]):
-        one, other = before.get(key), after.get(key)
-        if one != other:
-            yield "added" if one is None else "removed" if other is None else "changed", key, one, other
+        old, new = before.get(key), after.get(key)
+        if old != new:
+            yield "added" if old is None else "removed" if new is None else "changed", key, old, new
 
 
 def changes(before: Outcomes, after: Outcomes, absent: Outcome = NOTHING) -> list[Row]:
-    """Return a row for each evaluation whose outcomes differ, worse ones first; ``absent`` is that of a missing one.
+    """Return a row for each evaluation whose outcomes differ, worse ones first; ``absent`` replaces a missing one.
 
     Outcomes that differ only in their messages are the same.
     """
-    pairs = ((key, one or absent, other or absent) for _, key, one, other in changed_entries(before, after))
-    found = [_change(*each) for each in sorted(pairs) if each[1][:-1] != each[2][:-1]]
-    return sorted(found, key=lambda row: (WORSE, BETTER, OTHER).index(row["change"]))
+    pairs = ((key, old or absent, new or absent) for _, key, old, new in changed_entries(before, after))
+    rows = [_change(*pair) for pair in sorted(pairs) if pair[1][:-1] != pair[2][:-1]]
+    return sorted(rows, key=lambda row: (WORSE, BETTER, OTHER).index(row["change"]))
 
 
 def _change(evaluation: Evaluation, before: Outcome, after: Outcome) -> Row:
-    """Return two different outcomes as a row, with the message of what is wrong now, or else was before."""
+    """Return two different outcomes as a row, with the message of the new one, or else of the old one."""
     kind = OTHER if before.level == after.level else WORSE if after.level > before.level else BETTER
     cells: dict[str, str] = {}
-    for side, of in (("before", before), ("after", after)):
-        cells[side] = of.word + ("" if of.stage else of.detail)
-        cells[f"{side}_stage"] = of.stage and of.stage + of.detail
+    for side, outcome in (("before", before), ("after", after)):
+        cells[side] = outcome.word + ("" if outcome.stage else outcome.detail)
+        cells[f"{side}_stage"] = outcome.stage and outcome.stage + outcome.detail
     was = f"before: {before.message}" if before.message and not after.level else ""
     return {"change": kind, **evaluation._asdict(), **cells, "message": after.message or was}
 
@@ -129,25 +129,25 @@ def listed_changes(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def with_dtypes_together(rows: Sequence[Row]) -> list[Row]:
-    """Make one row of those that differ only in their dtypes."""
+    """Merge rows that differ only in their dtypes."""
     together = by_key(rows, lambda row: tuple(value for name, value in row.items() if name != "dtype"))
-    found: list[Row] = []
+    merged: list[Row] = []
     for alike in together.values():
         dtypes = {row.get("dtype", "") for row in alike}
         order = [*DTYPES, *sorted(dtypes - set(DTYPES))]
-        found.append({**alike[0], "dtype": ", ".join(sorted(dtypes, key=order.index))})
-    return found
+        merged.append({**alike[0], "dtype": ", ".join(sorted(dtypes, key=order.index))})
+    return merged
 
 
 def change_lines(name: str, rows: Sequence[Row]) -> list[str]:
-    """Return a line for each row of a table of changes, their cells below each other."""
+    """Return a line for each row of a table of changes, with aligned cells."""
     cells = change_cells(name, rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def change_cells(name: str, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return what people read of each row of a table of changes, below ``HEADINGS``."""
+    """Return the cells of each row of a table of changes, below ``HEADINGS``."""
     several = len({row.get("environment") for row in rows}) > 1
     where = [f" ({row['environment']})" if several else "" for row in rows]
     return [
@@ -208,25 +208,26 @@ _EXPECTED = "xfail "
 
 
 def publish(frames: Frames, directory: Path) -> Path:
-    """Write the comparison, in place of an earlier one; return the path of README.md.
+    """Write the comparison, replacing an earlier one; return the path of README.md.
 
     The same frames give the same bytes. Raises ``UsageError`` for runs that are not complete, ``OutputError`` for a
-    folder that holds something else.
+    folder with other files.
     """
     if frames.problems:
         raise UsageError(f"only complete runs are published: {frames.problems[0]}")
-    verdicts = sorted(
-        (key.case, key.implementation, key.dtype, of.word.removeprefix(_EXPECTED), of.stage, _says_expected(of))
-        for key, of in verdicts_of(frames).items()
-    )
+    verdicts = []
+    for key, outcome in verdicts_of(frames).items():
+        verdict, is_expected = outcome.word.removeprefix(_EXPECTED), outcome.word.startswith(_EXPECTED)
+        row = (key.case, key.implementation, key.dtype, verdict, outcome.stage, str(is_expected).lower())
+        verdicts.append(row)
     runs = {run["environment"]: run for run in records(frames.environments)}
     versions = sorted(
-        (each.implementation, each.release, run["python"], str(run.get("version_attncheck", "")))
-        for each in frames.columns
-        for run in [runs[each.environment]]
+        (column.implementation, column.release, run["python"], str(run.get("version_attncheck", "")))
+        for column in frames.columns
+        for run in [runs[column.environment]]
     )
     texts = {
-        VERDICTS: csv_text(_HEADER, verdicts),
+        VERDICTS: csv_text(_HEADER, sorted(verdicts)),
         VERSIONS: csv_text(("implementation", "version", "python", "attncheck"), versions),
         README: render_readme(frames),
     }
@@ -240,7 +241,7 @@ def publish(frames: Frames, directory: Path) -> Path:
 
 
 class Drift(NamedTuple):
-    """Verdicts of a run that are not the published ones, the number compared, and that of cases not published."""
+    """The changes of a run's verdicts from the published ones, and the numbers of compared and unpublished cases."""
 
     changes: list[Row]
     compared: int
@@ -250,22 +251,22 @@ class Drift(NamedTuple):
 def drift(frames: Frames, directory: Path) -> Drift:
     """Compare a run's verdicts with the published ones, by case, implementation and dtype.
 
-    What the run left out because other cases stand for it is no difference, nor is a case, or a dtype of one, that
-    is not published, or a case that is no longer there: what is published is of the corpus of its release.
+    None of these is a difference, because the published verdicts are of the corpus of their release: a case that the
+    run left out because other cases cover it, an unpublished case or dtype, and a case that no longer exists.
     """
-    left_out, published, found = _left_out(frames), read_verdicts(directory), verdicts_of(frames)
+    left_out, published, verdicts = _covered_by_others(frames), read_verdicts(directory), verdicts_of(frames)
     there = {harmless(case) for case in frames.results["case"]}
     cases = {evaluation.case for evaluation in published}
-    cases = cases & there or cases  # a run of nothing that is published agrees with none of it
+    cases = cases & there or cases  # a run without any published case agrees with none of them
     units = {(evaluation.case, evaluation.dtype) for evaluation in published if evaluation.case in cases}
-    expected = {key: of for key, of in published.items() if key.case in cases and key not in left_out}
-    now = {key: of for key, of in found.items() if (key.case, key.dtype) in units}
-    unpublished = {evaluation.case for evaluation in found} - cases
+    expected = {key: outcome for key, outcome in published.items() if key.case in cases and key not in left_out}
+    now = {key: outcome for key, outcome in verdicts.items() if (key.case, key.dtype) in units}
+    unpublished = {evaluation.case for evaluation in verdicts} - cases
     return Drift(changes(expected, now), len(now), len(unpublished))
 
 
-def _left_out(frames: Frames) -> set[Evaluation]:
-    """Return what an implementation was not asked for because other cases stand for it."""
+def _covered_by_others(frames: Frames) -> set[Evaluation]:
+    """Return the evaluations that were not requested because other cases cover them."""
     rows = frames.results[frames.results["lacks"].eq(ALL_CASES)]
     return {
         Evaluation("", harmless(implementation), harmless(case), dtype)
@@ -274,9 +275,9 @@ def _left_out(frames: Frames) -> set[Evaluation]:
 
 
 def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
-    """Return the verdicts of frames, without what was left out because other cases stand for it.
+    """Return the verdicts of frames, without evaluations that other cases cover.
 
-    Raises ``UsageError`` where an implementation ran in two environments.
+    Raises ``UsageError`` if an implementation ran in two environments.
     """
     columns = sorted(frames.columns, key=lambda column: column.implementation)
     for first, second in pairwise(columns):
@@ -285,15 +286,17 @@ def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
                 f"{first.implementation} ran in {first.environment} and in {second.environment}; "
                 "a published comparison has each implementation once"
             )
-    begins = _known_begins(frames)
+    expected = expected_failures(frames.results)
+    by_evaluation = groups(expected.assign(begins=begins_of(expected)), ["case", "implementation", "dtype"])
+    first_stages = {key: min(rows["begins"], key=stage_order) for key, rows in by_evaluation.items()}
     known = bundled_expected_failures(sorted({column.framework for column in frames.columns}))
-    elsewhere = [each for each in known if each.entry.processor is not None]
-    left_out = _left_out(frames)
+    elsewhere = [failure for failure in known if failure.entry.processor is not None]
+    left_out = _covered_by_others(frames)
     return {
-        evaluation: _published(
+        evaluation: _published_outcome(
             cell,
-            begins.get((case, column.implementation, dtype), ""),
-            [each for each in elsewhere if each.names(column.implementation, case, dtype)],
+            first_stages.get((case, column.implementation, dtype), ""),
+            [failure for failure in elsewhere if failure.names(column.implementation, case, dtype)],
         )
         for case, cells in cell_table(frames).items()
         for column, by_dtype in cells.items()
@@ -303,7 +306,7 @@ def verdicts_of(frames: Frames) -> dict[Evaluation, Outcome]:
 
 
 def read_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
-    """Read the published verdicts. Raises ``ResultsError`` where there are none."""
+    """Read the published verdicts. Raises ``ResultsError`` if there are none."""
     path = directory / VERDICTS
     if not path.exists():
         raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes")
@@ -318,23 +321,19 @@ def read_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
 
 
 def _outcome(verdict: str, begins_at: str, *, is_expected: bool) -> Outcome:
-    """Return what a published verdict says; what is expected fails no run."""
+    """Return the outcome of a published verdict; an expected failure fails no run."""
     if is_expected:
         return Outcome(HARMLESS, _EXPECTED + verdict, begins_at)
     return Outcome(level_of(verdict), verdict, begins_at)
 
 
-def _says_expected(outcome: Outcome) -> str:
-    return str(outcome.word.startswith(_EXPECTED)).lower()
+def _published_outcome(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Outcome:
+    """Return the published outcome of a cell.
 
-
-def _published(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure]) -> Outcome:
-    """Return what is published of a cell.
-
-    ``elsewhere`` is what may be expected of it on some processors: it agrees there, and fails as expected on others.
+    ``elsewhere`` are its expected failures on some processors only: it may agree here, and fail as expected there.
     """
-    for each in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
-        verdict, processor = each.entry.verdict, each.entry.processor
+    for failure in elsewhere if cell.state in (State.AGREE, State.XFAIL) else ():
+        verdict, processor = failure.entry.verdict, failure.entry.processor
         if cell.state is State.AGREE or cell.verdict == verdict:
             return _outcome(f"{verdict} with {processor}", "", is_expected=True)
     if cell.state is State.ERRATUM:
@@ -344,15 +343,8 @@ def _published(cell: Cell, begins_at: str, elsewhere: Sequence[ExpectedFailure])
     return _outcome(cell.verdict, harmless(cell.stage), is_expected=False)
 
 
-def _known_begins(frames: Frames) -> Mapping[tuple[str, ...], str]:
-    """Return the first stage at which each expected failure shows, by case, implementation and dtype."""
-    expected, keys = expected_failures(frames.results), ["case", "implementation", "dtype"]
-    expected = expected.assign(begins=begins_of(expected))
-    return {key: min(part["begins"], key=stage_order) for key, part in groups(expected, keys).items()}
-
-
 def render_readme(frames: Frames) -> str:
-    """Return the Markdown: a page that is read at once. The same frames give the same text."""
+    """Return the Markdown of a page that is short enough to read. The same frames give the same text."""
     answer = make_summary(frames)
     made = (
         Mark("make publish"),

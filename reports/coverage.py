@@ -1,12 +1,12 @@
-"""What was judged of what was asked, per implementation, and what the rest lacks; and which printed numbers hold.
+"""Coverage: the judged cases of each implementation, what the others lack, and the printed numbers that hold.
 
-A case is judged on an implementation where it is in any dtype. Cases of an operation that the implementation does not
-offer are counted apart. What another unsupported case lacks is known by name where the implementation has no such
-parameter, dtype or capability; a reason of its own words is grouped with those that differ from it in numbers only.
-Cases that were padded to the shapes that an implementation requires are counted by what they were padded with.
+A case is judged on an implementation if it is judged in any dtype. Cases of an operation that the implementation does
+not offer are counted separately. For other unsupported cases, the missing parameter, dtype or capability is counted by
+name; messages are grouped with messages that differ from them only in numbers. Cases that were padded to the shapes
+that an implementation requires are counted by their padding.
 
-A number that a document prints is counted once, and holds only where every comparison of it holds. One that was not
-compared on some implementation is unverified there, and one that some implementation alone misses is no fault of the
+A number that a document prints is counted once, and holds only if every comparison of it holds. A number that was not
+compared on some implementation is unverified there. A number that only some implementation misses is no fault of the
 document.
 """
 
@@ -41,9 +41,9 @@ from attncheck.spec import DTYPES, OPERATIONS
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 _MAX_PICKS = 4
-"""What was picked, as far as one sentence spells it out."""
+"""Selected names that one sentence lists."""
 _MAX_LACKS = 8
-"""Lacks that are spelt out in one sentence."""
+"""Missing features that one sentence lists."""
 _MAX_OPERATIONS = 2
 """Operations that one sentence names."""
 _MAX_LETTERS = 100
@@ -54,10 +54,10 @@ STOPPED = [verdict for verdict in Verdict if verdict.exit_code is ExitCode.NOT_R
 
 @dataclass(frozen=True)
 class Lacks:
-    """Why cases are unsupported: ``singly`` counts for each lack the cases that have it, the most frequent first.
+    """The reasons why cases are unsupported: ``singly`` counts the cases per missing feature, most frequent first.
 
-    A case may lack several things; ``cases`` counts it once. Not among them are cases that are ``not_offered``, by
-    ``functions`` that are not there or ``in_other_dtypes`` alone, and those that standard cases have ``stood_for``.
+    A case may lack several features; ``cases`` counts it once. It does not count cases that are ``not_offered``
+    (because of missing ``functions``, or only ``in_other_dtypes``) or that standard cases have ``stood_for``.
     """
 
     cases: int = 0
@@ -69,13 +69,13 @@ class Lacks:
 
     @classmethod
     def of(cls, reasons: Collection[tuple[str, str]]) -> Lacks:
-        """Count reasons, each a comma-separated list of what a case lacks, and a message where that is not known."""
+        """Count reasons, each a comma-separated list of missing features, and a message if the list is empty."""
         stood_for = sum(lacks == ALL_CASES for lacks, _ in reasons)
         functions = [lacks for lacks, _ in reasons if lacks_function(lacks)]
         dtypes = sum(lacks in DTYPES for lacks, _ in reasons)
-        rest = [each for each in reasons if each[0] != ALL_CASES and not is_not_offered(each[0])]
+        rest = [reason for reason in reasons if reason[0] != ALL_CASES and not is_not_offered(reason[0])]
         named = Counter(name for lacks, _ in rest if lacks for name in lacks.split(", "))
-        unnamed = _alike(message for lacks, message in rest if not lacks)
+        unnamed = _count_similar(message for lacks, message in rest if not lacks)
         singly = sorted({**named, **unnamed}.items(), key=lambda item: (-item[1], item[0]))
         return cls(len(rest), tuple(singly), len(functions) + dtypes, len(set(functions)), dtypes, stood_for)
 
@@ -86,10 +86,10 @@ class Lacks:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the cases that were asked for one implementation was judged in, and what became of the others.
+    """The number of requested cases in which one implementation was judged, and the outcomes of the others.
 
-    ``stopped`` raised, crashed or ran out of time, ``unverified`` have no exact answer; ``operations`` are those that
-    it offers, of those that were asked for.
+    ``stopped`` raised, crashed or ran out of time, ``unverified`` have no exact answer; ``operations`` are the
+    requested ones that the implementation offers.
     """
 
     column: Column
@@ -102,43 +102,43 @@ class Coverage:
 
     @property
     def stood_for(self) -> int:
-        """How many cases it was not asked for because the standard cases cover them."""
+        """The number of cases that were not requested because the standard cases cover them."""
         return self.lacks.stood_for
 
     @property
     def standard(self) -> int:
-        """How many cases it was asked for."""
+        """The number of requested cases."""
         return self.asked - self.stood_for
 
     @property
     def offered(self) -> int:
-        """How many of these are of operations and in dtypes that it offers."""
+        """The number of requested cases with an operation and a dtype that the implementation offers."""
         return self.standard - self.lacks.not_offered
 
     @property
     def is_whole(self) -> bool:
-        """Whether every case was judged that it was asked for."""
+        """Return whether every requested case was judged."""
         return self.judged >= self.standard - self.lacks.in_other_dtypes
 
     @property
     def not_run(self) -> int:
-        """How many cases there is no result of."""
+        """The number of cases without a result."""
         return max(0, self.offered - self.judged - self.lacks.cases - self.unverified - self.stopped)
 
     @property
     def rest(self) -> str:
-        """Say what became of what was not judged; empty where all was."""
+        """List the outcomes of unjudged cases; empty if there are none."""
         parts = [f"{self.lacks.cases:,} unsupported: {self.lacks}"] if self.lacks.cases else []
         parts += [f"{self.unverified:,} unverified: no exact answer"] if self.unverified else []
         parts += [f"{self.stopped:,} could not be run"] if self.stopped else []
         parts += [f"{self.not_run:,} not run"] if self.not_run else []
-        other = "other operations" if self.offered else "operations"
-        parts += [f"{other} not offered: {self.lacks.functions}"] if self.lacks.functions else []
+        not_offered = "other operations" if self.offered else "operations"
+        parts += [f"{not_offered} not offered: {self.lacks.functions}"] if self.lacks.functions else []
         return "; ".join(parts)
 
     @property
     def words(self) -> str:
-        """Say how much was judged of the operations that it offers, and what the rest lacks."""
+        """Return how many cases of the offered operations were judged, and what the rest lacks."""
         cases = counted(self.offered or self.standard, "standard case" if self.stood_for else "case")
         rest = ", which cover the rest" if self.stood_for else ""
         few = (
@@ -149,25 +149,26 @@ class Coverage:
 
     @property
     def in_dtypes(self) -> str:
-        """Say that cases in other dtypes alone are not counted; empty where there are none."""
+        """Return the note that cases that have only other dtypes are not counted; empty if there are none."""
         return " in its dtypes" if self.lacks.in_other_dtypes and self.offered else ""
 
 
 @once_for_frames
 def coverage(frames: Frames) -> tuple[Coverage, ...]:
-    """Return what each implementation was judged in, in the order of the columns."""
+    """Return the coverage of each implementation, in the order of the columns."""
     wanted = [*_KEYS, "dtype", "stage", "verdict", "lacks", "message"]
     stages = frames.results[wanted]
     judged = pd.MultiIndex.from_frame(judged_rows(frames)[_KEYS].drop_duplicates())
-    left = stages[~pd.MultiIndex.from_frame(stages[_KEYS]).isin(judged)]
-    counts, rest = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict(), groups(left, _KEYS[:2])
+    unjudged_rows = groups(stages[~pd.MultiIndex.from_frame(stages[_KEYS]).isin(judged)], _KEYS[:2])
+    counts = judged.to_frame(index=False).groupby(_KEYS[:2]).size().to_dict()
     return tuple(
-        _of(frames, column, int(counts.get(key, 0)), rest.get(key)) for column in frames.columns for key in [column.key]
+        _coverage_of(frames, column, int(counts.get(column.key, 0)), unjudged_rows.get(column.key))
+        for column in frames.columns
     )
 
 
 def judged_rows(frames: Frames) -> pd.DataFrame:
-    """Return the rows that say that their case was judged, as ``is_judged`` has it."""
+    """Return the rows that prove that their case was judged (``is_judged``)."""
     keys = [*_KEYS, "dtype"]
     stages, numbers = frames.results, frames.numbers
     held = stages[stages["stage"].ne("") & stages["verdict"].ne(Verdict.UNVERIFIED)]
@@ -175,41 +176,42 @@ def judged_rows(frames: Frames) -> pd.DataFrame:
     return pd.concat([held[keys], wrong[keys]])
 
 
-def _of(frames: Frames, column: Column, judged: int, left: pd.DataFrame | None) -> Coverage:
+def _coverage_of(frames: Frames, column: Column, judged: int, unjudged_rows: pd.DataFrame | None) -> Coverage:
     asked = frames.asked[column.environment].cases
-    if left is None:
+    if unjudged_rows is None:
         return Coverage(column, asked, judged)
-    verdicts = left.groupby("case")["verdict"].agg(set)
-    stopped = int(sum(bool(each & set(STOPPED)) for each in verdicts))
-    unverified = int(sum(not each & set(STOPPED) and Verdict.UNVERIFIED in each for each in verdicts))
-    only = set(verdicts.index[[each <= {Verdict.UNSUPPORTED.value, Verdict.XPASS.value} for each in verdicts]])
-    reasons = _reasons(left[left["case"].isin(only) & left["verdict"].eq(Verdict.UNSUPPORTED)])
+    verdict_sets = unjudged_rows.groupby("case")["verdict"].agg(set)
+    stopped = sum(bool(verdicts & set(STOPPED)) for verdicts in verdict_sets)
+    unverified = sum(not verdicts & set(STOPPED) and Verdict.UNVERIFIED in verdicts for verdicts in verdict_sets)
+    lacking = {Verdict.UNSUPPORTED.value, Verdict.XPASS.value}
+    only = set(verdict_sets.index[[verdicts <= lacking for verdicts in verdict_sets]])
+    unsupported = unjudged_rows[unjudged_rows["case"].isin(only) & unjudged_rows["verdict"].eq(Verdict.UNSUPPORTED)]
+    reasons: dict[str, tuple[str, str]] = {}
+    for row in records(unsupported.drop_duplicates(["case", "lacks", "message"])):
+        # A missing dtype is the weakest reason: other dtypes of the case tell more.
+        if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
+            reasons[row["case"]] = (row["lacks"] or "", str(row["message"]))
     operations: tuple[str, ...] = ()
     if absent := {case for case, (lacks, _) in reasons.items() if lacks_function(lacks)}:
         cases = set(of_column(frames.results, column)["case"]) - absent
-        offered = {frames.cases[case]["operation"] for case in cases}  # what is folded into another is that one
-        operations = tuple(sorted(each for each in offered if each not in OPERATIONS or not OPERATIONS[each].is_folded))
+        offered = {frames.cases[case]["operation"] for case in cases}  # without operations folded into another one
+        operations = tuple(
+            sorted(
+                operation for operation in offered if operation not in OPERATIONS or not OPERATIONS[operation].is_folded
+            )
+        )
     return Coverage(column, asked, judged, Lacks.of(reasons.values()), unverified, stopped, operations)
 
 
-def _reasons(unsupported: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Return what each case lacks: that a dtype is lacking says least, as other dtypes of the case tell more."""
-    reasons: dict[str, tuple[str, str]] = {}
-    for row in records(unsupported.drop_duplicates(["case", "lacks", "message"])):
-        if row["case"] not in reasons or reasons[row["case"]][0] in DTYPES:
-            reasons[row["case"]] = (row["lacks"] or "", str(row["message"]))
-    return reasons
-
-
-def _alike(messages: Iterable[str]) -> dict[str, int]:
-    """Count messages, those together that differ in numbers alone: these are written as N."""
+def _count_similar(messages: Iterable[str]) -> dict[str, int]:
+    """Count messages; those that differ only in numbers count as one, with N for the numbers."""
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for message in messages:
         reason = message.removeprefix("NotImplementedError: ").removeprefix("NotImplementedError") or "no reason"
         groups.setdefault(tuple(_NUMBER.split(reason)), []).append(_NUMBER.findall(reason))
     counts = {}
     for texts, numbers in groups.items():
-        shown = [each[0] if len(set(each)) == 1 else "N" for each in zip(*numbers, strict=True)]
+        shown = [column[0] if len(set(column)) == 1 else "N" for column in zip(*numbers, strict=True)]
         text = "".join(part for pair in zip(texts, [*shown, ""], strict=True) for part in pair)
         text = text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
         counts[f'"{text}"'] = len(numbers)
@@ -217,25 +219,25 @@ def _alike(messages: Iterable[str]) -> dict[str, int]:
 
 
 def unjudged(frames: Frames) -> tuple[str, ...]:
-    """Say where less was judged than was asked for, which ends a comparison with 3; a line each."""
+    """Return a line for each shortfall of judged cases; any shortfall makes the exit code 3."""
     lines: list[str] = []
     bad = failing(frames.results)
     stopped = bad[bad["verdict"].isin(STOPPED)]
     failed = set(zip(stopped["environment"], stopped["implementation"], strict=True))
     for environment, asked in frames.asked.items():
-        covered = [each for each in coverage(frames) if each.column.environment == environment]
-        found = {each.column.implementation: each.judged for each in covered}
-        absent = {each.column.implementation: each.lacks.not_offered for each in covered}
+        covered = [entry for entry in coverage(frames) if entry.column.environment == environment]
+        judged = {entry.column.implementation: entry.judged for entry in covered}
+        absent = {entry.column.implementation: entry.lacks.not_offered for entry in covered}
         where = f"{environment}: " if len(frames.asked) > 1 else ""
-        # An error that fails a comparison says itself why its implementation was not judged.
+        # An error that fails a comparison already explains why its implementation was not judged.
         if asked.minimum is None:
-            found = {name: count for name, count in found.items() if count or (environment, name) not in failed}
-        lines += [where + line for line in shortfalls(found, asked, absent)]
+            judged = {name: count for name, count in judged.items() if count or (environment, name) not in failed}
+        lines += [where + line for line in shortfalls(judged, asked, absent)]
     return tuple(lines)
 
 
 def stood_for(frames: Frames) -> Iterable[str]:
-    """Count the evaluations that an implementation was not asked for, which others cover, a sentence each."""
+    """Count the evaluations that were not requested because others cover them, in a sentence per implementation."""
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
     rows = rows.drop_duplicates([*_KEYS, "dtype"])
@@ -246,7 +248,7 @@ def stood_for(frames: Frames) -> Iterable[str]:
 
 
 def untested(frames: Frames) -> Iterable[str]:
-    """Name the dtypes in which an implementation was asked for nothing, because it declares them not."""
+    """Name the dtypes in which an implementation was not tested, because it does not declare them."""
     results = frames.results
     rows = results[results["lacks"].isin(DTYPES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
     together: dict[tuple[tuple[str, ...], bool], list[str]] = {}
@@ -261,7 +263,7 @@ def untested(frames: Frames) -> Iterable[str]:
 
 
 def picked(frames: Frames) -> Iterable[str]:
-    """Return a sentence for each environment whose cases were narrowed."""
+    """Return a sentence for each environment that ran only a selection of cases."""
     words = {
         "cases": "the cases",
         "tags": "the tag",
@@ -272,40 +274,40 @@ def picked(frames: Frames) -> Iterable[str]:
     }
     for environment, asked in frames.asked.items():
         where = f"{environment}, partial run" if len(frames.asked) > 1 else "Partial run"
-        quoted = {**asked.picked, "match": tuple(f'"{each}"' for each in asked.picked.get("match", ()))}
-        parts = [_picks(words[name], picks) for name, picks in quoted.items() if picks]
+        quoted = {**asked.picked, "match": tuple(f'"{pattern}"' for pattern in asked.picked.get("match", ()))}
+        parts = [
+            f"{words[name]}{'s' if len(picks) > 1 and not words[name].endswith('s') else ''} "
+            f"{listed(at_most(_MAX_PICKS, picks, '{} more'))}"
+            for name, picks in quoted.items()
+            if picks
+        ]
         if parts:
             yield f"{where}: only {'; '.join(parts)}."
 
 
-def _picks(what: str, picks: tuple[str, ...]) -> str:
-    shown = listed(at_most(_MAX_PICKS, picks, "{} more"))
-    return f"{what}{'s' if len(picks) > 1 and not what.endswith('s') else ''} {shown}"
-
-
 _KIND = re.compile(r"([a-z ]+) \([^)]*\)(?:, |$)")
-"""What was added, and to which axes: zero columns (D 5 to 8, Dv 3 to 8), masked keys (T 7 to 16)."""
+"""The padding and its axes, such as zero columns (D 5 to 8, Dv 3 to 8) or masked keys (T 7 to 16)."""
 _FOLDED = "a block mask"
-"""What packed sequences are called with where there is no function for them. Nothing requires it."""
+"""The mask for packed sequences if there is no function for them. No implementation requires it."""
 
 
 @once_for_frames
 def padded_cases(frames: Frames) -> dict[Column, pd.DataFrame]:
-    """Return, for every implementation that was padded at all, the cases in which it was, a row for each kind."""
+    """Return the padded cases of every implementation that has any, a row for each kind of padding."""
     results = frames.results
     rows = results[results["padded"].notna() & results["verdict"].ne(Verdict.UNSUPPORTED)]
     rows = rows[[*_KEYS, "padded"]].drop_duplicates()
     rows = rows.assign(kind=rows["padded"].str.findall(_KIND)).explode("kind").drop_duplicates([*_KEYS, "kind"])
-    return {column: own for column in frames.columns if len(own := of_column(rows, column))}
+    return {column: padded for column in frames.columns if len(padded := of_column(rows, column))}
 
 
 def padded_sentences(frames: Frames) -> Iterator[str]:
-    """Say of each implementation in how many cases it was padded with what."""
+    """Count the padded cases of each implementation by their padding, a sentence each."""
     for column, rows in padded_cases(frames).items():
         on, is_folded = f"On {frames.title(column, with_version=False)}", rows["kind"].eq(_FOLDED)
         counts = rows.loc[~is_folded, "kind"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
         if is_folded.any():
-            folded = _cases(int(is_folded.sum()))
+            folded = _case_count(int(is_folded.sum()))
             yield f"{on}, which has no function for packed sequences, {folded} called with {_FOLDED} instead."
         if (~is_folded).any():
             parts = [f"{count:,} with {kind}" for kind, count in counts.items()]
@@ -313,22 +315,22 @@ def padded_sentences(frames: Frames) -> Iterator[str]:
             how = (
                 f", as it requires: {listed(parts)}" if len(parts) > 1 else how
             )  # without a kind, somebody else's rows
-            yield f"{on}, {_cases(rows.loc[~is_folded, 'case'].nunique())} padded{how}."
+            yield f"{on}, {_case_count(rows.loc[~is_folded, 'case'].nunique())} padded{how}."
 
 
-def _cases(count: int) -> str:
+def _case_count(count: int) -> str:
     return "1 case was" if count == 1 else f"{count:,} cases were"
 
 
 _PLACE = ["case", "stage", "called", "index"]
 _MAX_NUMBERS = 3
 OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.XPASS)
-"""Verdicts of numbers that no implementation is to blame for: what is printed or recorded is wrong."""
+"""Verdicts of numbers that are printed or recorded wrongly, so that no implementation is to blame."""
 
 
 @dataclass(frozen=True)
 class NumberCounts:
-    """How many printed numbers there are of which kind; ``errata`` are no part of ``printed``."""
+    """The counts of printed numbers of each kind; ``errata`` are not part of ``printed``."""
 
     printed: int
     hold: int
@@ -343,7 +345,7 @@ class NumberCounts:
 
 @dataclass(frozen=True)
 class Misprint:
-    """What a document prints otherwise than it is, or a recorded erratum that no longer is one: one per matrix."""
+    """A matrix that a document prints wrongly, or a recorded erratum that no longer is one."""
 
     case: str
     stage: str
@@ -351,9 +353,9 @@ class Misprint:
     verdict: str
     message: str
     numbers: tuple[tuple[str, str, str], ...]
-    """The place of each number, what is printed there, and the exact answer."""
+    """The index of each number, the printed number, and the exact answer."""
     rows: int
-    """How many comparisons fail because of it."""
+    """The number of comparisons that fail because of it."""
 
 
 @once_for_frames
@@ -363,7 +365,7 @@ def number_counts(frames: Frames) -> NumberCounts:
 
 
 def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
-    """Count those of some cases."""
+    """Count the printed numbers of some cases."""
     printed = printed_numbers(frames)
     printed = printed[printed["case"].isin(cases)]
     wrong_call = under_erratum(frames, printed) | (
@@ -375,14 +377,14 @@ def number_counts_of(frames: Frames, cases: Collection[str]) -> NumberCounts:
         printed=len(states),
         **{name: int(states.eq(state).sum()) for state, name in enumerate(_STATES)},
         errata=len(errata[_PLACE].drop_duplicates()),
-        outdated=sum(each.verdict == Verdict.XPASS and each.case in cases for each in misprints(frames)),
+        outdated=sum(misprint.verdict == Verdict.XPASS and misprint.case in cases for misprint in misprints(frames)),
         not_returned=sum(case in cases for case, _ in _printed_and_not_returned(frames)),
     )
 
 
 @once_for_frames
 def printed_numbers(frames: Frames) -> pd.DataFrame:
-    """Return the comparisons with printed numbers: of documents, and of other sources where they do not hold."""
+    """Return the comparisons with printed numbers: all of documents, and those of other sources that do not hold."""
     documents = document_cases(frames).keys()
     numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
     doubtful = numbers["verdict"].isin([Verdict.MISPRINT, Verdict.UNVERIFIED])
@@ -391,12 +393,12 @@ def printed_numbers(frames: Frames) -> pd.DataFrame:
 
 def unverified_on(frames: Frames, column: Column) -> int:
     """Count the numbers, printed or not, that were not compared on an implementation."""
-    own = of_column(frames.numbers, column)
-    return len(own[own["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
+    numbers = of_column(frames.numbers, column)
+    return len(numbers[numbers["verdict"].eq(Verdict.UNVERIFIED)][_PLACE].drop_duplicates())
 
 
 _STATES = ("hold", "unverified", "missed", "misprints")
-"""Of a printed number, from harmless to severe."""
+"""States of a printed number, from harmless to severe."""
 
 
 def _states(numbers: pd.DataFrame) -> pd.Series[int]:
@@ -410,7 +412,7 @@ def _states(numbers: pd.DataFrame) -> pd.Series[int]:
 
 @once_for_frames
 def _printed_and_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
-    """Return the cases and names of what is printed, and was returned by nothing that ran."""
+    """Return the cases and names of printed stages that no implementation returned."""
     numbers = frames.numbers[frames.numbers["basis"].eq("printed")]
     returned = set(zip(numbers["case"], numbers["stage"], strict=True))
     ran = set(frames.results["case"])
@@ -425,11 +427,11 @@ def _printed_and_not_returned(frames: Frames) -> tuple[tuple[str, str], ...]:
 
 @once_for_frames
 def misprints(frames: Frames) -> tuple[Misprint, ...]:
-    """Return what documents print wrongly and what is recorded wrongly, once for all implementations and dtypes."""
+    """Return the wrongly printed matrices and the outdated errata, once for all implementations and dtypes."""
     bad = failing(frames.numbers)
     bad = bad[bad["verdict"].isin(OF_DOCUMENTS)]
-    found = [_misprint(frames, key, records(part)) for key, part in groups(bad, ["case", "stage", "verdict"]).items()]
-    return tuple(sorted(found, key=lambda each: (each.case, stage_order(each.stage))))
+    wrong = [_misprint(frames, key, records(part)) for key, part in groups(bad, ["case", "stage", "verdict"]).items()]
+    return tuple(sorted(wrong, key=lambda misprint: (misprint.case, stage_order(misprint.stage))))
 
 
 def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[str, Any]]) -> Misprint:
@@ -441,7 +443,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
     sentences = [
-        f"{element_in(frames.cases[case], row, called)} is printed as {text}, should be {_beside(row)}"
+        f"{element_in(frames.cases[case], row, called)} is printed as {text}, should be {_distinct_exact_text(row)}"
         for row, (_, text, _) in zip(by_index.values(), numbers, strict=True)
     ]
     more = len(sentences) - _MAX_NUMBERS
@@ -456,8 +458,8 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     return Misprint(case, stage, called, verdict, ". ".join([*sentences[:_MAX_NUMBERS], *rest]), numbers, len(rows))
 
 
-def _beside(row: Mapping[str, Any]) -> str:
-    """Write an exact answer with as many digits as tell it from what is printed, which may be no plain number."""
+def _distinct_exact_text(row: Mapping[str, Any]) -> str:
+    """Write an exact answer with enough digits to differ from the printed text, which may not be a number."""
     try:
         return told_apart(float(row["printed"]), row["exact"])[1]
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
 """Defects, each once in however many cases it shows; expected failures; and the commands that show them again.
 
-Failures are of one defect where they have one diagnosis; without one, where they begin alike, with one verdict at one
-stage; of calls that raised, where the messages differ in numbers and shapes only. What a document prints wrongly, and
-a record that no longer holds, each stand for themselves. Expected failures and conventions for queries without a key
-are no defects.
+Failures belong to one defect if they have the same diagnosis. Failures without a diagnosis belong together if they
+begin at the same stage with the same verdict, and failures of calls that raised, if their messages differ only in
+numbers and shapes. A wrongly printed number and an outdated record are a defect each. Expected failures and
+conventions for queries without a key are no defects.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
 Diagnosed = Mapping[tuple[str, str, str], Row]
-"""A row that has a diagnosis, by case, environment and implementation."""
+"""Rows with a diagnosis, by case, environment and implementation."""
 _MAX_CAUSES = 5
 """Causes that are named for one implementation."""
 _SCALES = re.compile(r"is that of scale (\S+) \(given (\S+)\)")
 _EXACT_SCALE = re.compile(r"is exactly that of scale ([^\s,]+)(?:, (.+),)? instead of")
 _DEFAULT_SCALE = "the default scale is"
-_NEARLY = 2e-3
+_SCALE_TOLERANCE = 2e-3
 """Scales are written with four digits."""
-_OF_ONE_CALL = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
-"""What differs between messages of one error: shapes, indices and numbers."""
+_CALL_SPECIFIC = re.compile(r"\([^()]*\)|\[[^][]*\]|\d[\d.,e+-]*")
+"""The parts of an error's message that differ between calls: shapes, indices and numbers."""
 
 
-_OF_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC)
+_WRONG_NUMBERS = (Verdict.NUMERIC, Verdict.NONFINITE, Verdict.SEMANTIC)
 """Verdicts of calls that come to an end, with wrong numbers."""
 
 
@@ -65,12 +65,12 @@ class Defect:
     first: Failure
     diagnosis: str
     text: str
-    """The convention or mistake; without one, what happened in the simplest case."""
+    """The convention or mistake; without one, the message of the simplest case."""
     cases: tuple[str, ...]
     dtypes: tuple[str, ...]
     evaluations: int
     rows: int
-    """How many comparisons fail in all of them."""
+    """The number of failing comparisons in all evaluations."""
 
     @property
     def name(self) -> str:
@@ -79,17 +79,17 @@ class Defect:
 
     @property
     def others(self) -> int:
-        """How many further cases there are."""
+        """The number of further cases."""
         return len(self.cases) - 1
 
     @property
     def is_shown_by_calls(self) -> bool:
-        """Whether it is an implementation's, and no document's or list's."""
+        """Return whether an implementation has the defect, and not a document or a list."""
         return _is_shown_by_calls(self.first)
 
     @property
     def column(self) -> tuple[str, str]:
-        """The environment and the implementation; both are empty where it is a document's."""
+        """The environment and the implementation; both are empty for a defect of a document."""
         return self.first.environment, self.first.implementation
 
     @property
@@ -100,43 +100,51 @@ class Defect:
 
 @once_for_frames
 def defects(frames: Frames) -> tuple[Defect, ...]:
-    """Return what is wrong: wrong numbers first, then what could not be run, that of most cases first.
+    """Return the defects: wrong numbers, then calls that did not run, then wrong documents and lists.
 
-    What documents print and lists record wrongly comes last.
+    Among each of these, the defect of most cases comes first.
     """
     rows = failing(frames.results)
     rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
     first = {itemgetter(*_PLACE)(row): row for row in reversed(records(rows))}
-    # What was not tried comes after what it was not tried for.
+    # An untried call comes after the failure because of which it was not tried.
     return tuple(
         sorted(
             grouped(frames, failures(frames), first),
-            key=lambda of: (not of.is_shown_by_calls, _raised(of.first), of.name == Verdict.UNTRIED, -of.others),
+            key=lambda of: (not of.is_shown_by_calls, _did_not_run(of.first), of.name == Verdict.UNTRIED, -of.others),
         )
     )
 
 
-def grouped(frames: Frames, found: Iterable[Failure], diagnosed: Diagnosed) -> list[Defect]:
-    """Put failures together where they are of one defect, in the order of the first ones."""
-    alike = by_key(enumerate(found), lambda each: _key(each[1], diagnosed, each[0]))
-    return [_defect(frames, [failure for _, failure in of], diagnosed) for of in alike.values()]
+def grouped(frames: Frames, all_failures: Iterable[Failure], diagnosed: Diagnosed) -> list[Defect]:
+    """Group failures by defect, in the order of each defect's first failure."""
+    numbered_groups = by_key(enumerate(all_failures), lambda pair: _defect_key(pair[1], diagnosed, pair[0]))
+    return [_defect(frames, [failure for _, failure in pairs], diagnosed) for pairs in numbered_groups.values()]
 
 
-def cause_line(found: Sequence[Defect]) -> str:
-    """Return why one implementation's numbers are wrong, without the last full stop; empty where nothing is known."""
-    wrong = [each for each in found if each.is_shown_by_calls and each.first.verdict in _OF_NUMBERS]
-    named, unnamed = [each for each in wrong if each.diagnosis], [each for each in wrong if not each.diagnosis]
+def cause_line(causing: Sequence[Defect]) -> str:
+    """Return why one implementation's numbers are wrong, without the last full stop; empty if no cause is known."""
+    wrong = [defect for defect in causing if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
+    named, unnamed = (
+        [defect for defect in wrong if defect.diagnosis],
+        [defect for defect in wrong if not defect.diagnosis],
+    )
     hint = unnamed[0].first.message.partition(BY_ITSELF)[2] if unnamed else ""
     if not named and not hint:
         return ""
     if len(wrong) == 1 and named:
         return named[0].text
-    meant = {part for each in named for part in _meant_parts(each)}
-    rest = list(dict.fromkeys(case for each in unnamed for case in each.cases))
+    meant = {  # readings that an author may intend: conventions, and readings that can be declared
+        part
+        for defect in named
+        for part, option in zip(defect.diagnosis.split(AND), _declarations(defect), strict=True)
+        if option or defect.first.verdict == Verdict.SEMANTIC
+    }
+    rest = list(dict.fromkeys(case for defect in unnamed for case in defect.cases))
     causes = _cases_by_cause(named)
     unexplained = {case for cause in causes if cause.name not in meant for case in cause.cases}.union(rest)
     if len(unexplained) > len({case for cause in causes if cause.name in meant for case in cause.cases}):
-        meant = set()  # more likely another fault gives these cases what somebody might mean
+        meant = set()  # more likely, another fault makes these cases look like a convention
     texts = _counted_texts([cause for cause in causes if cause.name in meant])
     others = _counted_texts([cause for cause in causes if cause.name not in meant])
     if rest:
@@ -153,42 +161,43 @@ def cause_line(found: Sequence[Defect]) -> str:
 
 
 def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
-    """Return the causes of most cases, each with their number, and how many cases have others."""
+    """Return the causes of most cases, each with its number of cases, and the number of cases with other causes."""
     more = {case for cause in causes[_MAX_CAUSES:] for case in cause.cases}
     texts = [f"{cause.text} ({counted(len(cause.cases), 'case')})" for cause in causes[:_MAX_CAUSES]]
     return [*texts, *([f"other causes ({counted(len(more), 'case')})"] if more else [])]
 
 
 def declaration_lines(frames: Frames) -> list[str]:
-    """Return the lines by which users' functions declare what all of their failing cases show that they mean.
+    """Return the declarations that explain all failing cases of a user's function, as lines.
 
-    And those that say which functions of their frameworks are recorded to fail alike.
+    Further lines name functions of the frameworks that are recorded to fail the same way.
     """
     failing = [column for column in frames.columns if defects_of(frames, column)]
     alike = {column: frames.asked[column.environment].alike.get(column.implementation) for column in failing}
     lines = [
         (column, line)
         for column in failing
-        for line in (_declaration(frames, column), _capabilities(frames, column), alike[column])
+        for line in (_convention_line(frames, column), _capability_line(frames, column), alike[column])
     ]
     return [f"{frames.title(column, with_version=False)}: {line}" for column, line in lines if line]
 
 
-def _declaration(frames: Frames, column: Column) -> str:
+def _convention_line(frames: Frames, column: Column) -> str:
     asked = frames.asked[column.environment]
     if column.implementation not in asked.own:
         return ""
-    own = sorted(defects_of(frames, column), key=lambda each: -len(each.cases))
-    options = [_declarations(each) for each in own if each.is_shown_by_calls and each.first.verdict in _OF_NUMBERS]
+    by_cases = sorted(defects_of(frames, column), key=lambda defect: -len(defect.cases))
+    numeric = [defect for defect in by_cases if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
+    options = [_declarations(defect) for defect in numeric]
     conventions = [option for of in options for option in of if option is not None]
     if not options or not all(options) or len(conventions) < sum(map(len, options)):
-        return ""  # a convention explains some of the failing cases only: more likely it is a fault
-    found: dict[str, str] = {}
+        return ""  # a convention explains only some of the failing cases: more likely it is a fault
+    declared: dict[str, str] = {}
     for name, value in conventions:
-        found.setdefault(name, value)
-    table = {**asked.conventions.get(column.implementation, {}), **found}
-    them = "this" if len(found) == 1 else "these"
-    return f"if it means {them}, declare it: {_declared(frames, column, 'conventions', table)}"
+        declared.setdefault(name, value)
+    table = {**asked.conventions.get(column.implementation, {}), **declared}
+    them = "this" if len(declared) == 1 else "these"
+    return f"if it means {them}, declare it: {_declaration_code(frames, column, 'conventions', table)}"
 
 
 _LACKS = {
@@ -196,23 +205,25 @@ _LACKS = {
     "value_width": "takes no values of another width than the keys",
     "dtypes": "is meant for float32 alone",
 }
-"""A capability that is not there, in words."""
+"""Missing capabilities, in words."""
 
 
-def _capabilities(frames: Frames, column: Column) -> str:
-    """Return the line by which a user's function declares that it lacks what it fails in wherever that is asked."""
+def _capability_line(frames: Frames, column: Column) -> str:
+    """Return the declaration of the capabilities that a user's function lacks: those whose cases all fail."""
     if column.implementation not in frames.asked[column.environment].own:
         return ""
-    own = defects_of(frames, column)
-    where = [each for each in in_common(frames) if each.column == column and each.failing == each.holding]
-    found: dict[str, Any] = {LACKING[each.where]: False for each in where if each.where in LACKING}
-    if any(each.diagnosis == "accuracy-of-float32" and each.dtypes == ("float64",) for each in own):
-        found["dtypes"] = ["float32"]
-    words = listed([_LACKS[name] for name in found])
-    return f"if it {words}, declare it: {_declared(frames, column, 'capabilities', found)}" if found else ""
+    own_defects = defects_of(frames, column)
+    where = [
+        pattern for pattern in in_common(frames) if pattern.column == column and pattern.failing == pattern.holding
+    ]
+    lacking: dict[str, Any] = {LACKING[pattern.where]: False for pattern in where if pattern.where in LACKING}
+    if any(defect.diagnosis == "accuracy-of-float32" and defect.dtypes == ("float64",) for defect in own_defects):
+        lacking["dtypes"] = ["float32"]
+    words = listed([_LACKS[name] for name in lacking])
+    return f"if it {words}, declare it: {_declaration_code(frames, column, 'capabilities', lacking)}" if lacking else ""
 
 
-def _declared(frames: Frames, column: Column, name: str, table: Mapping[str, Any]) -> str:
+def _declaration_code(frames: Frames, column: Column, name: str, table: Mapping[str, Any]) -> str:
     file, *_ = frames.again.get(column.environment, {}).get(column.implementation, [""])
     return declaration(file, column.implementation.partition(".")[2], name, table)
 
@@ -226,46 +237,40 @@ class _Cause(NamedTuple):
 
 
 def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
-    """Return the causes, that of most cases first; a case that shows several at once is counted for each of them."""
-    pairs = [(each.diagnosis.split(AND), each.text.split(BESIDE)) for each in named]
+    """Return the causes, that of most cases first; a case with several causes counts for each of them."""
+    pairs = [(defect.diagnosis.split(AND), defect.text.split(BESIDE)) for defect in named]
     texts = dict(chain.from_iterable(zip(*pair, strict=True) for pair in pairs if len(pair[0]) == len(pair[1]) > 1))
-    texts |= {each.diagnosis: each.text for each in named}
+    texts |= {defect.diagnosis: defect.text for defect in named}
     cases: dict[str, dict[str, None]] = {}
-    for each in named:
-        parts = each.diagnosis.split(AND)
-        for part in parts if texts.keys() >= set(parts) else [each.diagnosis]:
-            cases.setdefault(part, {}).update(dict.fromkeys(each.cases))
+    for defect in named:
+        parts = defect.diagnosis.split(AND)
+        for part in parts if texts.keys() >= set(parts) else [defect.diagnosis]:
+            cases.setdefault(part, {}).update(dict.fromkeys(defect.cases))
     causes = (_Cause(name, texts[name], of_it) for name, of_it in cases.items())
     return sorted(causes, key=lambda cause: -len(cause.cases))
 
 
 def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
-    """Return the convention and value by which each reading of a defect is declared; None where none does."""
+    """Return the convention and value that declare each reading of a defect; None for undeclarable readings."""
     if not defect.diagnosis:
         return []
-    if BUT in defect.text:  # a reading that does not hold everywhere is meant by nobody
+    if BUT in defect.text:  # no author intends a reading that fits only some cases
         return [None for _ in defect.diagnosis.split(AND)]
-    found = [DECLARED_READINGS.get(name) for name in defect.diagnosis.split(AND)]
+    options = [DECLARED_READINGS.get(name) for name in defect.diagnosis.split(AND)]
     is_default = _DEFAULT_SCALE in defect.text
-    return [option if option is None or option[0] != "scale" or is_default else None for option in found]
-
-
-def _meant_parts(defect: Defect) -> list[str]:
-    """Return those of a defect's readings that somebody may mean: conventions, and what can be declared."""
-    parts, is_convention = defect.diagnosis.split(AND), bool(defect.first.verdict == Verdict.SEMANTIC)
-    return [part for part, option in zip(parts, _declarations(defect), strict=True) if is_convention or option]
+    return [option if option is None or option[0] != "scale" or is_default else None for option in options]
 
 
 def defects_of(frames: Frames, column: Column) -> list[Defect]:
     """Return the defects of one implementation."""
-    return [each for each in defects(frames) if each.column == column.key]
+    return [defect for defect in defects(frames) if defect.column == column.key]
 
 
 def _is_shown_by_calls(failure: Failure) -> bool:
     return bool(failure.implementation and failure.dtype) and failure.verdict != Verdict.XPASS
 
 
-def _raised(failure: Failure) -> bool:
+def _did_not_run(failure: Failure) -> bool:
     return not failure.stage and Verdict(failure.verdict).exit_code is ExitCode.NOT_RUN
 
 
@@ -273,67 +278,70 @@ _PLACE = ("case", "environment", "implementation")
 _place = attrgetter(*_PLACE)
 
 
-def _key(failure: Failure, diagnosed: Diagnosed, number: int) -> tuple[object, ...]:
+def _defect_key(failure: Failure, diagnosed: Diagnosed, number: int) -> tuple[object, ...]:
     if not _is_shown_by_calls(failure):
         return (number,)
-    if _raised(failure):
-        alike: tuple[object, ...] = (failure.verdict, _OF_ONE_CALL.sub("", failure.message))
-    elif found := diagnosed.get(_place(failure)):
-        alike = (found["diagnosis"],)
+    if _did_not_run(failure):
+        alike: tuple[object, ...] = (failure.verdict, _CALL_SPECIFIC.sub("", failure.message))
+    elif diagnosis := diagnosed.get(_place(failure)):
+        alike = (diagnosis["diagnosis"],)
     else:
         alike = (failure.verdict, failure.stage)
     return failure.environment, failure.implementation, *alike
 
 
-def _defect(frames: Frames, found: Sequence[Failure], diagnosed: Diagnosed) -> Defect:
-    first, dtypes = found[0], {each.dtype for each in found}
-    named = [] if _raised(first) else [diagnosed[place] for each in found if (place := _place(each)) in diagnosed]
+def _defect(frames: Frames, group: Sequence[Failure], diagnosed: Diagnosed) -> Defect:
+    first, dtypes = group[0], {failure.dtype for failure in group}
+    places = [] if _did_not_run(first) else map(_place, group)
+    named = [diagnosed[place] for place in places if place in diagnosed]
     return Defect(
         first,
         diagnosis=named[0]["diagnosis"] if named else "",
-        text=_text(frames, list({row["case"]: row for row in named}.values())) if named else first.message,
-        cases=tuple(dict.fromkeys(each.case for each in found)),
+        text=_cause_text(frames, list({row["case"]: row for row in named}.values())) if named else first.message,
+        cases=tuple(dict.fromkeys(failure.case for failure in group)),
         dtypes=tuple(sorted(dtypes, key=[*DTYPES, *sorted(dtypes - set(DTYPES))].index)),
-        evaluations=len(found),
-        rows=sum(each.rows for each in found),
+        evaluations=len(group),
+        rows=sum(failure.rows for failure in group),
     )
 
 
-def _text(frames: Frames, rows: Sequence[Row]) -> str:
+def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:
     """Describe the cause that rows of one diagnosis share."""
     default = "default " if all(frames.cases[row["case"]]["options"].get("scale") is None for row in rows) else ""
-    scales = [found for row in rows if (found := _SCALES.search(row["message"]))]
-    if len(scales) == len(rows):  # the right one times the same number in every case, or something else
-        first, *others = [float(each[1]) / float(each[2]) for each in scales if float(each[2])] or [math.nan]
-        if not all(abs(each - first) <= _NEARLY * abs(first) for each in (first, *others)):
+    scales = [match for row in rows if (match := _SCALES.search(row["message"]))]
+    if len(scales) == len(rows):  # every case may have the right scale times the same number
+        first, *others = [float(match[1]) / float(match[2]) for match in scales if float(match[2])] or [math.nan]
+        if not all(abs(scale - first) <= _SCALE_TOLERANCE * abs(first) for scale in (first, *others)):
             return "the scale is another one"
         return f"the {default}scale is {first:.4g} times the right one"
-    exact = [(found[2] or found[1]).split(" or ") for row in rows if (found := _EXACT_SCALE.search(row["message"]))]
-    if len(exact) == len(rows) and (alike := [each for each in exact[0] if all(each in other for other in exact)]):
+    exact = [(match[2] or match[1]).split(" or ") for row in rows if (match := _EXACT_SCALE.search(row["message"]))]
+    if len(exact) == len(rows) and (alike := [text for text in exact[0] if all(text in texts for texts in exact)]):
         return f"the {default}scale is {' or '.join(alike)}"
     if AND in str(rows[0]["diagnosis"]):
         *texts, last = str(rows[0]["message"]).split(BESIDE)
         is_meant = rows[0]["verdict"] == Verdict.SEMANTIC
         return BESIDE.join([*texts, last if is_meant else last.partition("; ")[0]])
-    # What follows the first part of a mistake's description are its numbers.
+    # The parts of a mistake's description after the first are its numbers.
     parts = [str(row["message"]).split("; ")[: None if row["verdict"] == Verdict.SEMANTIC else 1] for row in rows]
     if len({first for first, *_ in parts}) > 1:
-        said, *more = {first.rpartition(": ")[0] for first, *_ in parts}
-        return min(map("; ".join, parts), key=len) if more or not said else said
-    return "; ".join(part for part in parts[0] if all(part in each for each in parts))
+        opening, *more = {first.rpartition(": ")[0] for first, *_ in parts}
+        return min(map("; ".join, parts), key=len) if more or not opening else opening
+    return "; ".join(part for part in parts[0] if all(part in texts for texts in parts))
 
 
 _MAX_SHOWN = 3
 
 
 def first_commands(frames: Frames) -> list[str]:
-    """Return a command for the first defect of each of some implementations.
+    """Return a command for the first defect of each of the first implementations.
 
-    What a document prints wrongly is no implementation's, and has no dtype.
+    A wrongly printed number belongs to no implementation and has no dtype, so it has no command.
     """
-    of_columns = by_key((each for each in defects(frames) if each.is_shown_by_calls), lambda each: each.column)
-    found = (line for each, *_ in of_columns.values() for line in each.first.next[:1])
-    return list(islice(found, _MAX_SHOWN))
+    of_columns = by_key(
+        (defect for defect in defects(frames) if defect.is_shown_by_calls), lambda defect: defect.column
+    )
+    commands = (line for column_defects, *_ in of_columns.values() for line in column_defects.first.next[:1])
+    return list(islice(commands, _MAX_SHOWN))
 
 
 EXPECTED_FAILURES_NOTE = (
@@ -351,28 +359,28 @@ _KEYS = ["environment", "implementation", "verdict", "reason", "thread"]
 _OTHERWISE = "something else"
 EMPTY_ROWS_WORDS = (*reversed([*EMPTY_ROWS.values()]), _OTHERWISE)
 _OF_ADDRESSES = ":/?#[]@!$&'*+,;=%~"
-"""What an address has as it is: not what ends one in Markdown or HTML, such as brackets."""
+"""Characters that stay unquoted in an address: none that ends it in Markdown or HTML, such as brackets."""
 _ISSUE = re.compile(r"([\w.-]+/[\w.-]+)#([0-9]+)", re.ASCII)
 
 
 def expected_failure_groups(frames: Frames) -> list[Row]:
     """Return the expected failures of stages, a row for each implementation, verdict and reason.
 
-    It has their cases and dtypes, and the first stage at which one begins.
+    A row has their cases and dtypes, and the first stage at which one begins.
     """
     expected = expected_failures(frames.results)
     texts = {name: expected[name].fillna("") for name in ("reason", "thread")}
     groups = expected.assign(**texts, begins_at=begins_of(expected)).astype(object).groupby(_KEYS, as_index=False)
-    found = groups.agg(
+    rows = groups.agg(
         cases=("case", lambda cases: tuple(sorted(set(cases)))),
         dtypes=("dtype", lambda dtypes: tuple(dtype for dtype in DTYPES if dtype in set(dtypes))),
         begins_at=("begins_at", lambda stages: min(set(stages), key=stage_order)),
     )
-    return list(records(found))
+    return list(records(rows))
 
 
 def address_of(thread: str) -> str:
-    """Return where owner/name#number or an https address leads; empty for anything else, which is shown as text."""
+    """Return the address of owner/name#number or of an https link; empty for other texts, which are not linked."""
     if issue := _ISSUE.fullmatch(thread):
         repository, number = issue.groups()
         return f"https://github.com/{repository}/issues/{number}"
@@ -385,19 +393,19 @@ def address_of(thread: str) -> str:
 
 
 def empty_rows(frames: Frames) -> Mapping[Column, Counter[str]] | None:
-    """Return in how many cases each implementation gives what for a query without a key.
+    """Count, for each implementation, the cases by their result for a query without a key.
 
-    None where all give what the cases mean.
+    Return None if all results are the requested ones.
     """
     results = frames.results
     differing = results.loc[results["empty_rows"].notna(), "case"].unique()
     results = results[results["case"].isin(differing) & results["stage"].ne("")]
     counts: dict[tuple[str, ...], Counter[str]] = {}
     for (case, *key), part in groups(results, ["case", "environment", "implementation"]).items():
-        given = {value for value in part["empty_rows"].dropna() if value in EMPTY_ROWS}
-        if not given and part["verdict"].eq(Verdict.AGREE).all():
+        values = {value for value in part["empty_rows"].dropna() if value in EMPTY_ROWS}
+        if not values and part["verdict"].eq(Verdict.AGREE).all():
             meant = frames.cases[case]["options"].get("empty_rows")
-            given = {meant if meant in EMPTY_ROWS else DEFAULT_EMPTY_ROWS}
-        word = EMPTY_ROWS[given.pop()] if len(given) == 1 else _OTHERWISE
+            values = {meant if meant in EMPTY_ROWS else DEFAULT_EMPTY_ROWS}
+        word = EMPTY_ROWS[values.pop()] if len(values) == 1 else _OTHERWISE
         counts.setdefault(tuple(key), Counter())[word] += 1
     return {column: counts[column.key] for column in frames.columns if column.key in counts} or None

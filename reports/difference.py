@@ -4,25 +4,25 @@ Evaluations are compared by environment, implementation, case and dtype (``compa
 decide the exit code: errors that grew within their bounds are reported, and so are cases, implementations and versions
 that differ. An evaluation that only one of the results has got neither worse nor better.
 
-Errors are compared of cases that are the same in both results. Both are of the same inputs and held against the same
-exact answer, so a version, a processor or a BLAS that sums in another order changes errors too, and none of that is
-worth a line. What is compared is therefore not the error, and not its ratio to the bound B either: of a small tensor
-one rounding more or less moves that from 0.1 to 0.9. It is z, the error over its statistical scale sigma
-(docs/numerics.md, sections 5 and 7), which rounding keeps small in whatever order it happens. An error grew where,
-against the exact answer or in the step from the implementation's own previous stage,
+Errors are compared only for cases that are the same in both results. A version, a processor or a BLAS that sums in
+another order changes errors, too, and the report should ignore that. So neither the error is compared nor its ratio to
+the bound B: in a small tensor, one more rounding moves the ratio from 0.1 to 0.9. The rule compares z, the error over
+its statistical scale sigma (docs/numerics.md, sections 5 and 7), which stays small in any order of rounding. An error
+grew if, against the exact answer or in the step from the implementation's previous stage,
 
 - it is beyond rounding noise now: the largest z exceeds max(3, lambda(N) / 2) over the N elements of the stage, the
   limit of a warning, or the tier is warning or worse now and was not before; and
-- it is more than twice what it was: the largest z, or the root mean square of z.
+- the largest z, or the root mean square of z, more than doubled.
 
-It shrank where the same holds the other way round. What grew without failing is within its bound still: it is told and
-fails nothing. On inputs that are not generic errors may add up in one direction, so that z says less there; the rule is
-the same, as twice as much beyond noise is worth a look.
+It shrank if the same is true in the other direction. An error that grew within its bound is reported and fails nothing.
+On special inputs, errors may add up in one direction, so z is less reliable; the rule is the same, because a doubling
+beyond noise deserves a look.
 
-On the bundled corpus the rule tells nothing between any two of the four frameworks' eager modes, which sum in different
-orders, call different BLAS and exponentials; a ratio that doubled and exceeds 0.1 would tell 13 to 29 stages of each.
+On the bundled corpus, the rule reports no difference between any two of the four frameworks' eager modes, which sum in
+different orders and call different BLAS and exponentials. Reporting a ratio that doubled and exceeds 0.1 would report
+13 to 29 stages of each.
 
-A difference is printed, written as Markdown and as tables, and given as JSON; so are those from release to release.
+A difference is printed, and written as Markdown, tables and JSON. So are the differences between releases.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _KEYS = list(comparison.Evaluation._fields)
 class Difference:
     """Two results, and every change between them as tidy frames.
 
-    Their columns are those of results, of before and after: ``before_z`` is the ``largest_z`` of the first, ``before``
-    a verdict, a version or a value, ``before_cases`` in how many cases an expected failure happened.
+    Columns begin with ``before`` or ``after``: ``before_z`` is the ``largest_z`` of the first results, ``before`` a
+    verdict, a version or a value, and ``before_cases`` the number of cases with an expected failure.
     """
 
     before: str
@@ -72,14 +72,14 @@ class Difference:
     compared: int
     """Evaluations that both have."""
     only: tuple[int, int]
-    """Evaluations that only the first has, and only the second, of cases and implementations that both have."""
+    """The evaluations that only the first has, and only the second, for cases and implementations that both have."""
     verdicts: pd.DataFrame
     errors: pd.DataFrame
     expected_failures: pd.DataFrame
     cases: pd.DataFrame
     environments: pd.DataFrame
     notes: tuple[str, ...]
-    """What is not complete in either."""
+    """Notes about incomplete results."""
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the frames by name."""
@@ -87,26 +87,26 @@ class Difference:
 
     @property
     def exit_code(self) -> ExitCode:
-        """1 where something got worse, else 0."""
+        """1 if a verdict got worse, else 0."""
         return ExitCode.DISAGREE if self.verdicts["change"].eq(comparison.WORSE).any() else ExitCode.AGREE
 
 
 def make_difference(before: Frames, after: Frames, titles: tuple[str, str]) -> Difference:
     """Compare two results, whose environments have the same labels (``matched_runs``).
 
-    Raises ``UsageError`` where they have no evaluation in common.
+    Raises ``UsageError`` if they have no evaluation in common.
     """
     first, second = outcomes(before), outcomes(after)
     both = first.keys() & second.keys()
     if not both:
-        raise UsageError(_nothing_in_common(first, second, titles))
+        raise UsageError(_no_overlap_message(first, second, titles))
     differing = {
         case: lines
         for case in before.cases.keys() & after.cases.keys()
-        if (lines := _changed(before.cases[case], after.cases[case], computed=True))
+        if (lines := _case_differences(before.cases[case], after.cases[case], computed=True))
     }
-    found = comparison.changes({key: first[key] for key in both}, {key: second[key] for key in both})
-    rows = [{**change, "case_changed": change["case"] in differing} for change in found]
+    changes = comparison.changes({key: first[key] for key in both}, {key: second[key] for key in both})
+    rows = [{**change, "case_changed": change["case"] in differing} for change in changes]
     verdicts = typed(rows, VERDICT_CHANGES)
     errors = error_changes(*(frames.results[~frames.results["case"].isin(differing)] for frames in (before, after)))
     problems = [(title, note) for title, of in zip(titles, (before, after), strict=True) for note in of.problems]
@@ -129,10 +129,10 @@ def _evaluations(frame: pd.DataFrame) -> pd.MultiIndex:
 
 
 def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
-    """Return what came of every evaluation."""
+    """Return the outcome of every evaluation."""
     wrong = frames.results[frames.results["verdict"].ne(Verdict.AGREE)].drop_duplicates(_KEYS)
     messages = {_key(row): row["message"] for row in records(wrong[[*_KEYS, "message"]])}
-    found = {
+    outcome_by_key = {
         (key := comparison.Evaluation(column.environment, column.implementation, case, dtype)): comparison.Outcome(
             comparison.level_of(cell.verdict) if cell.state in FAILS_A_RUN else comparison.HARMLESS,
             cell.word,
@@ -148,27 +148,27 @@ def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     xpassed = set(map(_key, records(bad[is_stale]))) - set(map(_key, records(bad[~is_stale])))
     for failure in what_is_wrong(frames):
         key = _key(vars(failure))
-        outcome = found.get(key)
+        outcome = outcome_by_key.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
         word = outcome.word if outcome is not None and outcome.level else failure.verdict
         level = comparison.HARMLESS if key in xpassed else comparison.level_of(word)
-        found[key] = comparison.Outcome(level, word, failure.stage, message=failure.message)
-    return found
+        outcome_by_key[key] = comparison.Outcome(level, word, failure.stage, message=failure.message)
+    return outcome_by_key
 
 
 def _key(row: Mapping[str, Any]) -> comparison.Evaluation:
     return comparison.Evaluation(*(row[name] for name in _KEYS))
 
 
-def _nothing_in_common(first: comparison.Outcomes, second: comparison.Outcomes, titles: tuple[str, str]) -> str:
-    """Say which has no results, or in what the keys differ first."""
+def _no_overlap_message(first: comparison.Outcomes, second: comparison.Outcomes, titles: tuple[str, str]) -> str:
+    """Name the results that are empty, or the first part of the key that never matches."""
     for title, of in zip(titles, (first, second), strict=True):
         if not of:
             return f"nothing can be compared: {title} has no results"
     for column, name in enumerate(_KEYS):
         names = [sorted({key[column] for key in of}) for of in (first, second)]
         if not set(names[0]) & set(names[1]):
-            listed = [", ".join(each[:3]) + (", ..." if len(each) > 3 else "") for each in names]
+            listed = [", ".join(values[:3]) + (", ..." if len(values) > 3 else "") for values in names]
             return (
                 f"nothing can be compared: no {name} is in both ({titles[0]} has {listed[0]}; {titles[1]} has "
                 f"{listed[1]}); `attncheck report` compares different implementations and environments"
@@ -177,16 +177,16 @@ def _nothing_in_common(first: comparison.Outcomes, second: comparison.Outcomes, 
 
 
 def _only_in_one(first: comparison.Outcomes, second: comparison.Outcomes) -> tuple[int, int]:
-    """Count what one has and the other lacks, though it has the same implementation, and the same case, elsewhere."""
+    """Count the evaluations that only one has, among implementations and cases that both have."""
     columns = {key[:2] for key in first} & {key[:2] for key in second}
     cases = {key[2] for key in first} & {key[2] for key in second}
     lacking = first.keys() - second.keys(), second.keys() - first.keys()
-    one, other = (sum(key[:2] in columns and key[2] in cases for key in keys) for keys in lacking)
-    return one, other
+    only_first, only_second = (sum(key[:2] in columns and key[2] in cases for key in keys) for keys in lacking)
+    return only_first, only_second
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: bool = False) -> list[str]:
-    """Say what of a case differs; nothing where one of the results does not record it."""
+def _case_differences(before: Mapping[str, Any], after: Mapping[str, Any], *, computed: bool = False) -> list[str]:
+    """List the differences of a case; empty if one of the results does not record the case."""
     if not before["operation"] or not after["operation"]:
         return []
     return changed(before, after, expectations=not computed)
@@ -199,10 +199,10 @@ def _case_changes(
         Counter(key[2] for key, outcome in of.items() if outcome.level) for of in (first, second)
     )
     rows = []
-    for change, case, one, other in sorted(comparison.changed_entries(before.cases, after.cases), key=itemgetter(1)):
-        lines = _changed(one, other) if one and other else []
+    for change, case, old, new in sorted(comparison.changed_entries(before.cases, after.cases), key=itemgetter(1)):
+        lines = _case_differences(old, new) if old and new else []
         if lines or change != "changed":
-            rows.append((change, case, (fails_now if other else fails_before)[case], "; ".join(lines)))
+            rows.append((change, case, (fails_now if new else fails_before)[case], "; ".join(lines)))
     return typed(rows, CASE_CHANGES)
 
 
@@ -215,19 +215,19 @@ _MEASURES = {
 
 
 def error_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """Return what grew and what shrank of two ``results`` frames whose environments have the same names."""
+    """Return the errors that grew or shrank between two ``results`` frames whose environments have the same names."""
     parts = [
-        _changes(one, other, change, measure)
+        _changes(lower, higher, change, measure)
         for measure in _MEASURES
-        for change, one, other in (("grew", before, after), ("shrank", after, before))
+        for change, lower, higher in (("grew", before, after), ("shrank", after, before))
     ]
-    found = typed(pd.concat(parts), ERROR_CHANGES)
-    if found.empty:
-        return found
+    changes = typed(pd.concat(parts), ERROR_CHANGES)
+    if changes.empty:
+        return changes
     # One line per stage: the measure in which it is larger.
-    found = found.assign(largest=found[["before_z", "after_z"]].max(axis=1))
-    found = found.sort_values(["change", "largest", *_ERROR_KEYS, "measure"], ascending=[True, False, *[True] * 6])
-    return found.drop_duplicates(["change", *_ERROR_KEYS]).drop(columns="largest").reset_index(drop=True)
+    changes = changes.assign(largest=changes[["before_z", "after_z"]].max(axis=1))
+    changes = changes.sort_values(["change", "largest", *_ERROR_KEYS, "measure"], ascending=[True, False, *[True] * 6])
+    return changes.drop_duplicates(["change", *_ERROR_KEYS]).drop(columns="largest").reset_index(drop=True)
 
 
 def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: str) -> pd.DataFrame:
@@ -235,7 +235,7 @@ def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: st
     is_noisy = higher[names["tier"]].notna() & higher[names["tier"]].ne(Tier.WITHIN)
     is_noisy |= higher[names["z"]].gt(_limits(higher["shape"]))
     low, high = ("before", "after") if change == "grew" else ("after", "before")
-    joined = _measured(higher[is_noisy], names, high).merge(_measured(lower, names, low), on=_ERROR_KEYS)
+    joined = _measurements(higher[is_noisy], names, high).merge(_measurements(lower, names, low), on=_ERROR_KEYS)
     known_limit = joined[f"{high}_z"] > joined[f"{high}_limit"]
     new_tier = joined[f"{high}_tier"].ne(Tier.WITHIN) & joined[f"{low}_tier"].eq(Tier.WITHIN)
     grown = joined[f"{high}_z"] > _GROWTH * joined[f"{low}_z"]
@@ -244,17 +244,19 @@ def _changes(lower: pd.DataFrame, higher: pd.DataFrame, change: str, measure: st
     return joined[(known_limit | new_tier) & grown].assign(change=change, measure=measure)
 
 
-def _measured(rows: pd.DataFrame, names: Mapping[str, str], when: str) -> pd.DataFrame:
-    """Return the keys and what is measured, where it is, under the same names for both measures."""
+def _measurements(rows: pd.DataFrame, names: Mapping[str, str], when: str) -> pd.DataFrame:
+    """Return the keys and measurements of measured rows, under the same names for both measures."""
     kept = rows[rows[names["z"]].notna()]
-    measured = kept[_ERROR_KEYS].assign(**{f"{when}_{name}": kept[own] for name, own in names.items()})
+    measured = kept[_ERROR_KEYS].assign(**{f"{when}_{measure}": kept[column] for measure, column in names.items()})
     return measured.assign(**{f"{when}_limit": _limits(kept["shape"])})
 
 
 def _limits(shapes: pd.Series[str]) -> pd.Series[float]:
     """Return the limit of z for tensors of each shape, written 1x2x5x5."""
-    lengths = {shape: [int(each) for each in shape.split("x") if each.isdigit()] for shape in shapes.dropna().unique()}
-    limits = {shape: noise_limit(prod(of)) for shape, of in lengths.items()}
+    lengths = {
+        text: [int(length) for length in text.split("x") if length.isdigit()] for text in shapes.dropna().unique()
+    }
+    limits = {shape: noise_limit(prod(lengths_of_shape)) for shape, lengths_of_shape in lengths.items()}
     return shapes.map(limits).astype("float64")
 
 
@@ -273,28 +275,28 @@ _NUMBERS = {
 
 
 def typed(rows: pd.DataFrame | Sequence[object], columns: Sequence[str]) -> pd.DataFrame:
-    """Return rows as a frame with these columns in their types, also where there is no row to tell them from."""
+    """Return rows as a frame with these columns and their types, even if there is no row."""
     frame = pd.DataFrame(rows, columns=list(columns))
     return frame.astype({name: _NUMBERS.get(name, "str") for name in columns}).reset_index(drop=True)
 
 
 _HIDDEN = frozenset({"command", "exit code"})
-"""Facts of environments that say how a run was started and ended, not where it ran."""
+"""Facts of environments about the start and the end of a run, not about the machine."""
 _FEATURES = "cpu features"
 
 
 def environment_changes(before: Frames, after: Frames) -> pd.DataFrame:
     """Return environments and implementations added or removed, and versions and processors that differ."""
     rows = []
-    for change, (environment, what), one, other in comparison.changed_entries(_facts(before), _facts(after)):
-        if what == _FEATURES and one is not None and other is not None:
-            one, other = _without(one, other), _without(other, one)
-        rows.append((change, environment, what, one or "", other or ""))
+    for change, (environment, what), old, new in comparison.changed_entries(_facts(before), _facts(after)):
+        if what == _FEATURES and old is not None and new is not None:
+            old, new = _names_without(old, new), _names_without(new, old)
+        rows.append((change, environment, what, old or "", new or ""))
     return typed(rows, ENVIRONMENT_CHANGES)
 
 
 def _facts(frames: Frames) -> dict[tuple[str, str], str]:
-    """Return what is said of each environment, by its label and by what is said, as text."""
+    """Return the facts of all environments as texts, by the environment's label and the fact's name."""
     labels = frames.environments["environment"]
     facts = {
         (environment, name): text
@@ -307,22 +309,22 @@ def _facts(frames: Frames) -> dict[tuple[str, str], str]:
     return facts
 
 
-def _without(names: str, others: str) -> str:
-    """Return those of many names that the other side has not."""
+def _names_without(names: str, others: str) -> str:
+    """Return the words of ``names`` that ``others`` does not have."""
     return " ".join(sorted(set(names.split()) - set(others.split())))
 
 
 def expected_failure_changes(before: Frames, after: Frames) -> pd.DataFrame:
-    """Return the expected failures that appeared, went, or happen in more or fewer cases."""
+    """Return the expected failures that appeared, disappeared, or happen in more or fewer cases."""
     first, second = (
         {tuple(group[name] for name in (*KNOWN_CHANGES[1:4], "reason")): group for group in groups}
         for groups in map(expected_failure_groups, (before, after))
     )
     old, new = ({key: len(group["cases"]) for key, group in groups.items()} for groups in (first, second))
     rows = []
-    for change, key, one, other in sorted(comparison.changed_entries(old, new), key=itemgetter(1)):
+    for change, key, was, now in sorted(comparison.changed_entries(old, new), key=itemgetter(1)):
         group, word = second.get(key) or first[key], {"added": "appeared", "removed": "went"}.get(change, change)
-        rows.append((word, *key[:3], group["begins_at"], one or 0, other or 0, group["reason"], group["thread"]))
+        rows.append((word, *key[:3], group["begins_at"], was or 0, now or 0, group["reason"], group["thread"]))
     return typed(rows, KNOWN_CHANGES)
 
 
@@ -346,12 +348,14 @@ _EXPLAINED = {
 
 
 def sentences(difference: Difference) -> list[str]:
-    """Say what changed, the worst first; one sentence where nothing did."""
+    """Summarize the changes, the worst first; one sentence if nothing changed."""
     changed = comparison.summary_of(difference.verdicts["change"])
     lines = [f"{changed}; {counted(difference.compared, 'evaluation')} compared."]
     if any(difference.only):
-        one, other = difference.only
-        lines.append(f"{counted(one, 'evaluation')} only in {difference.before}, {other:,} only in {difference.after}.")
+        before, after = difference.only
+        lines.append(
+            f"{counted(before, 'evaluation')} only in {difference.before}, {after:,} only in {difference.after}."
+        )
     if len(difference.errors):
         grew = int(difference.errors["change"].eq("grew").sum())
         lines.append(
@@ -367,7 +371,7 @@ def sentences(difference: Difference) -> list[str]:
 
 
 def difference_lines(difference: Difference, *, quiet: bool, verbose: bool = False) -> Iterator[Line]:
-    """Yield what changed, a line a change; quiet, only the verdicts that got worse, and verbose, all changes."""
+    """Yield a line per change; if ``quiet``, only verdicts that got worse, and if ``verbose``, all changes."""
     tables = difference.tables()
     if quiet:
         tables = {"verdicts": tables["verdicts"][tables["verdicts"]["change"].eq(comparison.WORSE)]}
@@ -411,7 +415,7 @@ def render_diff_markdown(difference: Difference) -> str:
 def write_difference(difference: Difference, directory: Path) -> Path:
     """Write diff.md and diff_verdicts.csv, diff_verdicts.parquet (with pyarrow) and so on; return the path of diff.md.
 
-    The same results give the same bytes. Raises ``OutputError`` where the folder cannot be written.
+    The same results give the same bytes. Raises ``OutputError`` if the folder cannot be written.
     """
     with OutputError.where(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -432,7 +436,7 @@ _CHANGES = (comparison.WORSE, comparison.BETTER, comparison.OTHER)
 
 @dataclass
 class Bisection:
-    """Releases of a distribution, oldest first, and the differences from each to the next that ran."""
+    """Releases of a distribution, oldest first, and the differences from each release to the next that ran."""
 
     distribution: str
     releases: dict[str, Frames] = field(default_factory=dict)
@@ -441,7 +445,7 @@ class Bisection:
     """Releases that could not be run, and why."""
 
     def add(self, version: str, frames: Frames) -> None:
-        """Add what the next release gave. Raises ``UsageError`` where it has nothing in common with the one before."""
+        """Add the next release. Raises ``UsageError`` if it has no evaluation in common with the one before."""
         if self.releases:
             before, earlier = list(self.releases.items())[-1]
             self.steps.append(make_difference(earlier, frames, (before, version)))
@@ -449,74 +453,74 @@ class Bisection:
 
     @property
     def made_worse(self) -> bool:
-        """Whether any release failed where the one before did not."""
+        """Return whether a verdict got worse in any release."""
         return any((step.verdicts["change"] == comparison.WORSE).any() for step in self.steps)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each release: what came of its evaluations, and how that differs from the one before."""
+        """Yield a row for each release: the counts of its outcomes, and of the changes from the one before."""
         kinds = {step.after: step.verdicts["change"].value_counts() for step in self.steps}
         for version, frames in self.releases.items():
-            found = [outcome for outcome in outcomes(frames).values() if outcome.word]
+            outcomes_now = [outcome for outcome in outcomes(frames).values() if outcome.word]
             counts = kinds.get(version)
             yield {
                 "release": version,
-                "right": sum(not outcome.level and outcome.word == "agree" for outcome in found),
-                "failing": sum(bool(outcome.level) for outcome in found),
-                "unsupported": sum(outcome.word == "unsupported" for outcome in found),
-                **{each: None if counts is None else int(counts.get(each, 0)) for each in _CHANGES},
+                "right": sum(not outcome.level and outcome.word == "agree" for outcome in outcomes_now),
+                "failing": sum(bool(outcome.level) for outcome in outcomes_now),
+                "unsupported": sum(outcome.word == "unsupported" for outcome in outcomes_now),
+                **{kind: None if counts is None else int(counts.get(kind, 0)) for kind in _CHANGES},
             }
 
 
-def bisection_lines(found: Bisection) -> Iterator[Line]:
-    """Yield a row for each release, and below it every verdict that one of them changed."""
+def bisection_lines(bisection: Bisection) -> Iterator[Line]:
+    """Yield a table of the releases, then every verdict that a release changed."""
     headings = ("release", "right", "failing", "unsupported", *_CHANGES)
     rows = [
-        (f"{found.distribution} {release}", *("-" if value is None else str(value) for value in counts))
-        for release, *counts in (row.values() for row in found.rows())
+        (f"{bisection.distribution} {release}", *("-" if value is None else str(value) for value in counts))
+        for release, *counts in (row.values() for row in bisection.rows())
     ]
     yield Table("Releases", headings, rows, "lrrrrrr")
-    changed = [step for step in found.steps if len(step.verdicts)]
+    changed = [step for step in bisection.steps if len(step.verdicts)]
     for step in changed:
-        yield from ("", f"{found.distribution} {step.after} changed, against {step.before}:")
+        yield from ("", f"{bisection.distribution} {step.after} changed, against {step.before}:")
         yield from _change_lines("verdicts", step.verdicts)
-    yield from [_answer(found)] if found.steps and not changed else []
-    yield from found.missed.values()
+    yield from [_bisection_answer(bisection)] if bisection.steps and not changed else []
+    yield from bisection.missed.values()
 
 
 def difference_document(difference: Difference, after: Frames) -> DifferenceDocument:
-    """Return what changed between two results; what got worse with its numbers, of the frames ``after``."""
+    """Return the changes between two results; ``after`` has the numbers of verdicts that got worse."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
     keys = set(map(_key, records(worse)))
-    failures = [each for each in what_is_wrong(after) if _key(vars(each)) in keys]
+    failures = [failure for failure in what_is_wrong(after) if _key(vars(failure)) in keys]
     return DifferenceDocument.derive(
         difference,
         **opening("diff", difference.exit_code, sentences(difference)[0]),
         failures=failures,
         next=first_of_each(failures),
         notes=difference.notes,
-        **_told(difference),
+        **_common_fields(difference),
     )
 
 
-def _told(difference: Difference) -> dict[str, Any]:
+def _common_fields(difference: Difference) -> dict[str, Any]:
     """Return the sentences and the rows of all tables."""
     tables = {name: rows_of(frame) for name, frame in difference.tables().items()}
     return {"sentences": sentences(difference), **tables}
 
 
-def bisection_document(found: Bisection, code: ExitCode) -> BisectionDocument:
-    """Return what several releases gave."""
+def bisection_document(bisection: Bisection, code: ExitCode) -> BisectionDocument:
+    """Return the outcomes of several releases."""
     return BisectionDocument.derive(
-        found,
-        **opening("bisect", code, _answer(found)),
-        notes=list(found.missed.values()),
-        releases=list(found.rows()),
-        steps=[DifferenceRecord.derive(step, **_told(step)) for step in found.steps],
+        bisection,
+        **opening("bisect", code, _bisection_answer(bisection)),
+        notes=list(bisection.missed.values()),
+        releases=list(bisection.rows()),
+        steps=[DifferenceRecord.derive(step, **_common_fields(step)) for step in bisection.steps],
     )
 
 
-def _answer(found: Bisection) -> str:
-    changed = [step.after for step in found.steps if len(step.verdicts)]
+def _bisection_answer(bisection: Bisection) -> str:
+    changed = [step.after for step in bisection.steps if len(step.verdicts)]
     if not changed:
         return "No release changed a verdict."
-    return f"{found.distribution} changed verdicts in {', '.join(changed)}."
+    return f"{bisection.distribution} changed verdicts in {', '.join(changed)}."

@@ -1,4 +1,4 @@
-"""Documents: what each prints beside every implementation's value and the exact one, as blocks.
+"""Documents: each printed number with the exact one and every implementation's value, as blocks.
 
 A document has a source and computations, each a case. A computation has inputs, and expectations with a table of
 numbers for each dtype.
@@ -43,12 +43,12 @@ _HARMLESS = (Verdict.AGREE, Verdict.UNVERIFIED)
 
 
 @dataclass(frozen=True)
-class Computation:
+class DocumentComputation:
     """One computation of a document: its case, its numbers and pairs, and by dtype the arrays that were kept."""
 
     case: Record
     numbers: Rows | None
-    """None where it was not run."""
+    """None if the case did not run."""
     pairs: Rows
     kept: Mapping[str, KeptCase]
     in_columns: bool
@@ -61,31 +61,31 @@ class Computation:
 
     @cached_property
     def rows(self) -> Mapping[int, Rows]:
-        """Return the comparisons with each of its expectations, by position; none where it was not returned."""
-        found: dict[int, Rows] = {}
+        """Return the comparisons with each expectation, by position; empty for stages that were not returned."""
+        rows_by_position: dict[int, Rows] = {}
         for place, expected in enumerate(self.case["expected"]):
             basis = "exact" if expected["basis"] == "unprinted" else expected["basis"]
             chosen = [row for row in self.numbers or () if row["stage"] == expected["name"] and row["basis"] == basis]
             if "called" in expected and any(isinstance(row["called"], str) for row in chosen):
                 chosen = [row for row in chosen if row["called"] == expected["called"]]
-            found[place] = chosen
-        return found
+            rows_by_position[place] = chosen
+        return rows_by_position
 
     @property
     def fails(self) -> bool:
-        """Whether a comparison fails that no erratum explains."""
+        """Return whether a comparison fails that no erratum explains."""
         return any(map(_fails, self.rows.values()))
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say of it, and in which precision its numbers were computed, where that is known."""
+        """The notes of the case, and the precision in which its numbers were computed, if that is known."""
         precision = self.case.get("computed_in")
         text = f"The printed numbers were computed in {precision}, and are allowed what rounding in it can do."
         return [*self.case["notes"], *([text] if precision else [])]
 
     @cached_property
     def drawings(self) -> tuple[Drawing, ...]:
-        """Return its inputs and exact stages, with what is printed wrongly in them; empty where none were kept."""
+        """Return the drawings of its inputs and exact stages, with misprints marked; empty if no array was kept."""
         printed: dict[str, dict[str, str]] = {}
         for row in self.numbers or ():
             if row["verdict"] == Verdict.MISPRINT and row["index"]:
@@ -95,37 +95,37 @@ class Computation:
 
     @cached_property
     def given(self) -> list[tuple[str, list[str], Sequence[Sequence[str]]]]:
-        """Return the inputs by what the document calls them, with their numbers as it prints them, if it does."""
+        """Return the inputs by their names in the document, with their numbers if it prints them."""
         inputs = next((kept.inputs for kept in self.kept.values()), {})
-        given = self.case.get("given", {})
-        together = by_key(inputs, lambda name: str(given.get(name, {}).get("called", name)))
+        written = self.case.get("given", {})
+        together = by_key(inputs, lambda name: str(written.get(name, {}).get("called", name)))
         return [
             (called, names, input_text(self.case, names[0], inputs[names[0]])) for called, names in together.items()
         ]
 
 
 @once_for_frames
-def documents(frames: Frames) -> dict[str, list[Computation]]:
-    """Return the computations of each document that was run, by its file and in their order."""
-    found = documents_of(frames)
-    wanted = {case["id"] for cases in found.values() for case in cases}
-    # As plain records: there are many small parts, and a frame is slow for those.
+def documents(frames: Frames) -> dict[str, list[DocumentComputation]]:
+    """Return the computations of each document that was run, by file, in the document's order."""
+    cases_by_file = documents_of(frames)
+    wanted = {case["id"] for cases in cases_by_file.values() for case in cases}
+    # As plain records, because frames are slow for many small parts.
     numbers, pairs = (
         by_key(records(frame[frame["case"].isin(wanted)]), itemgetter("case"))
         for frame in (frames.numbers, frames.pairs)
     )
     return {
         file: [
-            Computation(
+            DocumentComputation(
                 case,
                 numbers.get(case["id"]),
                 pairs.get(case["id"], ()),
                 {dtype: kept for dtype in case["dtypes"] if (kept := kept_of(frames.arrays, case["id"], dtype))},
-                any(expected["transpose"] for each in cases for expected in each["expected"]),
+                any(expected["transpose"] for sibling in cases for expected in sibling["expected"]),
             )
             for case in cases
         ]
-        for file, cases in found.items()
+        for file, cases in cases_by_file.items()
     }
 
 
@@ -136,7 +136,7 @@ NUMBERS_EXPLAINED = (
 
 
 def source_blocks(case: Record) -> list[Block]:
-    """Return the source of the document that a case is from, and what there is to say of it."""
+    """Return the source of a case's document, and the notes about it."""
     source = case["source"]
     by = f", by {source['author']}" if source.get("author") else ""
     section = f"; {source['section']}" if source.get("section") else ""
@@ -146,29 +146,33 @@ def source_blocks(case: Record) -> list[Block]:
     return [text, *([Items(notes, "notes")] if notes else [])]
 
 
-def expectation_parts(frames: Frames, found: Computation, *, with_numbers: bool = True) -> list[Subsection]:
-    """Return what a document prints or computes: whether it holds, and the numbers where they are wanted."""
+def expectation_parts(
+    frames: Frames, computation: DocumentComputation, *, with_numbers: bool = True
+) -> list[Subsection]:
+    """Return a part for each printed or computed matrix: whether it holds, and its numbers if ``with_numbers``."""
     return [
-        _expectation(frames, found, expected, found.rows[place], with_numbers)
-        for place, expected in enumerate(found.case["expected"])
+        _expectation(frames, computation, expected, computation.rows[place], with_numbers)
+        for place, expected in enumerate(computation.case["expected"])
     ]
 
 
-def _expectation(frames: Frames, found: Computation, expected: Record, rows: Rows, with_numbers: bool) -> Subsection:
+def _expectation(
+    frames: Frames, computation: DocumentComputation, expected: Record, rows: Rows, with_numbers: bool
+) -> Subsection:
     name, called, is_printed = expected["name"], expected.get("called", ""), expected["basis"] != "unprinted"
     named: Inline = (f"{called} (stage ", Mark(name), ")") if called else Mark(name)
     computed = "" if is_printed else "Computed, not printed. "
-    holds = "Not run." if found.numbers is None else hold_sentence(rows, expected["basis"])
-    spread = "" if is_printed or not rows else spread_sentence(found.pairs, expected["of"])
+    holds = "Not run." if computation.numbers is None else hold_sentence(rows, expected["basis"])
+    spread = "" if is_printed or not rows else spread_sentence(computation.pairs, expected["of"])
     blocks: list[Block] = [Text(f"{computed}{holds} {spread}".rstrip())]
     if erratum := expected.get("erratum", ""):
         blocks.append(Text((Mark("Erratum.", "strong"), f" {erratum}"), "erratum-note"))
     blocks += [Text(expected[key], "note") for key in ("because", "note", "digits") if key in expected]
     if with_numbers and rows:
-        parts = {dtype: own for dtype in DTYPES if (own := _in_dtype(rows, dtype))}
+        parts = {dtype: rows_in_dtype for dtype in DTYPES if (rows_in_dtype := _in_dtype(rows, dtype))}
         tables: list[Block] = []
-        for dtype, own in parts.items():
-            table = _numbers(frames, own, dtype, expected, found.kept.get(dtype))
+        for dtype, rows_in_dtype in parts.items():
+            table = _number_table(frames, rows_in_dtype, dtype, expected, computation.kept.get(dtype))
             is_open = not tables and (_fails(rows) or len(table.rows) <= _MANY_LINES)
             tables.append(Details(f"{dtype}: {counted(len(table.rows), 'number')}", [table], is_open=is_open))
         blocks += tables if is_printed else [OnPage(tables, [_matrix(*next(iter(parts.items())), expected)])]
@@ -180,7 +184,7 @@ def _fails(rows: Rows) -> bool:
 
 
 def _tags(expected: Record, rows: Rows) -> Iterator[Mark]:
-    """Yield in a word or two what became of what a document prints or computes."""
+    """Yield the outcome of a printed or computed matrix, in a word or two."""
     unverified = len({row["index"] for row in rows if row["verdict"] == Verdict.UNVERIFIED})
     if _fails(rows):
         yield Mark("fails", State.FAILING)
@@ -204,8 +208,8 @@ def _in_dtype(rows: Rows, dtype: str) -> Rows:
     return [row for row in rows if row["dtype"] == dtype]
 
 
-def _numbers(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: KeptCase | None) -> Table:
-    """Return a row for each number, by its place in the document: printed, exact, and as each implementation has it."""
+def _number_table(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: KeptCase | None) -> Table:
+    """Return a row for each number, in the document's order: printed, exact, and computed by each implementation."""
     exact = exact_value(expected, kept) if kept else None
     firsts: dict[str, Record] = {}
     by_index: dict[str, dict[tuple[str, str], Record]] = {}
@@ -216,11 +220,11 @@ def _numbers(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: Kep
     columns = [column for column in frames.columns if column.key in present]
     is_printed = expected["basis"] != "unprinted"
     lines = []
-    for index, of in by_index.items():
+    for index, rows_by_column in by_index.items():
         first = firsts[index]
-        values = [_value(of.get(column.key), dtype) for column in columns]
-        printed = [_printed(first, of.values())] if is_printed else []
-        lines.append((element(index, expected), *printed, _exact_text(first, exact) or "\N{EN DASH}", *values))
+        values = [_computed_cell(rows_by_column.get(column.key), dtype) for column in columns]
+        printed = [_printed_cell(first, rows_by_column.values())] if is_printed else []
+        lines.append((element(index, expected), *printed, _exact_cell(first, exact) or "\N{EN DASH}", *values))
     lines.sort(key=lambda line: index_from(str(line[0])[1:-1]))
     titles = [frames.title(column) for column in columns]
     headings = ["element", *([expected["basis"]] if is_printed else []), "exact", *titles]
@@ -228,18 +232,18 @@ def _numbers(frames: Frames, rows: Rows, dtype: str, expected: Record, kept: Kep
     return Table(caption, headings, lines, "l" + "r" * len(headings), "numbers")
 
 
-def _printed(first: Record, rows: Collection[Record]) -> Inline:
-    """Write a number as it is printed, and that it is wrong where the exact answer misses it."""
+def _printed_cell(first: Record, rows: Collection[Record]) -> Inline:
+    """Write a printed number, with a mark if the exact answer misses it."""
     printed = Mark(first["printed"] or "")
     misses = {bool(row["xfail"]) for row in rows if row["verdict"] == Verdict.MISPRINT}
     mark = "erratum" if misses == {True} else "misprint"
     return Coloured((printed, " ", Mark(mark, "strong")), mark) if misses else printed
 
 
-def _value(row: Record | None, dtype: str) -> Inline:
-    """Write an implementation's number, with its verdict where it was not compared or is wrong.
+def _computed_cell(row: Record | None, dtype: str) -> Inline:
+    """Write an implementation's number, with its verdict if it was not compared or is wrong.
 
-    What is printed wrongly is the document's fault, and told beside the printed number.
+    A misprint is the document's fault, so the printed number is marked instead.
     """
     if row is None:
         return ""
@@ -251,11 +255,11 @@ def _value(row: Record | None, dtype: str) -> Inline:
 
 
 def _half_unit(row: Mapping[str, Any]) -> float:
-    """Return half a unit of the last printed digit; 0 where nothing is printed, or exactly."""
+    """Return half a unit of the last printed digit; 0 if nothing is printed, or the printed number is exact."""
     return 0.0 if row["half_unit"] is None or math.isnan(row["half_unit"]) else float(row["half_unit"])
 
 
-def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
+def _exact_cell(row: Mapping[str, Any], exact: Array | None) -> str:
     if row["basis"] == "exact":
         return beside(row["reference"], "float64", 0.0)
     index = index_from(row["index"] or "")  # a single number stands at no index
@@ -265,12 +269,12 @@ def _exact_text(row: Mapping[str, Any], exact: Array | None) -> str:
 
 
 def element(text: str, expected: Mapping[str, Any]) -> str:
-    """Write an element's place as the document counts it."""
+    """Write an element's index in the document's layout."""
     return written_element(text, layout=DocumentLayout(tuple(expected["shape"]), bool(expected["transpose"])))
 
 
 def beside(value: float, dtype: str, half_unit: float) -> str:
-    """Write a computed number with a few digits more than the printed one, but none that the dtype has not."""
+    """Write a computed number with a few more digits than the printed one, as far as the dtype has them."""
     if not math.isfinite(value):
         return str(value)
     digits = 9 if dtype == "float32" else 17
@@ -283,7 +287,7 @@ def beside(value: float, dtype: str, half_unit: float) -> str:
 
 
 def hold_sentence(rows: Rows, basis: str) -> str:
-    """Say how many comparisons with what is printed, known or exact hold."""
+    """Count the comparisons with printed, known or exact numbers that hold."""
     if not rows:
         return "No implementation returned it."
     if basis == "unprinted":
@@ -293,11 +297,11 @@ def hold_sentence(rows: Rows, basis: str) -> str:
         bad = f"{len(rows) - good - unverified} of {len(rows)} comparisons with the exact answer fail"
         return f"{bad}, {unverified} are unverified." if unverified else f"{bad}."
     parts = []
-    for own in filter(None, (_in_dtype(rows, dtype) for dtype in DTYPES)):
-        good, unverified = (_count(own, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
-        errata = sum(row["verdict"] == Verdict.MISPRINT and bool(row["xfail"]) for row in own)
+    for rows_in_dtype in filter(None, (_in_dtype(rows, dtype) for dtype in DTYPES)):
+        good, unverified = (_count(rows_in_dtype, verdict) for verdict in (Verdict.AGREE, Verdict.UNVERIFIED))
+        errata = sum(row["verdict"] == Verdict.MISPRINT and bool(row["xfail"]) for row in rows_in_dtype)
         kind = "printed" if basis == "printed" else "known"
-        text = f"{good} of {len(own)} comparisons with {kind} numbers hold in {own[0]['dtype']}"
+        text = f"{good} of {len(rows_in_dtype)} comparisons with {kind} numbers hold in {rows_in_dtype[0]['dtype']}"
         text += f", {errata} are the recorded erratum" if errata else ""
         parts.append(f"{text}, {unverified} are unverified" if unverified else text)
     return f"{'; '.join(parts)}."
@@ -308,13 +312,13 @@ def _count(rows: Rows, verdict: Verdict) -> int:
 
 
 def spread_sentence(pairs: Rows, stage: str) -> str:
-    """Say by how much the implementations differ at a stage; ``pairs`` are those of one case."""
+    """Return by how much the implementations differ at a stage; ``pairs`` are those of one case."""
     parts = []
     pairs = [row for row in pairs if row["stage"] == stage and not math.isnan(row["ratio"])]
     for dtype in DTYPES:
-        if not (own := _in_dtype(pairs, dtype)):
+        if not (rows_in_dtype := _in_dtype(pairs, dtype)):
             continue
-        most = max(own, key=lambda row: float(row["ratio"]))
+        most = max(rows_in_dtype, key=lambda row: float(row["ratio"]))
         if most["difference"] == 0:
             parts.append(f"in {dtype} they are identical")
         else:

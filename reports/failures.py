@@ -15,12 +15,12 @@ from attncheck.reports.coverage import OF_DOCUMENTS, misprints
 from attncheck.reports.failure_patterns import simplicity
 from attncheck.reports.frames import Frames, by_key, element_in, failing, once_for_frames, records
 from attncheck.reports.json_documents import Failure
-from attncheck.reports.one_failure import KEYS, failure_among, first_failing_row
+from attncheck.reports.one_failure import KEYS, first_failing_row, make_failure
 from attncheck.settings.commands import command, words_of
 from attncheck.spec.verdicts import Verdict
 
 AGAIN = ("explain", "repro")
-"""Commands about one case on one implementation that say more of its failure."""
+"""Commands that explain the failure of one case on one implementation."""
 _Row = Mapping[str, Any]
 
 
@@ -28,19 +28,21 @@ _Row = Mapping[str, Any]
 def failures(frames: Frames) -> tuple[Failure, ...]:
     """Return the failures of implementations, the simplest case first, then each wrong document and record once.
 
-    A wrong document has neither implementation nor dtype: every one of them shows it.
+    A wrong document has neither implementation nor dtype, because all of them show it.
     """
-    of_documents = [_failure(frames, dict.fromkeys(KEYS, "") | vars(each), each.rows) for each in misprints(frames)]
-    outdated = [first for first, *_ in by_key(outdated_records(frames), lambda each: each.message).values()]
+    of_documents = [
+        _failure(frames, dict.fromkeys(KEYS, "") | vars(misprint), misprint.rows) for misprint in misprints(frames)
+    ]
+    outdated = [first for first, *_ in by_key(outdated_records(frames), lambda record: record.message).values()]
     return (*wrong_implementations(frames), *of_documents, *outdated)
 
 
 @once_for_frames
 def wrong_implementations(frames: Frames) -> tuple[Failure, ...]:
     """Return the failures that implementations are to blame for, the simplest case first."""
-    found = what_is_wrong(frames, with_records=False)
-    order = {case: simplicity(frames.cases[case]) for case in {each.case for each in found}}
-    return tuple(sorted(found, key=lambda each: order[each.case]))
+    wrong = what_is_wrong(frames, with_records=False)
+    order = {case: simplicity(frames.cases[case]) for case in {failure.case for failure in wrong}}
+    return tuple(sorted(wrong, key=lambda failure: order[failure.case]))
 
 
 def outdated_records(frames: Frames) -> list[Failure]:
@@ -50,22 +52,22 @@ def outdated_records(frames: Frames) -> list[Failure]:
 
 
 def what_is_wrong(frames: Frames, *, with_records: bool = True) -> list[Failure]:
-    """Return each failing case, dtype and implementation once, where it begins, with the number of its failing rows.
+    """Return a failure for each failing case, dtype and implementation, with the number of its failing rows.
 
-    Pairs are the evidence behind a stage's verdict and are listed only where no stage is blamed. ``with_records``, what
-    is printed or recorded wrongly is listed too, with every implementation that shows it.
+    A pair is listed only if no stage is blamed. ``with_records`` also lists misprints and outdated records, for every
+    implementation that shows them.
     """
     left_out = () if with_records else OF_DOCUMENTS
     rows_of = _failing_rows(frames)
     every = (row for rows in rows_of.values() for row in rows)
     blamed = {_STAGE(row) for row in every if row.get("other") is None and row["verdict"] not in left_out}
-    found = []
+    wrong = []
     for key in sorted(rows_of):
         bad = [row for row in rows_of[key] if row["verdict"] not in left_out]
         bad = [row for row in bad if row.get("other") is None or _STAGE(row) not in blamed]
         if bad:
-            found.append(_failure(frames, min(bad, key=first_failing_row), len(bad)))
-    return found
+            wrong.append(_failure(frames, min(bad, key=first_failing_row), len(bad)))
+    return wrong
 
 
 def failures_of(frames: Frames, rows: pd.DataFrame) -> list[Failure]:
@@ -83,24 +85,20 @@ def _failing_rows(frames: Frames) -> dict[tuple[str, ...], list[dict[str, Any]]]
     return by_key((row for frame in tables for row in records(failing(frame))), itemgetter(*KEYS))
 
 
-def _failure(frames: Frames, row: _Row, count: int) -> Failure:
+def _failure(frames: Frames, row: _Row, failing_comparisons: int) -> Failure:
     rows = _failing_rows(frames).get(itemgetter(*KEYS)(row), [])
     if row.get("other") is not None:
-        row = {**row, "message": f"differs from {row['other']}{_apart(frames, row)}"}
+        size = f": {row['message']}" if row["message"] else ""
+        size = size or f" by {row['difference']:.3g} at {element_in(frames.cases[row['case']], row)}"
+        row = {**row, "message": f"differs from {row['other']}{size}"}
     commands = commands_again(frames, row, AGAIN) if row["implementation"] and row["dtype"] else ()
-    return failure_among(rows, row, count, frames.cases[row["case"]], commands)
-
-
-def _apart(frames: Frames, row: _Row) -> str:
-    if row["message"]:
-        return f": {row['message']}"
-    return f" by {row['difference']:.3g} at {element_in(frames.cases[row['case']], row)}"
+    return make_failure(rows, row, failing_comparisons, frames.cases[row["case"]], commands)
 
 
 def commands_again(frames: Frames, cell: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
     """Return commands about a cell, a record with its case, dtype, environment and implementation.
 
-    There are none where no command line can name the implementation: it was handed over as an object.
+    There are none if no command line can name the implementation, because it was passed as an object.
     """
     words = words_of(cell["implementation"], frames.again.get(cell["environment"], {}))
     case = frames.cases[cell["case"]]

@@ -1,4 +1,4 @@
-"""The tidy frames that every report is made of, and the kept arrays beside them.
+"""The tidy frames from which every report is made, and the kept arrays.
 
 ``results``       one row per environment, implementation, case, dtype and stage
 ``pairs``         one row per two implementations, case, dtype and stage
@@ -11,11 +11,11 @@ are read one case at a time, so that a report of a million rows reads only what 
 Parquet holds every text as it was read: one line, with escapes for control characters and direction marks. CSV is for
 spreadsheets too, so there, in columns of text:
 
-- a text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a line break) has an apostrophe
-  before it, and so has what stands like that after a semicolon, a tab or a line break within a text; a number that is
-  written as text, such as -0.25 in ``printed``, stays as it is;
+- a text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a line break) gets an apostrophe
+  before it, and so does such a beginning after a semicolon, a tab or a line break within a text; a number that is
+  written as text, such as -0.25 in ``printed``, is unchanged;
 - line breaks are single line feeds, inside quotes; other control characters and direction marks are U+FFFD;
-- an empty text is a pair of quotes, and no value at all is nothing.
+- an empty text is a pair of quotes, and a missing value is an empty field.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -45,7 +46,7 @@ from attncheck.spec.verdicts import HARMLESS, Verdict
 
 Array = NDArray[Any]
 ArrayKey = tuple[str, str, str]
-"""environment, implementation, stage; ``EXACT``, ``INPUTS`` and ``bound_name(class)`` take an implementation's place"""
+"""environment, implementation, stage; ``EXACT``, ``INPUTS`` and ``bound_name(class)`` replace an implementation"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class KeptArrays:
-    """Arrays of runs, by the runs' labels and directories; nothing is read before it is asked for."""
+    """Arrays of runs, by the runs' labels and directories, read on request."""
 
     directories: Mapping[str, Path] = field(default_factory=dict)
 
@@ -74,32 +75,32 @@ class KeptArrays:
         return {environment: ArrayParts(directory) for environment, directory in self.directories.items()}
 
     def of(self, case: str, dtype: str) -> dict[ArrayKey, Array]:
-        """Return what was kept of one case in one dtype, empty where nothing was; arrays are read-only.
+        """Return the kept arrays of one case in one dtype, read-only; empty if there are none.
 
-        What cannot be read is as if it were not kept: a report without a picture says more than none.
+        Unreadable arrays are left out: a report without a picture is better than no report.
         """
-        found: dict[ArrayKey, Array] = {}
+        arrays: dict[ArrayKey, Array] = {}
         for environment, parts in self._parts.items():
             with suppress(ResultsError):
-                found |= {(environment, *key): array for key, array in parts.of(case, dtype).items()}
-        return found
+                arrays |= {(environment, *key): array for key, array in parts.of(case, dtype).items()}
+        return arrays
 
 
-_SAID_ELSEWHERE = {"environment", "complete"}
+_SHOWN_ELSEWHERE = {"environment", "complete"}
 
 
 def environment_facts(frames: Frames) -> list[tuple[str, list[str]]]:
-    """Return each fact's name and its text in every environment; empty where it is not known."""
+    """Return each fact's name and its text in every environment; unknown facts are empty."""
     environments = frames.environments
     return [
         (name.removeprefix("version_").replace("_", " "), [text_of(value) for value in environments[name]])
         for name in environments.columns
-        if name not in _SAID_ELSEWHERE
+        if name not in _SHOWN_ELSEWHERE
     ]
 
 
 def text_of(value: Any) -> str:
-    """Write a fact; nothing for none, and a whole number without a point."""
+    """Write a fact: a missing value as an empty text, and a whole number without a point."""
     if pd.isna(value):
         return ""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
@@ -115,7 +116,7 @@ class Column:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The environment and the implementation, which tell columns apart."""
+        """The environment and the implementation, which identify a column."""
         return self.environment, self.implementation
 
     @property
@@ -136,7 +137,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Everything that a report says, as frames, with the cases' own records beside them."""
+    """All facts of a report, as frames, with the records of the cases."""
 
     results: pd.DataFrame
     pairs: pd.DataFrame
@@ -145,38 +146,38 @@ class Frames:
     columns: tuple[Column, ...]
     cases: Mapping[str, Mapping[str, Any]]
     notes: tuple[str, ...]
-    """What did not run, and why, a line each."""
+    """Units that did not run, and why, a line each."""
     has_faults: bool
     """Whether a case file could not be used."""
     problems: tuple[str, ...] = ()
-    """Those of the notes that say what was asked for and is not there; a framework that is not installed is not."""
+    """The notes about missing units that were requested; a framework that is not installed is none."""
     announced: tuple[str, ...] = ()
-    """Those of the problems that a run tells when it begins."""
+    """The problems that a run prints when it begins."""
     asked: Mapping[str, RequestedRun] = field(default_factory=dict)
-    """What every run was asked for, by environment."""
+    """The request of every run, by environment."""
     sources: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    """By environment and implementation: the file and line of an own implementation's ``def``."""
+    """By environment and implementation: the file and line of the ``def`` of a user's function."""
     started: Mapping[str, str] = field(default_factory=dict)
-    """When every run began (UTC), by environment; empty where it does not say."""
+    """The start of every run (UTC), by environment; empty if it is not recorded."""
     times: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Seconds that each evaluation took. They are measured, so they stand in none of the tables."""
+    """Seconds of each evaluation. They are measured, so no table has them."""
     arrays: KeptArrays = field(default_factory=KeptArrays)
-    """What the runs kept of inputs, stages, exact answers and bounds."""
+    """The kept inputs, stages, exact answers and bounds of the runs."""
     classes: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     """By environment and implementation, then by dtype: the rounding model that names the bounds among the arrays."""
     again: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """By environment, then by implementation: the words that name it on a command line (``settings.commands``)."""
 
     properties: Mapping[str, Sequence[Row]] = field(default_factory=dict)
-    """By environment: what was found of properties, where they were asked for."""
+    """By environment: the rows of properties, if the run tested any."""
 
     @property
     def has_several_environments(self) -> bool:
-        """Whether names have to say in which environment they are."""
+        """Return whether names need their environment."""
         return len(self.environments) > 1
 
     def named(self, name: str, environment: str) -> str:
-        """Return an implementation's name, with its environment where there are several; nothing for none."""
+        """Return an implementation's name, with its environment if there are several; empty for an empty name."""
         return f"{name} ({environment})" if name and environment and self.has_several_environments else name
 
     def title(self, column: Column, *, with_version: bool = True) -> str:
@@ -198,7 +199,7 @@ class Frames:
 
 
 _OF_PROPERTIES = {"outcome": "verdict", "first": "value", "second": "reference"}
-"""What columns of rows are called where they are of properties."""
+"""Columns of the properties' frame that have another name in ``Row``."""
 PROPERTIES = columns_of(
     "properties",
     *("implementation", "property_name", "case", "dtype", "variant", "outcome", "claim", "xfail", "stage", "index"),
@@ -207,7 +208,7 @@ PROPERTIES = columns_of(
 
 
 def property_columns(row: Row) -> dict[str, Any]:
-    """Return what a row says of a property, by the column of the properties' frame."""
+    """Return the values of a property's row, by the column of the properties' frame."""
     return {name: getattr(row, _OF_PROPERTIES.get(name, name)) for name in PROPERTIES}
 
 
@@ -217,7 +218,7 @@ Key = TypeVar("Key")
 
 
 def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
-    """Let what is made of frames alone be made once: a report in several formats asks for it in each."""
+    """Cache the result of ``make`` for each frames, because each format of a report needs it."""
     made: WeakKeyDictionary[Frames, Made] = WeakKeyDictionary()
 
     @wraps(make)
@@ -231,33 +232,33 @@ def once_for_frames(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
 
 def failing(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that fail a run."""
-    return _those(frame, goes_wrong(frame) & ~frame["xfail"].astype(bool))
+    return _select_rows(frame, goes_wrong(frame) & ~frame["xfail"].astype(bool))
 
 
 def expected_failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that would fail a run, were they not expected; documents' errata are others."""
-    return _those(frame, goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT))
+    """Return the rows that would fail a run if they were not expected, without documents' errata."""
+    return _select_rows(frame, goes_wrong(frame) & frame["xfail"].astype(bool) & frame["verdict"].ne(Verdict.MISPRINT))
 
 
 def by_convention(expected: pd.DataFrame) -> pd.Series[bool]:
-    """Return which expected failures are a convention for queries without a key, and on no list."""
+    """Return which expected failures are a convention for queries without a key, and not on a list."""
     if "empty_rows" not in expected:
         return pd.Series(False, index=expected.index)
     return expected["empty_rows"].notna() & expected["empty_rows"].ne("")
 
 
-def _those(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFrame:
-    """Return some rows; where there are none, as mostly, without looking through each column."""
+def _select_rows(frame: pd.DataFrame, are_meant: pd.Series[bool]) -> pd.DataFrame:
+    """Return the marked rows; skip the search of each column if there are none, which is common."""
     return frame[are_meant] if are_meant.any() else frame.iloc[:0]
 
 
 def goes_wrong(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Return which rows have a verdict that fails a run, were it not expected."""
+    """Return which rows have a verdict that fails a run unless it is expected."""
     return ~frame["verdict"].isin(list(HARMLESS))
 
 
 def begins_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return where what rows say begins: at a stage before theirs, or at their own."""
+    """Return the stage at which each row's failure begins: an earlier stage, or the row's stage."""
     return frame["begins_at"].where(frame["begins_at"].notna(), frame["stage"])
 
 
@@ -271,9 +272,9 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _plain_values(column: pd.Series[Any]) -> list[Any]:
-    """Return a column's values as Python has them: None for an empty cell among texts and whole numbers.
+    """Return a column's values as Python objects, with None for an empty cell among texts and whole numbers.
 
-    Texts come out of Arrow's memory all at once, which takes a tenth of the time of one after the other.
+    Converting all texts of Arrow's memory at once takes a tenth of the time of converting them one by one.
     """
     if isinstance(column.dtype, pd.StringDtype) or column.dtype == object:
         texts = column.to_numpy(dtype=object, copy=True)
@@ -294,11 +295,11 @@ def groups(frame: pd.DataFrame, keys: str | list[str]) -> dict[Any, pd.DataFrame
 
 
 def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Put items together of which a key is the same, in the order of the first ones."""
-    found: dict[Key, list[Item]] = {}
+    """Group items by key, in the order of each key's first item."""
+    grouped: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        grouped.setdefault(key(item), []).append(item)
+    return grouped
 
 
 def case_order(case: Mapping[str, Any]) -> tuple[bool, str, int]:
@@ -307,18 +308,18 @@ def case_order(case: Mapping[str, Any]) -> tuple[bool, str, int]:
 
 
 def is_document(case: Mapping[str, Any]) -> bool:
-    """Whether a case is transcribed from a published document."""
+    """Return whether a case is transcribed from a published document."""
     return bool(case["source"]["kind"] == "document")
 
 
 def layout_in(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout | None:
-    """Return how the document of a case lays out what a row is of: a stage, or a number that it prints."""
-    expected = [each for each in case["expected"] if each["name"] == row["stage"]]
+    """Return how the document of a case lays out the stage or the printed number of a row."""
+    expected = [entry for entry in case["expected"] if entry["name"] == row["stage"]]
     shape = row.get("shape")
     lengths = shape.split("x") if isinstance(shape, str) and shape != "scalar" else ()
-    given = tuple(map(int, lengths)) or next((tuple(each["shape"]) for each in expected), ())
-    transposed = ((each["name"], bool(each["transpose"])) for each in expected)
-    return layout_of(str(row["stage"]), given, transposed, is_document=is_document(case))
+    shape_shown = tuple(map(int, lengths)) or next((tuple(entry["shape"]) for entry in expected), ())
+    transposed = ((entry["name"], bool(entry["transpose"])) for entry in expected)
+    return layout_of(str(row["stage"]), shape_shown, transposed, is_document=is_document(case))
 
 
 def element_in(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
@@ -338,7 +339,7 @@ def document_cases(frames: Frames) -> Mapping[str, Mapping[str, Any]]:
 
 
 def under_erratum(frames: Frames, numbers: pd.DataFrame) -> pd.Series[bool]:
-    """Say of each number whether it is printed under a recorded erratum."""
+    """Return which numbers are printed under a recorded erratum."""
     kept = _errata(frames)
     flags = [key in kept for key in zip(numbers["case"], numbers["stage"], strict=True)]
     return pd.Series(flags, index=numbers.index, dtype=bool)
@@ -356,7 +357,7 @@ def _errata(frames: Frames) -> frozenset[tuple[str, str]]:
 
 
 def sampled_cases(frames: Frames) -> dict[str, str]:
-    """Return how many query rows stand for all, by case in which they do."""
+    """Return how many query rows were judged, for each case of which only a sample was judged."""
     rows = frames.results[frames.results["query_rows"].notna()].drop_duplicates("case")
     counts_of = zip(rows["case"], rows["judged_rows"], rows["query_rows"], strict=True)
     return {case: rows_judged(judged, queries) for case, judged, queries in counts_of}
@@ -412,16 +413,16 @@ def make_frames(merged: Merged) -> Frames:
         ("version", "environment", "implementation"),
         ("other_version", "other_environment", "other"),
     ):
-        rows[column] = _looked_up(rows[environment], rows[implementation], versions)
+        rows[column] = _look_up_pairs(rows[environment], rows[implementation], versions)
     rows["basis"] = rows["comparison"]
     rows["printed"] = rows["reference_text"]
     for column in _COUNTS:
         rows[column] = pd.to_numeric(rows[column]).astype("Int64")  # whole numbers beside empty cells
     kinds, notes = rows["comparison"], [note for run in merged.runs for note in _notes(run, merged)]
     return Frames(
-        results=_sorted(rows[kinds == "stage"], RESULTS),
-        pairs=_sorted(rows[kinds == "pair"], PAIRS),
-        numbers=_sorted(rows[kinds.isin(["printed", "known", "exact"])], NUMBERS),
+        results=_select_and_sort(rows[kinds == "stage"], RESULTS),
+        pairs=_select_and_sort(rows[kinds == "pair"], PAIRS),
+        numbers=_select_and_sort(rows[kinds.isin(["printed", "known", "exact"])], NUMBERS),
         environments=_environments(merged),
         columns=tuple(Column(*key, version) for key, version in versions.items()),
         cases=merged.cases,
@@ -444,17 +445,19 @@ def make_frames(merged: Merged) -> Frames:
     )
 
 
-def _looked_up(one: pd.Series[str], other: pd.Series[str], found: Mapping[tuple[str, str], str]) -> pd.Series[str]:
+def _look_up_pairs(
+    first: pd.Series[str], second: pd.Series[str], texts_by_pair: Mapping[tuple[str, str], str]
+) -> pd.Series[str]:
     """Look up two columns' values together, each combination once."""
-    ones, first = pd.factorize(one, use_na_sentinel=True)
-    others, second = pd.factorize(other, use_na_sentinel=True)
-    texts = [found.get((name, each)) for name in [*first, None] for each in [*second, None]]
+    first_codes, first_values = pd.factorize(first, use_na_sentinel=True)
+    second_codes, second_values = pd.factorize(second, use_na_sentinel=True)
+    texts = [texts_by_pair.get(pair) for pair in product([*first_values, None], [*second_values, None])]
     # A value that is absent has the code -1, the last place.
-    codes = (ones % (len(first) + 1)) * (len(second) + 1) + others % (len(second) + 1)
-    return pd.Series(texts, dtype=one.dtype).take(codes).set_axis(one.index)
+    codes = (first_codes % (len(first_values) + 1)) * (len(second_values) + 1) + second_codes % (len(second_values) + 1)
+    return pd.Series(texts, dtype=first.dtype).take(codes).set_axis(first.index)
 
 
-def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+def _select_and_sort(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     names = ("case", "dtype", "environment", "implementation", "stage", "other_environment", "other", "basis", "index")
     orders: Mapping[str, Callable[[str], Any]] = {"dtype": DTYPES.index, "stage": stage_order, "index": index_from}
     keys = [_ranks(rows[name], orders.get(name, str)) for name in names]
@@ -462,9 +465,9 @@ def _sorted(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _ranks(texts: pd.Series[str], key: Callable[[str], Any]) -> NDArray[np.intp]:
-    """Return each text's place in the order of a key, which is asked once for each; what is absent comes first."""
-    codes, found = pd.factorize(texts, use_na_sentinel=True)
-    distinct = found.tolist()
+    """Return each text's rank by a key, which is computed once per distinct text; missing texts come first."""
+    codes, names = pd.factorize(texts, use_na_sentinel=True)
+    distinct = names.tolist()
     ranks = np.empty(len(distinct) + 1, dtype=np.intp)
     ranks[sorted(range(len(distinct)), key=lambda number: key(distinct[number]))] = np.arange(len(distinct))
     ranks[-1] = -1
@@ -491,21 +494,21 @@ def _environments(merged: Merged) -> pd.DataFrame:
 
 
 def _warnings(merged: Merged) -> list[str]:
-    """Say what in the cases is probably not meant, each thing once."""
-    found = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    return at_most(_MAX_WARNINGS, [f"warning: {line}" for line in found], "and {} more warnings")
+    """Return the distinct warnings of the cases."""
+    lines = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
+    return at_most(_MAX_WARNINGS, [f"warning: {line}" for line in lines], "and {} more warnings")
 
 
 def _notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:
-    """Yield what did not run, and why, with ``_PROBLEM`` or more where it was asked for and is not there.
+    """Yield the units that did not run, and why, with at least ``_PROBLEM`` if they were requested.
 
-    A framework that is simply not installed is not asked for. What is ``_ANNOUNCED`` a run printed when it began.
+    A framework that is not installed was not requested. A run prints ``_ANNOUNCED`` notes when it begins.
     """
     where, environment = f"{run.label}: " if len(merged.runs) > 1 else "", run.environment
     for name, reason in environment["left_out"].items():
-        yield _NOTE, f"{where}{name} was left out: {reason}{_instead(name, run, merged)}"
-    missing = [(name, reason, _instead(name, run, merged)) for name, reason in environment["missing"].items()]
-    for name, reason, instead in sorted(missing, key=lambda each: not each[2]):
+        yield _NOTE, f"{where}{name} was left out: {reason}{_substitute_text(name, run, merged)}"
+    missing = [(name, reason, _substitute_text(name, run, merged)) for name, reason in environment["missing"].items()]
+    for name, reason, instead in sorted(missing, key=lambda entry: not entry[2]):
         yield _NOTE if instead else _ANNOUNCED, f"{where}{name} could not run: {reason}{instead}"
     yield from ((_ANNOUNCED, f"{where}bad case: {fault}") for fault in environment["faults"])
     if run.summary is None:
@@ -513,11 +516,10 @@ def _notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:
     yield from ((_PROBLEM, f"{where}partial results: {note}") for note in run.notes)
 
 
-def _instead(name: str, run: Run, merged: Merged) -> str:
-    """Say which other environment ran a backend or implementation that this one lacks; empty where none did."""
-    filled = [
-        other.label
-        for other in merged.runs
-        if other is not run and any(f"{each}.".startswith(f"{name}.") for each in other.environment["implementations"])
-    ]
-    return f"; {filled[0]} ran it" if filled else ""
+def _substitute_text(name: str, run: Run, merged: Merged) -> str:
+    """Name another environment that ran a backend or implementation that this one lacks; empty if none did."""
+    for candidate in merged.runs:
+        names = [f"{implementation}." for implementation in candidate.environment["implementations"]]
+        if candidate is not run and any(text.startswith(f"{name}.") for text in names):
+            return f"; {candidate.label} ran it"
+    return ""

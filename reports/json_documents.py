@@ -37,44 +37,44 @@ class Record:
         dataclass(frozen=True, kw_only=True)(cls)
 
     @classmethod
-    def derive(cls, source: object, /, **given: Any) -> Self:
-        """Return a record of a result, an object or a mapping: each field is what stands at its path there.
+    def derive(cls, source: object, /, **values: Any) -> Self:
+        """Return a record of a result, an object or a mapping, from which each field is read at its path.
 
-        What is ``given``, and what has a default, is not read off. Records inside are made of what stands there alike.
+        Fields in ``values``, and fields with a default, are not read. Nested records are derived the same way.
         """
         stated = fields_of(cls)
-        wanted = [each.name for each in fields(cls) if each.default is MISSING and each.name not in given]
-        read = {name: _at(source, (*stated[name], name)[2]) for name in wanted}
-        return cls(**{name: _derived(stated[name][0], value) for name, value in {**read, **given}.items()})
+        wanted = [entry.name for entry in fields(cls) if entry.default is MISSING and entry.name not in values]
+        read = {name: _value_at_path(source, (*stated[name], name)[2]) for name in wanted}
+        return cls(**{name: _convert(stated[name][0], value) for name, value in {**read, **values}.items()})
 
 
 _FIELDS: dict[type[Record], Mapping[str, tuple[Any, ...]]] = {}
 
 
 def fields_of(kind: type[Record]) -> Mapping[str, tuple[Any, ...]]:
-    """Return what is stated of each field of a record: its type, its meaning, and its path where that is another."""
+    """Return the annotation of each field of a record: its type, its meaning, and its path if that differs."""
     if kind not in _FIELDS:
         hints = get_type_hints(kind, include_extras=True)
-        _FIELDS[kind] = {each.name: get_args(hints[each.name]) for each in fields(kind)}
+        _FIELDS[kind] = {entry.name: get_args(hints[entry.name]) for entry in fields(kind)}
     return _FIELDS[kind]
 
 
-def _at(source: Any, path: str) -> Any:
+def _value_at_path(source: Any, path: str) -> Any:
     for name in path.split("."):
         source = source[name] if isinstance(source, Mapping) else getattr(source, name)
     return source
 
 
-def _derived(kind: Any, value: Any) -> Any:
-    """Return a value as a type has it: results of which it has records become these, however deep."""
+def _convert(kind: Any, value: Any) -> Any:
+    """Convert a value to a type: nested results become the records that the type names."""
     if value is None or isinstance(value, Record) or not _has_records(kind):
         return value
     if get_origin(kind) is Mapping:
-        return {name: _derived(get_args(kind)[1], each) for name, each in value.items()}
+        return {name: _convert(get_args(kind)[1], item) for name, item in value.items()}
     if get_origin(kind) is Sequence:
-        return [_derived(get_args(kind)[0], each) for each in value]
-    if alternatives := [each for each in get_args(kind) if each is not NoneType]:
-        return _derived(alternatives[0], value)
+        return [_convert(get_args(kind)[0], item) for item in value]
+    if alternatives := [alternative for alternative in get_args(kind) if alternative is not NoneType]:
+        return _convert(alternatives[0], value)
     return kind.derive(value)
 
 
@@ -301,7 +301,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def header(command: str) -> Header:
-    """Return what prints a document."""
+    """Return the header of a command's document."""
     from importlib.metadata import version
 
     return Header(version=version("attncheck"), schema=SCHEMA, command=command)
@@ -314,49 +314,49 @@ def opening(command: str, code: int, answer: str) -> Mapping[str, Any]:
 
 def document_text(document: Document) -> str:
     """Return a document as JSON, with a line break at its end."""
-    # Half of a character, of a file's name that is no Unicode: nothing but an escape can hold it.
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", _written(plain(document), "\n")) + "\n"
+    # Half of a character, of a file's name that is not Unicode, can only be written as an escape.
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", _json_text(plain(document), "\n")) + "\n"
 
 
-def _written(value: Any, line_break: str) -> str:
-    """Write plain data, indented; numbers and texts of one list stand on one line, so that a row is a line."""
+def _json_text(value: Any, line_break: str) -> str:
+    """Write plain data, indented; a list of numbers and texts is on one line, so that a row is a line."""
     inner = f"{line_break}  "
     if isinstance(value, dict) and value:
-        entries = (f"{_scalar(key)}: {_written(each, inner)}" for key, each in value.items())
+        entries = (f"{_scalar_text(key)}: {_json_text(item, inner)}" for key, item in value.items())
         return f"{{{inner}{f',{inner}'.join(entries)}{line_break}}}"
-    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
-        return f"[{inner}{f',{inner}'.join(_written(each, inner) for each in value)}{line_break}]"
-    return f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return f"[{inner}{f',{inner}'.join(_json_text(item, inner) for item in value)}{line_break}]"
+    return f"[{', '.join(map(_scalar_text, value))}]" if isinstance(value, list) else _scalar_text(value)
 
 
-def _scalar(value: Any) -> str:
+def _scalar_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """Return records, mappings and sequences as JSON has them."""
+    """Convert records, mappings and sequences to JSON's types."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return NOT_FINITE[0 if math.isnan(value) else 1 if value > 0 else 2]
     if isinstance(value, str | PurePath):
         return str(value)
     if isinstance(value, Sequence):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value
 
 
 def error_document(command: str, error: AttncheckError) -> ErrorDocument:
-    """Return what a command prints that ends with an error."""
-    faults = [Fault.derive(each) for each in error.faults] if isinstance(error, CaseError) else []
+    """Return the document of a command that ends with an error."""
+    faults = [Fault.derive(fault) for fault in error.faults] if isinstance(error, CaseError) else []
     return error_of(command, type(error).__name__, str(error), error.exit_code, faults)
 
 
 def error_of(
     command: str, kind: str, message: str, code: int = ExitCode.BAD_INPUT, faults: Sequence[Fault] = ()
 ) -> ErrorDocument:
-    """Return what a command prints that has no outcome, of an error of any kind."""
+    """Return the document of a command without an outcome, for an error of any kind."""
     error = ErrorRecord(kind=kind, message=message, faults=faults)
     return ErrorDocument(**opening(command, code, message.split("\n", 1)[0]), error=error)

@@ -11,7 +11,6 @@ import html
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from attncheck.reports import sections
 from attncheck.reports.cells import FAILS_A_RUN
@@ -34,7 +33,13 @@ from attncheck.reports.document_model import (
     Text,
     anchor_of,
 )
-from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
+from attncheck.reports.documents import (
+    NUMBERS_EXPLAINED,
+    DocumentComputation,
+    documents,
+    expectation_parts,
+    source_blocks,
+)
 from attncheck.reports.frames import Column, Frames, by_key, element_in, records, sampled_cases
 from attncheck.reports.summary import make_summary, verdict_table
 
@@ -55,7 +60,7 @@ def render_markdown(frames: Frames) -> str:
         verdict_section(frames),
         sections.properties(frames),
         _documents(frames),
-        _largest(frames),
+        _largest_differences(frames),
         sections.environments(frames),
     )
     opening: list[Block] = [
@@ -71,57 +76,58 @@ _DIFFERENCES_EXPLAINED = (
 )
 
 
-def _largest(frames: Frames) -> Section | None:
+def _largest_differences(frames: Frames) -> Section | None:
     """Return the pairs that differ most, whether or not they still agree; None without any."""
     pairs = frames.pairs[frames.pairs["ratio"].notna()]
     pairs = pairs.sort_values(["ratio", "difference"], ascending=False, kind="stable").head(_LARGEST)
-    rows = [_pair_cells(frames, row) for row in records(pairs)]
+    rows: list[tuple[Inline, ...]] = []
+    for row in records(pairs):
+        digits = 9 if row["dtype"] == "float32" else 17
+        rows.append(
+            (
+                *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
+                frames.named(row["implementation"], row["environment"]),
+                frames.named(row["other"], row["other_environment"]),
+                element_in(frames.cases[row["case"]], row),
+                *(number(row["value"], digits), number(row["reference"], digits)),
+                *(number(row["difference"]), number(row["ratio"]), row["verdict"]),
+            )
+        )
     headings = ("case", "stage", "dtype", "one", "other", "at", "value", "other value", "difference")
     title = "Largest differences between two implementations"
     table = Table(title, (*headings, "of the allowed", "verdict"), rows, "llllllrrrrl")
     return Section(title, "largest", [Text(_DIFFERENCES_EXPLAINED), table]) if rows else None
 
 
-def _pair_cells(frames: Frames, row: Mapping[str, Any]) -> tuple[Inline, ...]:
-    digits = 9 if row["dtype"] == "float32" else 17
-    return (
-        *(Mark(row["case"]), Mark(row["stage"]), row["dtype"]),
-        frames.named(row["implementation"], row["environment"]),
-        frames.named(row["other"], row["other_environment"]),
-        element_in(frames.cases[row["case"]], row),
-        *(number(row["value"], digits), number(row["reference"], digits)),
-        *(number(row["difference"]), number(row["ratio"]), row["verdict"]),
-    )
-
-
 def _documents(frames: Frames) -> Section | None:
-    """Return each document's cases: what it prints, and what it computes without printing; None without any."""
-    parts = [_document(frames, *each) for each in documents(frames).items()]
+    """Return each document's cases with their printed and unprinted numbers; None without any."""
+    parts = [_document(frames, *item) for item in documents(frames).items()]
     text = Text(NUMBERS_EXPLAINED)
     return Section("Documents", "documents", [text, *parts]) if parts else None
 
 
-def _document(frames: Frames, name: str, found: Sequence[Computation]) -> Subsection:
-    """Return one document; it leads to its pictures in the HTML report."""
-    first = found[0].case
+def _document(frames: Frames, name: str, computations: Sequence[DocumentComputation]) -> Subsection:
+    """Return one document, with a link to its pictures in the HTML report."""
+    first = computations[0].case
     drawn = (
         "Drawn in ",
         Mark("report.html", "link", f"report.html#{anchor_of('document', name)}"),
         ".",
     )
     cases = (
-        Subsection(each.case["name"], [*map(Text, each.notes), *expectation_parts(frames, each)], 4) for each in found
+        Subsection(item.case["name"], [*map(Text, item.notes), *expectation_parts(frames, item)], 4)
+        for item in computations
     )
     return Subsection(first["title"], [*source_blocks(first), Text(drawn), *cases], 3)
 
 
 _MAX_LISTED_CASES, _MAX_CELLS = 2_000, 40_000
-"""A forge shows no file of many megabytes, and nobody reads one."""
+"""A code hosting site does not show a file of many megabytes."""
 Verdicts = Mapping[str, Mapping[Column, Inline]]
 
 
 def verdict_section(frames: Frames) -> Section:
-    """Return the verdict of every case on every implementation, a table per topic; of very many those that fail."""
+    """Return the verdict of every case on every implementation, a table per topic; failing cases if there are many."""
     verdicts: Verdicts = verdict_table(frames)
     most = min(_MAX_LISTED_CASES, max(1, _MAX_CELLS // max(1, len(frames.columns))))
     instead: list[Block] = []
@@ -139,10 +145,10 @@ def verdict_section(frames: Frames) -> Section:
         instead = [Text((text, Mark("results.csv"), "."))]
         verdicts = {case: cells for case, cells in verdicts.items() if case in shown}
     explained = Text(f"{sections.VERDICTS_NOTE} Without another word, all dtypes agree.")
-    return Section("Verdicts", "verdicts", [*instead, *_tables(frames, verdicts), explained])
+    return Section("Verdicts", "verdicts", [*instead, *_verdict_tables(frames, verdicts), explained])
 
 
-def _tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
+def _verdict_tables(frames: Frames, verdicts: Verdicts) -> Iterator[Subsection]:
     headings = ["case", *map(frames.title, frames.columns)]
     sampled = {case: f" ({text})" for case, text in sampled_cases(frames).items()}
     for file, cases in by_key(verdicts, lambda case: str(frames.cases[case]["file"])).items():
@@ -164,7 +170,7 @@ def page_text(page: Page) -> str:
 
 
 def section_lines(section: Section | None) -> list[str]:
-    """Render a section; nothing for none."""
+    """Render a section; empty for None."""
     return [] if section is None else [f"## {section.title}", "", *blocks_lines(section.blocks)]
 
 
@@ -180,7 +186,7 @@ def _block(block: Block) -> list[str]:
         case Items():
             for item in block.items:
                 content, *inner = (item.content, *item.items) if isinstance(item, Nested) else (item,)
-                lines += [f"- {inline(content)}", *(f"  - {inline(each)}" for each in inner)]
+                lines += [f"- {inline(content)}", *(f"  - {inline(child)}" for child in inner)]
         case Table():
             lines = _table(block)
         case Code():
@@ -216,7 +222,7 @@ def _table(block: Table) -> list[str]:
 
 
 def _entry(number: str, blocks: Sequence[Block]) -> list[str]:
-    """Render an entry of a numbered list: its texts line by line, then what else it has, as far in as the number."""
+    """Render an entry of a numbered list: its texts line by line, then its other blocks, indented by the number."""
     texts = [block for block in blocks if isinstance(block, Text)]
     first = "<br>".join(inline(text.content) for text in texts)
     rest = blocks_lines(block for block in blocks if not isinstance(block, Text))
@@ -260,5 +266,5 @@ def code(text: object) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a number shortly; nothing for no number."""
+    """Write a number with few digits; empty for no number."""
     return "" if value is None or math.isnan(value) else f"{value:.{digits}g}"

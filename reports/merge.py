@@ -49,20 +49,22 @@ def merge_runs(runs: Sequence[Run], *, across: bool = True) -> Merged:
     ]
     if len(runs) > 1 and across:
         differing = differing_cases({run.label: run.cases for run in runs})
-        found, frames = _Across(runs, rows, differing), list[pd.DataFrame]()
+        comparison, frames = _CrossRunComparison(runs, rows, differing), list[pd.DataFrame]()
         # In frames of a bounded size: a million dictionaries would not fit into memory.
-        across_runs = found.pairs()
+        across_runs = comparison.pairs()
         while batch := list(islice(across_runs, _PAIRS_PER_FRAME)):
             frames.append(table_of(batch, _PAIR_SCHEMA).to_pandas())
         rows = pd.concat([rows, *frames], ignore_index=True)
-        notes += [f"{case} is not the same case everywhere: {why}" for case, why in sorted(found.differing.items())]
-        notes += sorted(found.unreadable)
+        notes += [
+            f"{case} is not the same case everywhere: {why}" for case, why in sorted(comparison.differing.items())
+        ]
+        notes += sorted(comparison.unreadable)
     return Merged(rows, tuple(runs), tuple(notes))
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """An implementation in an environment: its rounding model in the dtype at hand, where it is expected to fail."""
+    """An implementation in an environment: its rounding model in the current dtype, and its expected failure."""
 
     implementation: str
     environment: str
@@ -70,18 +72,22 @@ class _Subject:
     xfail: ExpectedStage | None
 
 
-class _Across:
-    """The pairs of implementations that ran in different environments, where both runs kept their arrays."""
+class _CrossRunComparison:
+    """The pairs of implementations that ran in different environments, if both runs kept their arrays."""
 
     def __init__(self, runs: Sequence[Run], rows: pd.DataFrame, differing: Mapping[str, str]) -> None:
         self.runs = runs
         self.differing = dict(differing)
         """Cases that differ between the runs, and how."""
         self.unreadable: set[str] = set()
-        self._xfails = _xfail_rows(rows)
+        self._xfails: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+        """Expected failures by environment, case and dtype."""
+        for record in rows[rows["xfail"].astype(bool) & rows["comparison"].eq("stage")].to_dict("records"):
+            row = Row(**{name: record[name] for name in ROW_SCHEMA})
+            self._xfails[record["environment"], row.case, row.dtype].append(row)
 
     def pairs(self) -> Iterator[dict[str, Any]]:
-        """Compare one case in one dtype at a time: no more than that, and a part of every run, is in memory."""
+        """Compare one case in one dtype at a time, so that only that and a part of every run are in memory."""
         parts = {run.label: run.parts for run in self.runs}
         runs_of: dict[Unit, list[Run]] = defaultdict(list)
         for run in self.runs:
@@ -120,20 +126,13 @@ class _Across:
                 operation = run.cases[case]["operation"] if case in run.cases else operation
                 expected = expected_stages(self._xfails.get((run.label, case, dtype), ())).get(name)
                 subjects[_Subject(name, run.label, rounding_model, expected)] = stages
-        yield from _pairs(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
+        yield from _pair_rows(Row(case, operation, dtype, "", "pair", "", Verdict.AGREE), subjects, bounds)
 
 
-def _xfail_rows(rows: pd.DataFrame) -> dict[tuple[str, str, str], list[Row]]:
-    """Return the rows that are expected failures, by environment, case and dtype."""
-    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for record in rows[rows["xfail"].astype(bool) & rows["comparison"].eq("stage")].to_dict("records"):
-        row = Row(**{name: record[name] for name in ROW_SCHEMA})
-        found[record["environment"], row.case, row.dtype].append(row)
-    return found
-
-
-def _pairs(blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str, Stages]) -> Iterator[dict[str, Any]]:
-    """Compare one case in one dtype across environments; inside one they have been compared already."""
+def _pair_rows(
+    blank: Row, subjects: Mapping[_Subject, Stages], bounds: Mapping[str, Stages]
+) -> Iterator[dict[str, Any]]:
+    """Compare one case in one dtype across environments; inside each, the run compared already."""
     from attncheck.judging.judge import judge_pairs, pair_row  # one run needs neither
 
     for first, second in combinations(subjects, 2):

@@ -28,21 +28,29 @@ def failure_of_rows(
     """Return the failure of one evaluation, given its rows and the record of its case; None if nothing fails a run."""
     of_answer = {"environment": "", "case": case["id"]}
     bad = [{**vars(row), **of_answer, "diagnosis": row.diagnosis or diagnosis} for row in rows if row.fails_run]
-    return failure_among(bad, min(bad, key=first_failing_row), len(bad), case, commands) if bad else None
+    return make_failure(bad, min(bad, key=first_failing_row), len(bad), case, commands) if bad else None
 
 
-def failure_among(
-    rows: Sequence[_Row], first: _Row, count: int, case: Mapping[str, Any], commands: Sequence[str]
+def make_failure(
+    rows: Sequence[_Row], first: _Row, failing_comparisons: int, case: Mapping[str, Any], commands: Sequence[str]
 ) -> Failure:
-    """Return the failure that begins at the ``first`` of some failing rows, with the numbers of its worst element."""
-    stage = _begins_at(first)
-    shown = next((each for each in rows if each["stage"] == stage), rows[0] if rows else None)
-    diagnosed = next((each["diagnosis"] for each in rows if each.get("diagnosis") is not None), None)
-    numbers = _NO_NUMBERS if shown is None else {**_numbers_of_row(shown), "diagnosis": diagnosed or None}
+    """Return the failure of one evaluation, with the numbers of its worst element.
+
+    Args:
+        rows: The failing rows of the evaluation, from which the worst element and the diagnosis are read.
+        first: The row at which the failure begins; it has the verdict and the message.
+        failing_comparisons: The number of failing comparisons that the failure reports.
+        case: The record of the case.
+        commands: The commands to run next.
+    """
+    stage = _first_wrong_stage(first)
+    shown = next((row for row in rows if row["stage"] == stage), rows[0] if rows else None)
+    diagnosed = next((row["diagnosis"] for row in rows if row.get("diagnosis") is not None), None)
+    numbers = _NO_NUMBERS if shown is None else {**_element_numbers(shown), "diagnosis": diagnosed or None}
     return Failure(
         **{name: first[name] for name in (*KEYS, "verdict", "message")},
         stage=stage,
-        rows=count,
+        rows=failing_comparisons,
         **numbers,
         file=case["file"],
         line=case["line"],
@@ -53,49 +61,48 @@ def failure_among(
 
 
 def first_failing_row(row: _Row) -> tuple[bool, tuple[int, str]]:
-    """Sort key: the row where a failure begins comes first.
+    """Sort key: the row at which a failure begins comes first.
 
-    A stage that only inherits an error comes after the one where it begins, wherever it stands in the computation. So
-    does a number, of a stage that fails itself: the stage's message says why the number misses.
+    A stage that only inherits an error comes after the stage at which it begins, in any order of computation. A number
+    comes after its failing stage, whose message explains why the number misses.
     """
-    return _begins_at(row) != row["stage"] or row.get("basis") is not None, (stage_position(row["stage"]), row["stage"])
+    return _first_wrong_stage(row) != row["stage"] or row.get("basis") is not None, (
+        stage_position(row["stage"]),
+        row["stage"],
+    )
 
 
-def _begins_at(row: _Row) -> str:
-    """Return where a row's error begins, also where the implementation does not return that stage."""
+def _first_wrong_stage(row: _Row) -> str:
+    """Return the stage at which a row's error begins, even if the implementation does not return it."""
     begins = row.get("begins_at")
     return str(row["stage"] if begins is None else begins)
 
 
-def _numbers_of_row(row: _Row) -> dict[str, Any]:
-    """Return the numbers of the element that a row names. In frames, what is not there is NaN."""
+def _element_numbers(row: _Row) -> dict[str, Any]:
+    """Return the numbers of the element that a row names; NaN of frames becomes None."""
     against = row.get("against")
     ratio = row.get("introduced_ratio") if against == "step" else row.get("ratio")
-    if row["index"] is None:
-        return {**_NO_NUMBERS, "ratio": _number(ratio)}
+    if (index := row["index"]) is None:
+        return {**_NO_NUMBERS, "ratio": _optional_float(ratio)}
     return {
         "element_stage": row["stage"],
-        "element": _element(row["index"]),
+        # An index of several elements, such as a range, is left out.
+        "element": list(index_from(index)) if not index or _ELEMENT.fullmatch(index) else None,
         "computed": float(row["value"]),
         "exact": float(row["reference"]),
-        "error": _number(row["difference"]),
-        "bound": _number(row["allowed"]),
-        "ratio": _number(ratio),
+        "error": _optional_float(row["difference"]),
+        "bound": _optional_float(row["allowed"]),
+        "ratio": _optional_float(ratio),
         "against": against,
     }
 
 
-def _element(index: str) -> list[int] | None:
-    """Read an index; what names no single element is none."""
-    return list(index_from(index)) if not index or _ELEMENT.fullmatch(index) else None
-
-
-def _number(value: Any) -> float | None:
+def _optional_float(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
 def lengths_of(case: Mapping[str, Any]) -> dict[str, int]:
-    """Return the length of every axis of a case record; empty where nothing is known of its shapes."""
+    """Return the length of every axis of a case record; empty if its shapes are unknown."""
     if case["operation"] not in OPERATIONS:
         return {}
     return axis_lengths(

@@ -1,4 +1,4 @@
-"""The documents of what cases and properties came to."""
+"""The JSON documents of the outcomes of cases and properties."""
 
 from __future__ import annotations
 
@@ -26,44 +26,45 @@ def rows_of(frame: pd.DataFrame) -> list[json_documents.Row]:
     return [{name: None if pd.isna(value) else value for name, value in row.items()} for row in records(frame)]
 
 
-def first_of_each(found: Iterable[json_documents.Failure]) -> list[str]:
+def first_of_each(failures: Iterable[json_documents.Failure]) -> list[str]:
     """Return the first command of the first failure of each of some implementations."""
-    firsts = by_key((each for each in found if each.next), lambda each: (each.environment, each.implementation))
+    with_commands = (failure for failure in failures if failure.next)
+    firsts = by_key(with_commands, lambda failure: (failure.environment, failure.implementation))
     return [first.next[0] for first, *_ in firsts.values()][:_MOST_COMMANDS]
 
 
 def outcome_document(
     frames: Frames, code: ExitCode, *, command: str = "check", report: Path | None = None, results: Path | None = None
 ) -> json_documents.Outcome:
-    """Return what a comparison came to.
+    """Return the outcome of a comparison.
 
-    ``report`` is None where none is written, ``results`` where there are several.
+    ``report`` is None if none is written, ``results`` if there are several.
     """
     answer = make_summary(frames)
     padded = padded_cases(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
     asked = properties.property_table(properties.asked_rows(frames))
     broken = properties.broken_properties(frames)
-    worst = {name: {title: properties.worst_of(of) for title, of in cells.items()} for name, cells in asked.items()}
+    worst = {name: {title: properties.worst_of(rows) for title, rows in cells.items()} for name, cells in asked.items()}
     return json_documents.Outcome(
         **json_documents.opening(command, code, answer.word),
         defects=[
             json_documents.DefectRecord.derive(
-                each, diagnosis=each.diagnosis or None, dtypes=list(filter(None, each.dtypes))
+                defect, diagnosis=defect.diagnosis or None, dtypes=list(filter(None, defect.dtypes))
             )
-            for each in defects(frames)
+            for defect in defects(frames)
         ],
         failures=failures(frames),
         next=[*first_commands(frames), *(command for _, command in broken[:1] if command)],
         notes=list(frames.notes),
         judged=answer.judged,
         coverage={
-            titles[each.column]: json_documents.CoverageRecord.derive(
-                each,
-                lacks=dict(each.lacks.singly),
-                padded=padded[each.column]["case"].nunique() if each.column in padded else 0,
+            titles[entry.column]: json_documents.CoverageRecord.derive(
+                entry,
+                lacks=dict(entry.lacks.singly),
+                padded=padded[entry.column]["case"].nunique() if entry.column in padded else 0,
             )
-            for each in coverage(frames)
+            for entry in coverage(frames)
         },
         too_few_judged=list(unjudged(frames)),
         numbers=json_documents.plain(number_counts(frames)),
@@ -74,8 +75,10 @@ def outcome_document(
             if asked.stopped
         },
         in_common=[
-            json_documents.InCommon.derive(each, text=each.text(with_environment=False), counted=f"{each.noun}s")
-            for each in in_common(frames)
+            json_documents.InCommon.derive(
+                pattern, text=pattern.text(with_environment=False), counted=f"{pattern.noun}s"
+            )
+            for pattern in in_common(frames)
         ],
         verdicts={
             case: {titles[column]: plain_text(words) for column, words in cells.items()}
@@ -84,7 +87,7 @@ def outcome_document(
         properties={
             name: {title: row.verdict if row else "-" for title, row in cells.items()} for name, cells in worst.items()
         },
-        broken_properties=[_property_record(*each) for each in broken],
+        broken_properties=[_property_record(*item) for item in broken],
         report=None if report is None else str(report),
         html=None if report is None else str(report.with_suffix(".html")),
         results=None if results is None else str(results),
@@ -94,11 +97,11 @@ def outcome_document(
 def properties_document(
     rows: Sequence[Row], again: Mapping[str, Sequence[str]], code: ExitCode, notes: Sequence[str]
 ) -> json_documents.PropertiesDocument:
-    """Return every way in which properties were asked; ``again`` names implementations on a command line."""
+    """Return every test of a property; ``again`` has the words that name an implementation on a command line."""
     commands = (properties.command_for(row, again) for row in properties.failing_first(rows)[:1])
     return json_documents.PropertiesDocument(
         **json_documents.opening("properties", code, properties.sentence_of(rows)),
-        next=[each for each in commands if each],
+        next=[item for item in commands if item],
         notes=list(notes),
         properties=[_property_record(row, properties.command_for(row, again) if row.fails_run else "") for row in rows],
     )

@@ -58,11 +58,11 @@ class Panel:
     row_axis: str = ""
     column_axis: str = ""
     printed: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """By row and column: what a document prints there, where that is not the matrix's number."""
+    """By row and column: the number that a document prints there, if it is not the matrix's number."""
 
 
 def cell_text(panel: Panel, row: int, column: int) -> tuple[str, str]:
-    """Write a cell's number, and what is printed instead of it, if anything: with digits that tell the two apart."""
+    """Write a cell's number, and the misprint there if any, with enough digits to show how they differ."""
     value, printed = panel.matrix[row, column].item(), panel.printed.get((row, column), "")
     with suppress(ValueError):
         return (told_apart(float(printed), float(value))[1] if printed else short_number(value)), printed
@@ -70,9 +70,9 @@ def cell_text(panel: Panel, row: int, column: int) -> tuple[str, str]:
 
 
 def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
-    """Return a panel per matrix of an array: of a vector one row, of more axes one for each of the first matrices.
+    """Return a panel per matrix of an array: one row for a vector, and the first matrices for more axes.
 
-    Leading axes of length 1 are not spoken of.
+    Titles leave out leading axes of length 1.
     """
     matrices = np.atleast_2d(array)
     leading = matrices.shape[:-2]
@@ -85,7 +85,7 @@ def panels_of(array: Array, title: str, **fields: Any) -> tuple[Panel, ...]:
 
 
 def describe(panel: Panel) -> str:
-    """Say a matrix in words: every number of a small one, of a larger one its range."""
+    """Describe a matrix in words: every number of a small one, the range of a larger one."""
     rows, columns = panel.matrix.shape
     start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
     if panel.printed:
@@ -103,7 +103,7 @@ def describe(panel: Panel) -> str:
 
 
 def value_range(matrix: Array) -> tuple[float, float]:
-    """Return the smallest and the largest finite number; 0 and 1 where there is none."""
+    """Return the smallest and the largest finite number; 0 and 1 if there is none."""
     values = np.asarray(matrix, dtype=np.float64)
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -119,10 +119,10 @@ def shades(panel: Panel) -> Pixels:
     finite = np.isfinite(values)
     # Halves, because the difference of two numbers of float64 may be beyond it.
     part = (np.where(finite, values, low) / 2 - low / 2) / ((high / 2 - low / 2) or 1.0)
-    light, dark = (np.array(_parts(colour), dtype=np.float64) for colour in (LIGHTEST, panel.colour))
+    light, dark = (np.array(_rgb(colour), dtype=np.float64) for colour in (LIGHTEST, panel.colour))
     pixels = (light + part[..., np.newaxis] * (dark - light)).round().astype(np.uint8)
     for odd, colour in ((np.isnan(values), _NOT_A_NUMBER), (values == -np.inf, _BELOW), (values == np.inf, _ABOVE)):
-        pixels[odd] = _parts(colour)
+        pixels[odd] = _rgb(colour)
     return pixels
 
 
@@ -138,7 +138,7 @@ def png_of(pixels: Pixels) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def _parts(colour: str) -> list[int]:
+def _rgb(colour: str) -> list[int]:
     return [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
 
 
@@ -160,7 +160,7 @@ def short_number(value: float, digits: int = 3) -> str:
 
 
 def safe_text(text: object, most: int = 120) -> str:
-    """Return a text in one line that any image can hold, cut where it is long."""
+    """Return a text in one line without characters that images cannot show, truncated if it is long."""
     line = " ".join(_UNSHOWABLE.sub("\ufffd", " ".join(str(text).split())).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
@@ -170,7 +170,7 @@ Real = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ErrorMatrix:
-    """One matrix of errors, thinned out, and the place of the worst of all errors in it, if it is there."""
+    """One matrix of errors, thinned out, and the position of the worst of all errors if this matrix has it."""
 
     title: str
     errors: Real
@@ -178,7 +178,7 @@ class ErrorMatrix:
 
 
 def describe_errors(ratio: Real, title: str, layout: DocumentLayout | None = None) -> str:
-    """Say in words what an error map shows: the worst element, how many exceed the limit, how many were not judged."""
+    """Describe an error map in words: the worst element, how many exceed the limit, how many were not judged."""
     start = f"{safe_text(title)}, shape {' x '.join(map(str, ratio.shape)) or '()'}"
     if not ratio.size:
         return f"{start}: there is no element."
@@ -192,23 +192,23 @@ def describe_errors(ratio: Real, title: str, layout: DocumentLayout | None = Non
     many = (
         f"{beyond:,} of {ratio.size - unjudged:,} elements exceed the limit 1" if beyond else "none exceeds the limit 1"
     )
-    left = f"; {unjudged:,} not judged" if unjudged else ""
-    return f"{start}: largest {ratio.flat[flat]:.3g}{where}; {many}{left}."
+    unjudged_text = f"; {unjudged:,} not judged" if unjudged else ""
+    return f"{start}: largest {ratio.flat[flat]:.3g}{where}; {many}{unjudged_text}."
 
 
 def error_matrices(errors: Real, most_cells: int = MAX_CELLS, *, is_document: bool = False) -> list[ErrorMatrix]:
-    """Split an array into its matrices, or fold them into one where they are many; large ones are thinned out.
+    """Split an array into its matrices, or fold many into one; large ones are thinned out.
 
-    Each is named by the index of its leading axes, in a document's case without those of length 1.
+    Each is named by the index of its leading axes; for documents, without axes of length 1.
     """
     matrices = np.atleast_2d(errors)
     leading, worst = matrices.shape[:-2], np.unravel_index(int(np.nanargmax(matrices)), matrices.shape)
     row, column = int(worst[-2]), int(worst[-1])
     if math.prod(leading) > MAX_PANELS:
         folded = np.fmax.reduce(matrices.reshape(-1, *matrices.shape[-2:]), axis=0)
-        return [_map(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
+        return [_thinned_matrix(f"largest of {math.prod(leading):,} matrices", folded, (row, column), most_cells)]
     return [
-        _map(
+        _thinned_matrix(
             name,
             matrices[index],
             (row, column) if index == tuple(worst[:-2]) else None,
@@ -226,7 +226,7 @@ def named_matrices(leading: tuple[int, ...], *, is_document: bool) -> Iterator[t
         yield index, written_element([index[axis] for axis in among]) if among else ""
 
 
-def _map(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: int) -> ErrorMatrix:
+def _thinned_matrix(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: int) -> ErrorMatrix:
     rows, columns = (math.ceil(length / most_cells) for length in errors.shape)
     if (rows, columns) == (1, 1):
         return ErrorMatrix(title, errors, worst)
@@ -238,14 +238,14 @@ def _map(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: in
 
 
 MAX_WRITTEN = 64
-"""Inputs with more numbers are not spelt out, unless the document prints them."""
+"""Inputs with more numbers are not listed unless the document prints them."""
 
 _COLOURS = (
     dict.fromkeys(("query", *LOGITS), PURPLE) | dict.fromkeys(MEANS, BLUE) | dict.fromkeys(("mask", "bias"), GREY)
 )
 _NOT_DRAWN = frozenset({"log_sum_exp"})
 _OF_A_TOKEN = frozenset({*PROJECTIONS, *MEANS, "applied_values"})
-"""What has a row per token, and a column where a document writes its vectors in columns."""
+"""Arrays with a row per token, or a column if a document writes vectors as columns."""
 _KEYS_ACROSS = frozenset({*ON_SCORES, "mask", "bias"})
 
 
@@ -265,7 +265,7 @@ class KeptCase:
 class Drawing:
     """One picture to draw with ``figures.heatmaps(panels)``.
 
-    ``names`` are the inputs, or the stages and quantities, that it shows: several where they are equal.
+    ``names`` are the inputs, or the stages and quantities, that it shows: several if they are equal.
     """
 
     title: str
@@ -275,17 +275,17 @@ class Drawing:
 
 
 def kept_of(arrays: KeptArrays, case: str, dtype: str) -> KeptCase | None:
-    """Return a case's inputs and exact stages, of the first run that kept them; None where no run did."""
-    found = arrays.of(case, dtype)
-    for environment in dict.fromkeys(key[0] for key in found):
-        own = {name: {k[2]: found[k] for k in found if k[:2] == (environment, name)} for name in (INPUTS, EXACT)}
-        if own[INPUTS] and own[EXACT]:
-            return KeptCase(own[INPUTS], own[EXACT])
+    """Return a case's inputs and exact stages, of the first run that kept them; None if no run did."""
+    kept = arrays.of(case, dtype)
+    for environment in dict.fromkeys(key[0] for key in kept):
+        inputs, exact = ({k[2]: kept[k] for k in kept if k[:2] == (environment, name)} for name in (INPUTS, EXACT))
+        if inputs and exact:
+            return KeptCase(inputs, exact)
     return None
 
 
 def exact_value(expected: Mapping[str, Any], kept: KeptCase) -> Array | None:
-    """Return the exact value of a stage, or of the quantity that is derived from it; None where it was not kept."""
+    """Return the exact value of a stage, or of the quantity that is derived from it; None if it was not kept."""
     name, stage = expected["name"], kept.exact.get(expected["of"])
     if stage is None or name == expected["of"]:
         return stage
@@ -294,17 +294,17 @@ def exact_value(expected: Mapping[str, Any], kept: KeptCase) -> Array | None:
 
 
 def input_text(case: Mapping[str, Any], name: str, array: Array) -> tuple[tuple[str, ...], ...]:
-    """Return an input's numbers as the document prints them, else as short as they can be written, if they are few."""
+    """Return an input's numbers as the document prints them, else in their shortest form if they are few."""
     printed = case.get("given", {}).get(name, {}).get("printed")
     if printed is not None:
         rows = np.array(printed, dtype=object)
         return tuple(tuple(map(str, row)) for row in rows.reshape(-1, rows.shape[-1] if rows.ndim else 1))
     if array.size > MAX_WRITTEN or not array.ndim:
         return ()
-    return tuple(tuple(map(_shortest, row)) for row in array.reshape(-1, array.shape[-1]).tolist())
+    return tuple(tuple(map(_shortest_number, row)) for row in array.reshape(-1, array.shape[-1]).tolist())
 
 
-def _shortest(value: float) -> str:
+def _shortest_number(value: float) -> str:
     number = float(value)
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
@@ -314,10 +314,10 @@ def drawings_of(
 ) -> tuple[Drawing, ...]:
     """Return the inputs, then the stages in the order of computation; ``in_columns`` vectors are drawn as columns.
 
-    ``printed`` is what the document prints otherwise than it is.
+    ``printed`` has the document's misprints.
     """
-    given = case.get("given", {})
-    names = {name: given.get(name, {}).get("called", "") for name in kept.inputs}
+    inputs_in_document = case.get("given", {})
+    names = {name: inputs_in_document.get(name, {}).get("called", "") for name in kept.inputs}
     called = {expected["name"]: expected["called"] for expected in case["expected"] if "called" in expected}
     stages = {stage: kept.exact[stage] for stage in STAGES if stage in kept.exact and stage not in _NOT_DRAWN}
     derived = {expected["name"]: expected for expected in case["expected"] if expected["name"] != expected["of"]}
@@ -337,7 +337,7 @@ def drawings_of(
 def _drawings(
     arrays: Mapping[str, Array], called: Mapping[str, str], is_input: bool, in_columns: bool, printed: Printed
 ) -> Sequence[Drawing]:
-    """Draw each array once: those that are equal share a picture."""
+    """Draw each array once; equal arrays share a picture."""
     together: dict[str, list[str]] = {}
     for name, array in arrays.items():
         same = next((first for first in together if _are_equal(arrays[first], array)), name)
@@ -346,43 +346,47 @@ def _drawings(
     for first, names in together.items():
         title = title_of(names, dict.fromkeys(text for name in names if (text := called.get(name))))
         turned = in_columns and first in _OF_A_TOKEN and arrays[first].ndim > 1
-        panels = panels_of(np.swapaxes(arrays[first], -1, -2) if turned else arrays[first], title, **_look(first))
-        marked = [_marked(panels, arrays[name], printed[name], first, in_columns) for name in names if name in printed]
+        panels = panels_of(
+            np.swapaxes(arrays[first], -1, -2) if turned else arrays[first], title, **_panel_style(first)
+        )
+        marked = [
+            _with_misprints(panels, arrays[name], printed[name], first, in_columns) for name in names if name in printed
+        ]
         drawings.append(Drawing(title, tuple(names), is_input, marked[0] if marked else panels))
     return drawings
 
 
-def _marked(
+def _with_misprints(
     panels: tuple[Panel, ...], array: Array, printed: Mapping[str, str], name: str, in_columns: bool
 ) -> tuple[Panel, ...]:
-    """Say in the panels of an array what is printed otherwise."""
-    found: dict[int, dict[tuple[int, int], str]] = {}
+    """Add the misprints of an array to its panels."""
+    printed_by_panel: dict[int, dict[tuple[int, int], str]] = {}
     for text, number in printed.items():
         index = index_from(text)
         if len(index) != array.ndim or any(place >= length for place, length in zip(index, array.shape, strict=True)):
-            continue  # of results that somebody else wrote
+            continue  # another program wrote these results
         *leading, row, column = (0, *index) if array.ndim == 1 else index
         place = (column, row) if in_columns and name in _OF_A_TOKEN and array.ndim > 1 else (row, column)
         panel = int(np.ravel_multi_index(leading, array.shape[:-2])) if leading else 0
-        found.setdefault(panel, {})[place] = number
-    return tuple(replace(panel, printed=found.get(number, {})) for number, panel in enumerate(panels))
+        printed_by_panel.setdefault(panel, {})[place] = number
+    return tuple(replace(panel, printed=printed_by_panel.get(number, {})) for number, panel in enumerate(panels))
 
 
 def title_of(names: Sequence[str], documents: Collection[str]) -> str:
-    """Name a matrix as the document does, and as stages and inputs are called here where that is another name."""
-    words, own = ", ".join(names), ", ".join(documents)
-    return f"{own} ({words})" if own and own != words else words
+    """Return a matrix's name in the document, followed by the names of the stages or inputs if they differ."""
+    words, document_name = ", ".join(names), ", ".join(documents)
+    return f"{document_name} ({words})" if document_name and document_name != words else words
 
 
 def _are_equal(first: Array, second: Array) -> bool:
-    """Whether two arrays look the same: leading axes of length 1 are not seen."""
+    """Return whether two arrays look the same, without leading axes of length 1."""
     shapes = [
         array.shape[next((i for i, n in enumerate(array.shape) if n != 1), array.ndim) :] for array in (first, second)
     ]
     return shapes[0] == shapes[1] and np.array_equal(first.ravel(), second.ravel(), equal_nan=True)
 
 
-def _look(name: str) -> dict[str, str]:
-    """Return a matrix's colour and what its rows and columns are."""
+def _panel_style(name: str) -> dict[str, str]:
+    """Return a matrix's colour and the names of its axes."""
     axes = {"row_axis": "query", "column_axis": "key"} if name in _KEYS_ACROSS else {}
     return axes | {"colour": _COLOURS.get(name, GREY if "_" in name and name.endswith(("weight", "bias")) else ORANGE)}

@@ -21,13 +21,13 @@ OUTCOMES_NOTE = (
 
 
 def worst_of(rows: Iterable[Row]) -> Row | None:
-    """Return the row that stands for several: a failing one, or the most severe."""
+    """Return the worst of several rows: a failing one, or the most severe."""
     ordered = sorted(rows, key=lambda row: (row.fails_run, row.fails, PropertyOutcome(row.verdict).severity))
     return ordered[-1] if ordered else None
 
 
 def exit_code_of(rows: Sequence[Row]) -> ExitCode:
-    """Return what the rows make of a run: 1 where a property is broken, or less than is claimed."""
+    """Return the exit code of a run with these rows: 1 if a property is broken, or weaker than claimed."""
     if any(row.fails_run for row in rows):
         return ExitCode.DISAGREE
     judged = [row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED]
@@ -37,7 +37,7 @@ def exit_code_of(rows: Sequence[Row]) -> ExitCode:
 
 
 def sentence_of(rows: Sequence[Row]) -> str:
-    """Sum up in a line what properties come to."""
+    """Summarize the outcome of properties in a line."""
     asked = [row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED]
     names = {row.property_name for row in asked}
     failing = [row for row in asked if row.fails_run]
@@ -52,7 +52,7 @@ def sentence_of(rows: Sequence[Row]) -> str:
 
 
 def property_table(rows: Sequence[Row]) -> Mapping[str, Mapping[str, Sequence[Row]]]:
-    """Lay rows out: by property that was asked, then by implementation."""
+    """Group rows by property, then by implementation."""
     by_cell = by_key(rows, lambda row: (row.property_name, row.implementation))
     columns = dict.fromkeys(row.implementation for row in rows)
     asked = [name for name in PROPERTIES if any(name == key[0] for key in by_cell)]
@@ -69,7 +69,7 @@ def state_of(row: Row) -> str:
 
 
 def asked_rows(frames: Frames) -> list[Row]:
-    """Return what was found of properties in all environments, each implementation called as its column is."""
+    """Return the rows of properties of all environments, with the implementations named as their columns."""
     return [
         replace(row, implementation=frames.named(row.implementation, label))
         for label, rows in frames.properties.items()
@@ -79,7 +79,7 @@ def asked_rows(frames: Frames) -> list[Row]:
 
 @once_for_frames
 def broken_properties(frames: Frames) -> tuple[tuple[Row, str], ...]:
-    """Return what fails of properties, a row for each property, case and implementation, and the command for each."""
+    """Return a row for each failing property, case and implementation, with the command that explains it."""
     return tuple(
         (
             replace(row, implementation=frames.named(row.implementation, label)),
@@ -94,12 +94,12 @@ def failing_first(rows: Iterable[Row]) -> list[Row]:
     """Return a row for each property, case and implementation that fails: the worst of its variants and dtypes."""
     failing = (row for row in rows if row.fails_run)
     groups = by_key(failing, lambda row: (row.implementation, row.property_name, row.case))
-    found = (worst_of(group) for group in groups.values())
-    return [row for row in found if row is not None]
+    worst_rows = (worst_of(group) for group in groups.values())
+    return [row for row in worst_rows if row is not None]
 
 
 def facts_of(row: Row) -> dict[str, str]:
-    """Return what is known of a row, by what it is: the further calls, the element, the numbers there, the bounds."""
+    """Return the facts of a row by name: the further calls, the element, its numbers, the bounds."""
     numbers = {
         "the first call": row.value,
         "the further calls": row.reference,
@@ -107,15 +107,15 @@ def facts_of(row: Row) -> dict[str, str]:
         "bound of the first": row.first_bound,
         "bound of the further": row.second_bound,
     }
-    found = {"further calls": row.variant}
-    found |= {"the element": written_element(row.index, row.stage)} if row.index else {}
-    found |= {name: f"{value:.9g}" for name, value in numbers.items() if value is not None}
+    facts = {"further calls": row.variant}
+    facts |= {"the element": written_element(row.index, row.stage)} if row.index else {}
+    facts |= {name: f"{value:.9g}" for name, value in numbers.items() if value is not None}
     differing = f"{row.differing} of {row.elements} elements in some bits"
-    return found | ({"what differs": differing} if row.elements else {})
+    return facts | ({"what differs": differing} if row.elements else {})
 
 
 def command_for(row: Row, again: Mapping[str, Sequence[str]]) -> str:
-    """Return the command that asks again and explains; empty where no command line names the implementation."""
+    """Return the command that explains a row; empty if no command line can name the implementation."""
     words = words_of(row.implementation, again)
     if not words:
         return ""

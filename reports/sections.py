@@ -63,7 +63,7 @@ _COUNTED: Mapping[State, str] = {
     State.UNVERIFIED: "unverified",
 }
 _SPELT_OUT = (State.FAILING, State.XFAIL)
-"""States of which a count says which verdicts they are."""
+"""States whose counts are listed by verdict."""
 _MAX_CASES = 3
 """Cases that a cell of a table names."""
 
@@ -76,13 +76,13 @@ VERDICTS_NOTE = (
 
 @once_for_frames
 def implementations(frames: Frames) -> Table:
-    """Count evaluations of each implementation: right, known, wrong and the rest, and say how accurate it is by dtype.
+    """Count the evaluations of each implementation by state, and return its accuracy in each dtype.
 
-    An evaluation is a case in one dtype. How accurate: the largest error of what agrees, in units of what rounding
-    allows.
+    An evaluation is a case in one dtype. The accuracy is the largest error of agreeing stages in units of the bound.
     """
     counts = {column: _counts(frames, column) for column in frames.columns}
-    states = [state for state in _COUNTED if state in _ALWAYS_SHOWN or any(state in each for each in counts.values())]
+    present = set(_ALWAYS_SHOWN).union(*counts.values())
+    states = [state for state in _COUNTED if state in present]
     held = frames.results[frames.results["verdict"].eq(Verdict.AGREE) & frames.results["ratio"].notna()]
     errors = held.groupby(["environment", "implementation", "dtype"])["ratio"].max()
     written = {key: Mark(f"{ratio:.2g}", "level") for key, ratio in errors.items()}
@@ -92,7 +92,7 @@ def implementations(frames: Frames) -> Table:
     rows: list[Sequence[Inline]] = [
         (
             frames.title(column),
-            *(_count(state, counts[column].get(state, Counter())) for state in states),
+            *(_count_cell(state, counts[column].get(state, Counter())) for state in states),
             *([str(numbers[column] or "-")] if with_numbers else []),
             *(written.get((*column.key, dtype), "-") for dtype in dtypes),
         )
@@ -111,31 +111,31 @@ def implementations(frames: Frames) -> Table:
 
 
 def by_implementation(frames: Frames) -> Section | None:
-    """Return a row for each implementation, and what those lack that were not judged in all cases; None without any."""
+    """Return a row for each implementation, and the missing features of each; None without implementations."""
     if not frames.columns:
         return None
     lacking = [
         Details(
-            f"{frames.title(each.column, with_version=False)}: {each.rest}",
-            [Items([f"{what}: {count:,}" for what, count in each.lacks.singly])],
+            f"{frames.title(entry.column, with_version=False)}: {entry.rest}",
+            [Items([f"{what}: {count:,}" for what, count in entry.lacks.singly])],
         )
-        for each in coverage(frames)
-        if each.lacks.cases or each.lacks.functions
+        for entry in coverage(frames)
+        if entry.lacks.cases or entry.lacks.functions
     ]
     return Section("By implementation", "counts", [implementations(frames), *lacking])
 
 
 def _counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
-    """Count the verdicts of a column's cells, by state; what a document alone has wrong counts as right."""
-    found: dict[State, Counter[str]] = {}
+    """Count the verdicts of a column's cells, by state; an erratum of the document counts as right."""
+    counts: dict[State, Counter[str]] = {}
     for row in cell_table(frames).values():
         for cell in row.get(column, {}).values():
             state = State.AGREE if cell.state is State.ERRATUM else cell.state
-            found.setdefault(state, Counter())[cell.verdict] += 1
-    return found
+            counts.setdefault(state, Counter())[cell.verdict] += 1
+    return counts
 
 
-def _count(state: State, verdicts: Counter[str]) -> Inline:
+def _count_cell(state: State, verdicts: Counter[str]) -> Inline:
     if not verdicts:
         return "-"
     if state not in _SPELT_OUT:
@@ -153,27 +153,27 @@ def wrong(
     pictures: Mapping[Key, Sequence[Block]] = MappingProxyType({}),
     maps: Sequence[Block] = (),
 ) -> Section | None:
-    """Return what is wrong, an entry for each defect with its simplest case; None where nothing is.
+    """Return an entry for each defect with its simplest case; None if there is no defect.
 
-    ``pictures`` are those of some cells, ``maps`` stand behind the list.
+    ``pictures`` are those of some cells, ``maps`` follow the list.
     """
-    found = defects.defects(frames)
-    if not found:
+    every_defect = defects.defects(frames)
+    if not every_defect:
         return None
     entries = []
-    for defect in found[:most]:
+    for defect in every_defect[:most]:
         message = cut(defect.how_wrong if defect.diagnosis else defect.first.message, most_letters)
         shown_by = pictures.get((*defect.column, defect.first.case, defect.first.dtype), ())
-        entries.append(_entry(frames, defect, message, shown_by, most_cases))
+        entries.append(_defect_entry(frames, defect, message, shown_by, most_cases))
         most_cases -= len(defect.cases)
-    more = len(found) - len(entries)
+    more = len(every_defect) - len(entries)
     rest = [more_in(counted(more, "more defect"), "results.csv", "numbers.csv")] if more else []
     lines = (*defects.declaration_lines(frames), *(f"{cut(line, most_letters)}." for line in in_common_lines(frames)))
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
 
 
-def _entry(
+def _defect_entry(
     frames: Frames, defect: defects.Defect, message: str, pictures: Sequence[Block], most_cases: int
 ) -> tuple[str, list[Block]]:
     first, cases = defect.first, defect.cases
@@ -193,12 +193,12 @@ def _entry(
     blocks += [Text(message, "message")] if message else []
     blocks += pictures
     blocks += [Code(first.next[:1])] if first.next and defect.is_shown_by_calls else []
-    blocks += [_folded_cases(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
+    blocks += [_cases_details(f"All {len(cases):,} cases", cases, most_cases, defect.column)] if defect.others else []
     return state, blocks
 
 
-def _folded_cases(summary: str, cases: Sequence[str], most: int, column: tuple[str, str] = ("", "")) -> Details:
-    """Fold cases away, the first ones by name."""
+def _cases_details(summary: str, cases: Sequence[str], most: int, column: tuple[str, str] = ("", "")) -> Details:
+    """Return a folded list of cases, the first ones by name."""
     named: list[Inline] = [Mark(case, "case", column=column) for case in cases[: max(0, most)]]
     if rest := len(cases) - len(named):
         named.append(f"and {rest:,} more, in results.csv")
@@ -206,28 +206,28 @@ def _folded_cases(summary: str, cases: Sequence[str], most: int, column: tuple[s
 
 
 def expected_to_fail(frames: Frames) -> Section | None:
-    """Return a row for each implementation and reason; None where no failure was expected."""
-    found = defects.expected_failure_groups(frames)
-    if not found:
+    """Return a row for each implementation and reason; None if no failure was expected."""
+    expected_groups = defects.expected_failure_groups(frames)
+    if not expected_groups:
         return None
     headings = ["implementation", "verdict", "cases", "dtypes", "begins at", "reason", "thread"]
     rows = [
         (
             frames.named(group["implementation"], group["environment"]),
             Mark(group["verdict"], State.XFAIL.value),
-            _first_cases(group["cases"]),
+            _case_list(group["cases"]),
             ", ".join(group["dtypes"]),
             Mark(group["begins_at"]),
             group["reason"],
             Mark(group["thread"], "link", defects.address_of(group["thread"])),
         )
-        for group in found
+        for group in expected_groups
     ]
     folded = [
-        _folded_cases(
+        _cases_details(
             f"The {len(group['cases']):,} cases of {group['implementation']}: {group['reason']}", group["cases"], 200
         )
-        for group in found
+        for group in expected_groups
         if len(group["cases"]) > _MAX_CASES
     ]
     table = Table("Expected failures by implementation and reason", headings, rows)
@@ -239,19 +239,21 @@ def expected_to_fail(frames: Frames) -> Section | None:
     )
 
 
-def _first_cases(cases: Sequence[str]) -> Inline:
+def _case_list(cases: Sequence[str]) -> Inline:
     shown: list[Inline] = [part for case in cases[:_MAX_CASES] for part in (BREAK, Mark(case, "case"))]
     more: list[Inline] = [BREAK, f"and {len(cases) - _MAX_CASES} more"] if len(cases) > _MAX_CASES else []
     return (*shown[1:], *more)
 
 
 def queries_without_key(frames: Frames) -> Section | None:
-    """Return what each implementation gives for a query without a key; None where all give the same."""
-    found = defects.empty_rows(frames)
-    if found is None:
+    """Return what each implementation returns for a query without a key; None if all return the same."""
+    outcomes = defects.empty_rows(frames)
+    if outcomes is None:
         return None
-    words = [word for word in defects.EMPTY_ROWS_WORDS if any(word in counts for counts in found.values())]
-    rows = [(frames.title(column), *(str(counts[word] or "-") for word in words)) for column, counts in found.items()]
+    words = [word for word in defects.EMPTY_ROWS_WORDS if any(word in counts for counts in outcomes.values())]
+    rows = [
+        (frames.title(column), *(str(counts[word] or "-") for word in words)) for column, counts in outcomes.items()
+    ]
     caption, headings = "Cases by what a query without a key gives", ["implementation", *words]
     table = Table(caption, headings, rows, "l" + "r" * len(words))
     return Section("Queries without a key", "empty-rows", [Text(defects.EMPTY_ROWS_NOTE), table])
@@ -266,17 +268,17 @@ _NUMBERS_EXPLAINED = (
 
 
 def documents_at_a_glance(frames: Frames) -> Section | None:
-    """Return a row for each document; None where no document was run."""
+    """Return a row for each document; None if no document was run."""
     rows: list[Sequence[Inline]] = []
     for cases in documents_of(frames).values():
-        own = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
-        wrong_call = under_erratum(frames, own)
-        found = number_counts_of(frames, [case["id"] for case in cases])
-        printed = own[own["printed"].notna() & own["basis"].eq("printed") & ~wrong_call]
-        counts = [found.printed, found.hold, found.misprints + found.missed, found.unverified, found.errata]
-        unprinted = count_numbers(own[own["basis"].eq("exact")])
-        of = [of_column(printed, column)["verdict"].eq(Verdict.AGREE) for column in frames.columns]
-        cells = [f"{holds.sum()} of {len(holds)}" if len(holds) else "-" for holds in of]
+        numbers = frames.numbers[frames.numbers["case"].isin([case["id"] for case in cases])]
+        wrong_call = under_erratum(frames, numbers)
+        totals = number_counts_of(frames, [case["id"] for case in cases])
+        printed = numbers[numbers["printed"].notna() & numbers["basis"].eq("printed") & ~wrong_call]
+        counts = [totals.printed, totals.hold, totals.misprints + totals.missed, totals.unverified, totals.errata]
+        unprinted = count_numbers(numbers[numbers["basis"].eq("exact")])
+        agreements = [of_column(printed, column)["verdict"].eq(Verdict.AGREE) for column in frames.columns]
+        cells = [f"{holds.sum()} of {len(holds)}" if len(holds) else "-" for holds in agreements]
         rows.append([cases[0]["title"], *(str(number or "-") for number in counts), *cells, str(unprinted or "-")])
     kinds = ["printed", "hold", "do not hold", "unverified", "errata"]
     headings = ["document", *kinds, *map(frames.title, frames.columns), "computed, not printed"]
@@ -285,7 +287,7 @@ def documents_at_a_glance(frames: Frames) -> Section | None:
 
 
 def environments(frames: Frames) -> Section:
-    """Return what is known of each environment."""
+    """Return the facts of each environment."""
     complete = zip(frames.environments["environment"], frames.environments["complete"], strict=True)
     headings = ["", *(label if is_complete else f"{label} (partial)" for label, is_complete in complete)]
     rows = [(name, *texts) for name, texts in environment_facts(frames)]
@@ -293,7 +295,7 @@ def environments(frames: Frames) -> Section:
 
 
 def properties(frames: Frames, most: int = 50) -> Section | None:
-    """Return what each property comes to on each implementation, and what does not hold; None where none was asked."""
+    """Return the outcome of each property on each implementation, and the broken ones; None if none was tested."""
     rows = asked_rows(frames)
     if not rows:
         return None
@@ -301,12 +303,22 @@ def properties(frames: Frames, most: int = 50) -> Section | None:
     more = len(broken) - most
     rest = [more_in(f"{more} more", "properties.csv")] if more > 0 else []
     heading = [Text(Mark("Properties that do not hold", "strong"))] if broken else []
-    folded = [_broken(*each) for each in broken[:most]]
+    folded = [
+        Details(
+            f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
+            [
+                Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
+                Items([(f"{name}: ", Mark(text)) for name, text in facts_of(row).items()]),
+                *([Code([command])] if command else []),
+            ],
+        )
+        for row, command in broken[:most]
+    ]
     return Section("Properties", "properties", [Text(OUTCOMES_NOTE), properties_of(rows), *heading, *folded, *rest])
 
 
 def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
-    """Return implementation by property; unless ``shortly``, with what each says and how often it came to what."""
+    """Return implementation by property; unless ``shortly``, with each property's text and the counts of outcomes."""
     lines = [
         (
             Mark(name),
@@ -321,7 +333,7 @@ def properties_of(rows: Sequence[Row], *, shortly: bool = False) -> Table:
 
 
 def _property_cell(rows: Sequence[Row], shortly: bool) -> Inline:
-    """Write the outcome of the worst variant, and where variants differ, how many had which."""
+    """Write the outcome of the worst variant and, if variants differ, the counts of outcomes."""
     if (worst := worst_of(rows)) is None:
         return Mark("-", State.UNSUPPORTED)
     claim, expected = (
@@ -334,18 +346,6 @@ def _property_cell(rows: Sequence[Row], shortly: bool) -> Inline:
     return (Mark(f"{worst.verdict}{claim}{expected}", state_of(worst)), *also)
 
 
-def _broken(row: Row, command: str) -> Details:
-    again = [Code([command])] if command else []
-    return Details(
-        f"{row.implementation}: {row.property_name} in {row.case}, {row.dtype}",
-        [
-            Text(f"{PROPERTIES[row.property_name].says} {row.message}."),
-            Items([(f"{name}: ", Mark(text)) for name, text in facts_of(row).items()]),
-            *again,
-        ],
-    )
-
-
 def cut(text: str, most: int) -> str:
-    """Leave out what is too long."""
+    """Truncate a long text."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -29,10 +29,10 @@ _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 def summary_lines(
     frames: Frames, path: Path, *, quiet: bool, announced: Collection[str] = (), ending: str = "Report"
 ) -> Iterator[Line]:
-    """Yield the answer, a count of verdicts per implementation, what is wrong, and where the report is.
+    """Yield the answer, a count of verdicts per implementation, the defects, and the path of the report.
 
-    Where an implementation is wrong, that is said first and shortly; what else was judged is in the report. Quiet,
-    yield only what is wrong. Notes that were ``announced`` already are not repeated.
+    If an implementation is wrong, a short answer comes first; the report has the rest. If ``quiet``, yield only the
+    defects. Notes that were ``announced`` already are not repeated.
     """
     yield from _answer_lines(frames, announced, quiet=quiet)
     yield from _wrong_lines(frames)
@@ -44,13 +44,16 @@ def summary_lines(
 def _wrong_lines(frames: Frames) -> Iterator[Line]:
     """Yield properties that do not hold, and the first defects, each in its simplest case."""
     yield from _broken_lines(broken_properties(frames) if frames.properties else ())
-    shown = _shown(frames)
+    all_defects = defects(frames)
+    of_calls = [defect for defect in all_defects if defect.is_shown_by_calls]
+    of_documents = [defect for defect in all_defects if not defect.is_shown_by_calls]
+    shown = of_calls[:_MAX_LISTED] + of_documents[:_MAX_LISTED]
     for defect in shown:
         # On one line, also because a CI system takes a line that begins with :: for a command.
-        first, *rest = (_LINE_BREAK.sub(" ", line) for line in _lines(frames, defect))
+        first, *rest = (_LINE_BREAK.sub(" ", line) for line in _defect_lines(frames, defect))
         yield Text(first, "red")
         yield from rest
-    if unsaid := len(defects(frames)) - len(shown):
+    if unsaid := len(all_defects) - len(shown):
         yield f"and {counted(unsaid, 'more defect')}"
 
 
@@ -63,37 +66,30 @@ def _broken_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
 
 
 def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) -> Iterator[Line]:
-    """Yield who agrees and who is wrong, and in what; of one that is wrong, what its failing cases have in common."""
-    answer, found = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
+    """Yield which implementations agree or are wrong, and what the failing cases of wrong ones have in common."""
+    answer, wrong = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
     if quiet:
         yield from (Text(f"too little was judged: {line}", "red") for line in unjudged(frames))
-    texts = {column: text for column in found if (text := cause_line(defects_of(frames, column)))}
+    texts = {column: text for column in wrong if (text := cause_line(defects_of(frames, column)))}
     first = answer.word
-    is_of_one = len(found) == 1 and first.startswith(found[0].implementation)
+    is_of_one = len(wrong) == 1 and first.startswith(wrong[0].implementation)
     if texts and is_of_one and ";" not in first and ". " not in first:
         first = f"{first}: {next(iter(texts.values()))}"
         texts = {}
     opening = first if quiet or first != answer.word else answer.first_line.removesuffix(".")
-    said = [f"{opening}."] if not quiet or first != answer.word else []
-    said += [f"{frames.title(column, with_version=False)}: {text}." for column, text in texts.items()]
-    said += [*declaration_lines(frames), *(f"{line}." for line in in_common_lines(frames))]
-    yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in said)
+    lines = [f"{opening}."] if not quiet or first != answer.word else []
+    lines += [f"{frames.title(column, with_version=False)}: {text}." for column, text in texts.items()]
+    lines += [*declaration_lines(frames), *(f"{line}." for line in in_common_lines(frames))]
+    yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in lines)
     if not quiet:
         yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []
-        yield from (*answer.warnings, *picked(frames)) if found else answer.sentences
+        yield from (*answer.warnings, *picked(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
         yield implementations(frames)
 
 
-def _shown(frames: Frames) -> list[Defect]:
-    """Return the first defects of implementations, and the first things that documents or lists have wrong."""
-    found = defects(frames)
-    of_calls = [each for each in found if each.is_shown_by_calls][:_MAX_LISTED]
-    return of_calls + [each for each in found if not each.is_shown_by_calls][:_MAX_LISTED]
-
-
-def _lines(frames: Frames, defect: Defect) -> list[str]:
-    """Return where a defect shows, and how in the simplest case."""
+def _defect_lines(frames: Frames, defect: Defect) -> list[str]:
+    """Return the cases of a defect, and its worst element in the simplest case."""
     first, dtypes = defect.first, f" [{', '.join(defect.dtypes)}]" if defect.first.dtype else ""
     which = f"{first.case}{dtypes}"
     if defect.others:
@@ -106,27 +102,22 @@ def _lines(frames: Frames, defect: Defect) -> list[str]:
 def property_lines(
     rows: Sequence[Row], again: Mapping[str, Sequence[str]], explained: Iterable[tuple[Row, str]] = (), *, quiet: bool
 ) -> Iterator[Line]:
-    """Yield implementation by property, below it what fails with its command, and what is to be ``explained``."""
+    """Yield implementation by property, then each failure with its command, and the ``explained`` rows."""
     if not quiet:
         yield from (Text(sentence_of(rows), "bold"), properties_of(rows, shortly=True))
     failing = failing_first(rows)
     yield from _broken_lines([(row, command_for(row, again)) for row in failing])
     yield from [f"and {len(failing) - _MAX_PROPERTIES} more"] if len(failing) > _MAX_PROPERTIES else []
-    yield from [] if quiet else _not_run(rows)
+    if not quiet:  # each reason once
+        open_ = [row for row in rows if row.verdict in (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)]
+        reasons = (f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in open_)
+        yield from at_most(_MAX_PROPERTIES, list(dict.fromkeys(reasons)))
     for row, call in explained:
         yield from ("", *explanation_of(row, call))
 
 
-def _not_run(rows: Sequence[Row]) -> list[str]:
-    """Say what could not be asked, each reason once."""
-    open_ = (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)
-    left = [row for row in rows if row.verdict in open_]
-    lines = dict.fromkeys(f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in left)
-    return at_most(_MAX_PROPERTIES, list(lines))
-
-
 def explanation_of(row: Row, call: str) -> list[str]:
-    """Tell a row's story: what the calls were, which element, the two numbers, the exact one, and the bounds."""
+    """Describe a row: the calls, the element, the two numbers, the exact one, and the bounds."""
     claim = f", and claims {row.claim}" if row.claim else ""
     facts = {"what must hold": PROPERTIES[row.property_name].says, "the call": call} | facts_of(row)
     return [

@@ -42,46 +42,41 @@ _MAX_IN_PART = 12
 
 @dataclass(frozen=True)
 class Summary:
-    """What a report says first: who agrees and what is wrong, how much was judged of what was asked, and the facts."""
+    """The opening of a report: the agreement or the failures, the share that was judged, and further facts."""
 
     word: str
     judged: str
     sentences: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """Those of the sentences that say that too little was judged."""
+    """The sentences that report too few judged cases."""
 
     @property
     def first_line(self) -> str:
-        """Return both as one line."""
+        """Return ``word`` and ``judged`` as one line."""
         return " ".join(f"{text}." for text in (self.word, self.judged) if text)
 
 
 @once_for_frames
 def make_summary(frames: Frames) -> Summary:
-    """Say whether the implementations agree, how much of what was asked was judged, and on what that rests."""
+    """Summarize whether the implementations agree, how many of the requested cases were judged, and the evidence."""
     short = tuple(f"Too little was judged: {line}." for line in coverage.unjudged(frames))
     asked = [row for rows in frames.properties.values() for row in rows]
+    part = [entry for entry in coverage.coverage(frames) if not entry.is_whole]
+    lacking: list[str] = []
+    if len(part) > MAX_SPELT_OUT and not frames.results.empty:  # the first line has no room for these
+        lacking = [f"{frames.title(entry.column, with_version=False)}: {entry.words}." for entry in part]
     sentences = (
         *short,
         *facts(frames),
         *([sentence_of(asked)] if frames.properties else []),
-        *_in_part(frames),
-        *(line for say in _OF_THE_REST for line in say(frames)),
+        *at_most(_MAX_IN_PART, lacking, "And {} more implementations were judged in part."),
+        *(line for lines_of in _OMISSIONS for line in lines_of(frames)),
     )
     return Summary(headline(frames), extent(frames), sentences, short)
 
 
-_OF_THE_REST = (coverage.padded_sentences, coverage.stood_for, coverage.untested, coverage.picked)
-"""What say how cases were padded, and what was left out: cases that others stand for, dtypes, what was not picked."""
-
-
-def _in_part(frames: Frames) -> list[str]:
-    """Say of each implementation what it lacks, where the first line has no room for that."""
-    part = [each for each in coverage.coverage(frames) if not each.is_whole]
-    if len(part) <= MAX_SPELT_OUT or frames.results.empty:
-        return []
-    sentences = [f"{frames.title(each.column, with_version=False)}: {each.words}." for each in part]
-    return at_most(_MAX_IN_PART, sentences, "And {} more implementations were judged in part.")
+_OMISSIONS = (coverage.padded_sentences, coverage.stood_for, coverage.untested, coverage.picked)
+"""Functions that list padded cases, cases that others stand for, undeclared dtypes, and the selection of a run."""
 
 
 def exit_code_of(frames: Frames) -> ExitCode:
@@ -107,7 +102,7 @@ def verdict_table(frames: Frames) -> dict[str, dict[Column, Inline]]:
 
 
 def _cell(cells: Mapping[str, Cell]) -> Inline:
-    """Return one word for all dtypes, or one per dtype where they differ; in bold what fails a run."""
+    """Return one word for all dtypes, or one per dtype if they differ; words that fail a run are bold."""
     words: dict[str, Inline] = {
         dtype: (Mark(cell.word, "strong"), cell.text[len(cell.word) :]) if cell.state in FAILS_A_RUN else cell.word
         for dtype, cell in cells.items()
@@ -120,7 +115,7 @@ def _cell(cells: Mapping[str, Cell]) -> Inline:
 
 
 def facts(frames: Frames) -> tuple[str, ...]:
-    """Return what there is to say of evaluations, stages, pairs, printed numbers and expected failures."""
+    """Return the sentences about evaluations, stages, pairs, printed numbers and expected failures."""
     sentences = (_evaluations_sentence, _stages_sentence, _pairs_sentence, _numbers_sentence, _known_sentence)
     return tuple(text for sentence in sentences if (text := sentence(frames)))
 
@@ -170,29 +165,29 @@ def _stages_sentence(frames: Frames) -> str:
 
 def _except_for(rows: pd.DataFrame) -> str:
     expected = expected_failures(rows)
-    own = int(by_convention(expected).sum())
-    parts = [counted(len(expected) - own, "expected failure")] if len(expected) > own else []
-    parts += [f"{own:,} of another convention"] if own else []
+    conventions = int(by_convention(expected).sum())
+    parts = [counted(len(expected) - conventions, "expected failure")] if len(expected) > conventions else []
+    parts += [f"{conventions:,} of another convention"] if conventions else []
     return f", except for {listed(parts)}" if parts else ""
 
 
 def _known_sentence(frames: Frames) -> str:
-    """Count the evaluations that fail as expected, or by a convention; empty where none does."""
+    """Count the evaluations that fail as expected, or by a convention; empty if none does."""
     expected = expected_failures(frames.results)
-    own, sentences = by_convention(expected), []
+    is_convention, sentences = by_convention(expected), []
     for rows, verbs, how in (
-        (expected[~own], ("fails", "fail"), "as expected (xfail)"),
-        (expected[own], ("follows", "follow"), "another convention for queries without a key"),
+        (expected[~is_convention], ("fails", "fail"), "as expected (xfail)"),
+        (expected[is_convention], ("follows", "follow"), "another convention for queries without a key"),
     ):
         evaluations = len(rows[["environment", "implementation", "case", "dtype"]].drop_duplicates())
         whose = f"of {counted(len(rows[_KEYS].drop_duplicates()), 'implementation')}"
-        said = f"{counted(evaluations, 'evaluation')} {whose} {verbs[evaluations > 1]} {how}, which fails no run."
-        sentences += [said] if evaluations else []
+        sentence = f"{counted(evaluations, 'evaluation')} {whose} {verbs[evaluations > 1]} {how}, which fails no run."
+        sentences += [sentence] if evaluations else []
     return " ".join(sentences)
 
 
 def _compared(frames: Frames) -> pd.DataFrame:
-    """Return the pairs of which something is known: without a bound, values that differ say nothing."""
+    """Return the pairs with a verdict: without a bound, a difference proves nothing."""
     return frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
 
 
@@ -212,47 +207,47 @@ def _pairs_sentence(frames: Frames) -> str:
 
 
 def _numbers_sentence(frames: Frames) -> str:
-    """Say which of the printed numbers hold; those under a recorded erratum are counted apart."""
-    found = coverage.number_counts(frames)
-    sentences = [_printed_sentence(found)] if found.printed else []
-    if found.errata:
+    """Count the printed numbers that hold; numbers under a recorded erratum are counted separately."""
+    counts = coverage.number_counts(frames)
+    sentences = [_printed_sentence(counts)] if counts.printed else []
+    if counts.errata:
         sentences.append(
             "1 printed number comes from a different call than the document shows; it is listed as an erratum."
-            if found.errata == 1
-            else f"{found.errata:,} printed numbers come from a different call than the document shows; they are "
+            if counts.errata == 1
+            else f"{counts.errata:,} printed numbers come from a different call than the document shows; they are "
             "listed as errata."
         )
     if not sentences:
         sentences.append(_without_documents(frames))
-    if found.not_returned:
-        stages, them = ("a stage", "it") if found.not_returned == 1 else (f"{found.not_returned} stages", "them")
+    if counts.not_returned:
+        stages, them = ("a stage", "it") if counts.not_returned == 1 else (f"{counts.not_returned} stages", "them")
         sentences.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
     return " ".join([*sentences, *_unprinted_sentence(frames)])
 
 
 def _without_documents(frames: Frames) -> str:
-    """Say what was compared in place of the numbers that documents print."""
-    own = frames.numbers[frames.numbers["basis"].isin(["printed", "known"])]
-    if own.empty:
+    """Count the numbers of cases that were compared, for runs without printed numbers of documents."""
+    given_numbers = frames.numbers[frames.numbers["basis"].isin(["printed", "known"])]
+    if given_numbers.empty:
         return "No printed number was compared."
-    bad = len(failing(own))
-    held = "every one holds" if not bad else f"{bad} of {len(own)} comparisons fail"
-    return f"The cases give {counted(count_numbers(own), 'number')} to compare with: {held}."
+    bad = len(failing(given_numbers))
+    held = "every one holds" if not bad else f"{bad} of {len(given_numbers)} comparisons fail"
+    return f"The cases give {counted(count_numbers(given_numbers), 'number')} to compare with: {held}."
 
 
-def _printed_sentence(found: coverage.NumberCounts) -> str:
+def _printed_sentence(counts: coverage.NumberCounts) -> str:
     """Count every printed number once."""
-    if found.hold == found.printed:
-        return f"The documents print {counted(found.printed, 'number')}: every one holds."
+    if counts.hold == counts.printed:
+        return f"The documents print {counted(counts.printed, 'number')}: every one holds."
     one_or_many = (
-        (found.hold, "holds", "hold"),
-        (found.misprints, "does not hold", "do not hold"),
-        (found.missed, "is missed by an implementation", "are missed by an implementation"),
-        (found.unverified, "is unverified", "are unverified"),
+        (counts.hold, "holds", "hold"),
+        (counts.misprints, "does not hold", "do not hold"),
+        (counts.missed, "is missed by an implementation", "are missed by an implementation"),
+        (counts.unverified, "is unverified", "are unverified"),
     )
     parts = [f"{number:,} {one if number == 1 else many}" for number, one, many in one_or_many if number]
-    why = ": there is no exact answer to compare with" if found.unverified else ""
-    return f"Of {counted(found.printed, 'printed number')} {listed(parts)}{why}."
+    why = ": there is no exact answer to compare with" if counts.unverified else ""
+    return f"Of {counted(counts.printed, 'printed number')} {listed(parts)}{why}."
 
 
 def _unprinted_sentence(frames: Frames) -> list[str]:
@@ -277,18 +272,18 @@ _KEYS = ["environment", "implementation"]
 
 @once_for_frames
 def headline(frames: Frames) -> str:
-    """Return who and what, without the last full stop."""
-    found = coverage.coverage(frames)
+    """Return which implementations agree, and what is wrong, without the last full stop."""
+    covered = coverage.coverage(frames)
     if frames.results.empty:
         return f"Nothing was run: {_why_nothing(frames)}"
-    if not any(each.judged for each in found):
+    if not any(entry.judged for entry in covered):
         stopped = frames.results["verdict"].isin(coverage.STOPPED).all()
         return ". ".join(["Nothing could be run" if stopped else "Nothing was judged", *_of_documents(frames)])
-    return ". ".join([_of_implementations(frames, found), *_of_documents(frames)])
+    return ". ".join([_of_implementations(frames, covered), *_of_documents(frames)])
 
 
 def _why_nothing(frames: Frames) -> str:
-    """Return why there is no row: an end without one would leave everybody to guess."""
+    """Return why the run has no row."""
     if frames.problems:
         return frames.problems[0]
     if not frames.columns:
@@ -300,29 +295,29 @@ def _why_nothing(frames: Frames) -> str:
 
 
 def extent(frames: Frames) -> str:
-    """Return what was judged of what was asked, and what the rest lacks, without the last full stop."""
-    found = coverage.coverage(frames)
+    """Return how many of the requested cases were judged, and what the rest lacks, without the last full stop."""
+    covered = coverage.coverage(frames)
     if frames.results.empty:
         return ""
-    if len(found) == 1:
-        return f"J{found[0].words[1:]}"
-    part = [each for each in found if not each.is_whole]
-    standard = [each for each in found if each.is_whole and each.stood_for]
-    whole = [each for each in found if each.is_whole and not each.stood_for]
-    if standard and not part and len({each.asked for each in found}) == 1:
+    if len(covered) == 1:
+        return f"J{covered[0].words[1:]}"
+    part = [entry for entry in covered if not entry.is_whole]
+    standard = [entry for entry in covered if entry.is_whole and entry.stood_for]
+    whole = [entry for entry in covered if entry.is_whole and not entry.stood_for]
+    if standard and not part and len({entry.asked for entry in covered}) == 1:
         return _of_standard_cases(frames, whole, standard)
     if len(part) <= MAX_SPELT_OUT:
-        sentences = [f"{_name(frames, each.column)}: {each.words}" for each in part]
+        sentences = [f"{_name(frames, entry.column)}: {entry.words}" for entry in part]
     else:
         short = [
-            f"{_name(frames, each.column)} {each.judged:,} of {each.offered or each.standard:,}"
-            for each in part[:MAX_NAMED]
+            f"{_name(frames, entry.column)} {entry.judged:,} of {entry.offered or entry.standard:,}"
+            for entry in part[:MAX_NAMED]
         ]
         more = f" and {len(part) - MAX_NAMED} more" if len(part) > MAX_NAMED else ""
         sentences = [f"Not judged in all cases: {', '.join(short)}{more}"]
-    sentences += [f"{_name(frames, each.column)}: {each.words}" for each in standard]
+    sentences += [f"{_name(frames, entry.column)}: {entry.words}" for entry in standard]
     if whole:
-        asked = {(each.offered, each.in_dtypes) for each in whole}
+        asked = {(entry.offered, entry.in_dtypes) for entry in whole}
         number, in_dtypes = next(iter(asked))
         cases = f"{number:,} of {counted(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of their cases"
         others = "The other" if len(whole) == 1 else "The others"
@@ -333,21 +328,21 @@ def extent(frames: Frames) -> str:
 def _of_standard_cases(
     frames: Frames, whole: Sequence[coverage.Coverage], standard: Sequence[coverage.Coverage]
 ) -> str:
-    """Say who was judged in all cases, and who in the standard ones."""
+    """List the implementations that were judged in all cases, and in the standard cases."""
     alike = by_key(
         [*whole, *standard],
-        lambda each: (
-            f"the {counted(each.judged, 'standard case')}, which cover the rest"
-            if each.stood_for
-            else f"{each.judged:,} of {counted(each.offered, 'case')}{each.in_dtypes}"
+        lambda entry: (
+            f"the {counted(entry.judged, 'standard case')}, which cover the rest"
+            if entry.stood_for
+            else f"{entry.judged:,} of {counted(entry.offered, 'case')}{entry.in_dtypes}"
         ),
     )
-    names = ([_name(frames, each.column) for each in found] for found in alike.values())
-    few = (", ".join(of) if len(of) <= MAX_NAMED else f"{len(of)} implementations" for of in names)
+    names = ([_name(frames, entry.column) for entry in entries] for entries in alike.values())
+    few = (", ".join(group) if len(group) <= MAX_NAMED else f"{len(group)} implementations" for group in names)
     return "; ".join(f"{who}: {judged}" for who, judged in zip(few, alike, strict=True))
 
 
-def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
+def _of_implementations(frames: Frames, covered: Sequence[coverage.Coverage]) -> str:
     bad, numbers = failing(frames.results), failing(frames.numbers)
     is_stopped = bad["verdict"].isin(coverage.STOPPED)
     # An implementation is to blame for the numbers that it computes.
@@ -356,34 +351,34 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
         numbers[~numbers["verdict"].isin(coverage.OF_DOCUMENTS)],
     )
     wrong, stopped = _cases_of(pd.concat(blamed)), _cases_of(bad[is_stopped])
-    judged = [each for each in found if each.judged]
+    judged = [entry for entry in covered if entry.judged]
     few = [
-        each
-        for each in judged
-        if frames.asked[each.column.environment].is_hardly_judged(
-            each.column.implementation, each.judged, each.lacks.not_offered
+        entry
+        for entry in judged
+        if frames.asked[entry.column.environment].is_hardly_judged(
+            entry.column.implementation, entry.judged, entry.lacks.not_offered
         )
     ]
-    right = [each for each in judged if each.column.key not in wrong and each not in few]
+    right = [entry for entry in judged if entry.column.key not in wrong and entry not in few]
     clauses = _wrong(frames, judged, wrong)
     clauses += [
-        f"{_name(frames, each.column)} was judged in too few cases to say that it agrees"
-        for each in few
-        if each.column.key not in wrong
+        f"{_name(frames, entry.column)} was judged in too few cases to say that it agrees"
+        for entry in few
+        if entry.column.key not in wrong
     ]
     if right:
         clauses.append(_right(frames, right, alone=not wrong))
     clauses += _disagreeing(frames, wrong)
-    if not_judged := [each for each in found if not each.judged]:
+    if not_judged := [entry for entry in covered if not entry.judged]:
         names = _names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
     if ended := [asked.stopped for asked in frames.asked.values() if asked.stopped]:
-        failing_cases = counted(sum(each.failing for each in ended), "failing case")
+        failing_cases = counted(sum(stop.failing for stop in ended), "failing case")
         clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
     if stopped:
         cases = counted(len(set().union(*stopped.values())), "case")
         clauses.append(
-            f"in {cases}, {_names(frames, [each for each in found if each.column.key in stopped])} could not be run"
+            f"in {cases}, {_names(frames, [item for item in covered if item.column.key in stopped])} could not be run"
         )
     elif frames.problems:
         clauses.append("not everything could be run")
@@ -392,22 +387,22 @@ def _of_implementations(frames: Frames, found: Sequence[coverage.Coverage]) -> s
 
 
 def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tuple[str, str], set[str]]) -> list[str]:
-    blamed = [each for each in judged if each.column.key in wrong]
-    blamed.sort(key=lambda each: -len(wrong[each.column.key]))
+    blamed = [entry for entry in judged if entry.column.key in wrong]
+    blamed.sort(key=lambda entry: -len(wrong[entry.column.key]))
     clauses = []
-    for each in blamed:
-        cases = len(wrong[each.column.key])
-        many = "all" if cases == each.judged else f"{cases:,} of the"
-        part = f"{many} {each.judged:,} cases that it" if each.judged > 1 else "the only case that it"
-        clauses.append(f"{_name(frames, each.column)} is wrong in {part} was judged in{_read_as(frames, [each])}")
+    for entry in blamed:
+        cases = len(wrong[entry.column.key])
+        many = "all" if cases == entry.judged else f"{cases:,} of the"
+        part = f"{many} {entry.judged:,} cases that it" if entry.judged > 1 else "the only case that it"
+        clauses.append(f"{_name(frames, entry.column)} is wrong in {part} was judged in{_read_as(frames, [entry])}")
     return at_most(MAX_NAMED, clauses, "{} more implementations are wrong")
 
 
-def _read_as(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
-    """Say by which conventions of their own, and by what they trade, implementations are judged; empty for none."""
+def _read_as(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
+    """List the declared conventions and accuracy classes by which implementations are judged; empty for none."""
     parts = []
-    for each in found:
-        column, whose = each.column, "" if len(found) == 1 else f"{_name(frames, each.column)} "
+    for entry in entries:
+        column, whose = entry.column, "" if len(entries) == 1 else f"{_name(frames, entry.column)} "
         declared = frames.asked[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
             parts.append(f", {whose}{READ_AS}{listed(words)}")
@@ -420,46 +415,42 @@ def _read_as(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
 
 
 def _right(frames: Frames, right: Sequence[coverage.Coverage], *, alone: bool) -> str:
-    """Say who agrees: with each other where several do, and with the exact answer in any case."""
-    aside = _except_for_cases(frames, {each.column.key for each in right})
+    """Name the implementations that agree with the exact answer, and with each other if there are several."""
+    keys, parts = {entry.column.key for entry in right}, []
+    expected = expected_failures(frames.results)
+    by_choice = by_convention(expected)
+    for rows, what in ((expected[~by_choice], "expected failures"), (expected[by_choice], "another convention")):
+        if cases := set().union(*(cases for key, cases in _cases_of(rows).items() if key in keys)):
+            parts.append(f"{what} in {counted(len(cases), 'case')}")
+    aside = f", except for {listed(parts)}" if parts else ""
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
         names = f"the other {names}"
     if len(right) == 1 or _compared(frames).empty:
-        where = "" if all(each.is_whole for each in right) or not alone else " where judged"
+        where = "" if all(entry.is_whole for entry in right) or not alone else " where judged"
         sentences = f"{names} {verb} with the exact answer{where}{aside}"
         sentences += "" if len(right) == 1 else ", and no two of them could be compared"
         return f"{sentences}{_read_as(frames, right)}"
     return f"{names} {verb}{aside}{_read_as(frames, right)}"
 
 
-def _except_for_cases(frames: Frames, right: set[tuple[str, str]]) -> str:
-    """Say in how many cases who agrees fails as expected, and in how many it follows another convention."""
-    expected = expected_failures(frames.results)
-    own, parts = by_convention(expected), []
-    for rows, what in ((expected[~own], "expected failures"), (expected[own], "another convention")):
-        cases = set().union(*(found for key, found in _cases_of(rows).items() if key in right), set())
-        parts += [f"{what} in {counted(len(cases), 'case')}"] if cases else []
-    return f", except for {listed(parts)}" if parts else ""
-
-
 def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list[str]:
-    """Say which two differ although neither is to blame; nothing where none do."""
+    """Name two implementations that differ although neither is wrong; empty if there are none."""
     pairs = failing(frames.pairs)
     columns = [pairs[name] for name in ("environment", "implementation", "other_environment", "other")]
-    loose = pairs[[each[:2] not in wrong and each[2:] not in wrong for each in zip(*columns, strict=True)]]
+    loose = pairs[[pair[:2] not in wrong and pair[2:] not in wrong for pair in zip(*columns, strict=True)]]
     if loose.empty:
         return []
     names = loose[[column.name for column in columns]].drop_duplicates()
-    environment, one, other_environment, other = names.iloc[0]
-    who = f"{frames.named(one, environment)} and {frames.named(other, other_environment)}"
+    first_environment, first, second_environment, second = names.iloc[0]
+    who = f"{frames.named(first, first_environment)} and {frames.named(second, second_environment)}"
     who = who if len(names) == 1 else f"{len(names)} pairs of implementations"
     return [f"{who} differ in {counted(loose['case'].nunique(), 'case')}"]
 
 
 def _of_documents(frames: Frames) -> list[str]:
-    """Say of the printed numbers what does not hold and what was not compared, a sentence each."""
+    """Count the printed numbers that do not hold, and the unverified ones, in a sentence each."""
     numbers = coverage.number_counts(frames)
     of_all = f"of {counted(numbers.printed, 'printed number')}"
     kinds = (
@@ -477,18 +468,18 @@ def _cases_of(rows: pd.DataFrame) -> dict[tuple[str, str], set[str]]:
     return {key: set(part["case"]) for key, part in groups(rows, _KEYS).items()}
 
 
-def _names(frames: Frames, found: Sequence[coverage.Coverage]) -> str:
+def _names(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
     """Name a few implementations, count many."""
-    if len(found) > MAX_NAMED:
-        return f"{'all ' if len(found) == len(frames.columns) else ''}{len(found)} implementations"
-    return listed(_name(frames, each.column) for each in found)
+    if len(entries) > MAX_NAMED:
+        return f"{'all ' if len(entries) == len(frames.columns) else ''}{len(entries)} implementations"
+    return listed(_name(frames, entry.column) for entry in entries)
 
 
 def _name(frames: Frames, column: Column) -> str:
-    """Name an implementation; the default mode of a framework, where nothing else of it ran, by the framework alone."""
+    """Name an implementation: the default mode of a framework, if no other mode ran, only by the framework."""
     framework, _, mode = column.implementation.partition(".")
-    alike = {each.implementation for each in frames.columns if each.implementation.startswith(f"{framework}.")}
+    alike = {peer.implementation for peer in frames.columns if peer.implementation.startswith(f"{framework}.")}
     default = EVERYTHING[framework].default_mode if framework in EVERYTHING else EAGER_MODE
     short = framework if mode == default and len(alike) == 1 else column.implementation
-    same = sum(each.implementation == column.implementation for each in frames.columns)
+    same = sum(peer.implementation == column.implementation for peer in frames.columns)
     return f"{short} ({column.environment})" if same > 1 else short

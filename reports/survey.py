@@ -1,8 +1,8 @@
-"""Surveys: what implementations do and mean, a row for every implementation in every version that was judged.
+"""Surveys: the verdicts and conventions of implementations, a row for every version that was judged.
 
-Runs are reduced to rows one by one, so that what is judged in different environments, and at different times, stands in
-one table: a row takes the place of an earlier one of the same implementation in the same version. Beside them stand
-conventions as they were measured, and findings: what is wrong in a release, each with its script.
+Each run is reduced to rows, so one table has runs in different environments and at different times. A row replaces an
+earlier one of the same implementation in the same version. A survey also has measured conventions, and findings: the
+errors in a release, each with a script that shows it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OF_OPTIONS = "attention"
 
 
 class JudgedFeature(NamedTuple):
-    """How many cases with a feature came to what, the worst of all dtypes counting; ``not_run`` were left out."""
+    """The counts of cases with a feature by outcome, the worst of all dtypes; ``not_run`` were left out."""
 
     implementation: str
     version: str
@@ -53,7 +53,7 @@ _COUNTED = JudgedFeature._fields[3:-1]
 
 
 class Accuracy(NamedTuple):
-    """How much of their error bounds the stages use that are right: the middle one, and the largest but one of 100."""
+    """The errors of right stages as parts of their bounds: the median, and the 99th percentile."""
 
     implementation: str
     version: str
@@ -64,7 +64,7 @@ class Accuracy(NamedTuple):
 
 
 class SurveyedConvention(NamedTuple):
-    """What was measured of a convention, and what the cases mean."""
+    """A measured convention of an implementation, and the convention of the cases."""
 
     implementation: str
     convention: str
@@ -75,10 +75,10 @@ class SurveyedConvention(NamedTuple):
 
 
 class PropertyCounts(NamedTuple):
-    """In how many ways a property was asked, by what came of it; ``broken`` and ``known`` do not hold.
+    """The counts of tests of a property by outcome; it does not hold in ``broken`` and ``known`` ones.
 
-    ``dtypes`` are those in which it was asked, with blanks between them. ``open`` are the ways in which a call failed
-    or nothing could be judged.
+    ``dtypes`` are the tested ones, with blanks between them. ``open`` counts the tests in which a call failed or
+    nothing could be judged.
     """
 
     implementation: str
@@ -92,12 +92,12 @@ class PropertyCounts(NamedTuple):
 
     @property
     def worst(self) -> str:
-        """The word for all of them: that of the worst."""
+        """The word of the worst outcome."""
         return next((word.replace("_", " ") for word, count in reversed(self.counts.items()) if count), "-")
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of ways, from harmless to severe."""
+        """The number of tests by outcome, from harmless to severe."""
         return {name: getattr(self, name) for name in self._fields[3:]}
 
 
@@ -111,34 +111,35 @@ class Survey:
     judged: list[JudgedFeature] = field(default_factory=list)
     accuracy: list[Accuracy] = field(default_factory=list)
     meanings: list[SurveyedConvention] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PublishedFinding] = field(default_factory=list)
     properties: list[PropertyCounts] = field(default_factory=list)
 
-    def update(self, other: Survey) -> None:
-        """Take the rows of another survey in the place of those of the same implementation, in the same version.
+    def update(self, newer: Survey) -> None:
+        """Replace rows by those of a newer survey for the same implementation in the same version.
 
-        What was measured of conventions and properties takes the place of the same implementation's in any version. Its
-        findings, where it has any, take the place of all.
+        Conventions and properties are replaced for the same implementation in any version. If the newer survey has
+        findings, they replace all.
         """
-        replaced = {row[:2] for row in other.judged}
-        self.judged = [row for row in self.judged if row[:2] not in replaced] + other.judged
-        self.accuracy = [row for row in self.accuracy if row[:2] not in replaced] + other.accuracy
+        replaced = {row[:2] for row in newer.judged}
+        self.judged = [row for row in self.judged if row[:2] not in replaced] + newer.judged
+        self.accuracy = [row for row in self.accuracy if row[:2] not in replaced] + newer.accuracy
         for name in ("meanings", "properties"):
-            asked = {row.implementation for row in getattr(other, name)}
+            asked = {row.implementation for row in getattr(newer, name)}
             kept = [row for row in getattr(self, name) if row.implementation not in asked]
-            setattr(self, name, kept + getattr(other, name))
-        self.findings = other.findings or self.findings
+            setattr(self, name, kept + getattr(newer, name))
+        self.findings = newer.findings or self.findings
 
     def newest(self) -> dict[str, str]:
         """Return the newest version of each implementation, by name."""
-        found: dict[str, str] = {}
+        versions: dict[str, str] = {}
         for row in self.judged:
-            if row.implementation not in found or version_order(row.version) > version_order(found[row.implementation]):
-                found[row.implementation] = row.version
-        return dict(sorted(found.items()))
+            name, version = row.implementation, row.version
+            if name not in versions or version_order(version) > version_order(versions[name]):
+                versions[name] = version
+        return dict(sorted(versions.items()))
 
     def of_newest(self, rows: Iterable[OfVersion]) -> list[OfVersion]:
-        """Return those rows that are of the newest version of their implementation."""
+        """Return the rows of the newest version of each implementation."""
         newest = self.newest()
         return [row for row in rows if newest.get(row.implementation) == row.version]
 
@@ -150,52 +151,53 @@ def version_order(version: str) -> list[tuple[int, str]]:
 
 def feature_order() -> list[str]:
     """Return every feature that a case may have: operations, and options and inputs of attention."""
-    own = OPERATIONS[_OF_OPTIONS]
-    given = [name for name, spec in own.inputs.items() if not spec.required] + [*OPTIONS]
-    return [ALL, *OPERATIONS, *(f"{_OF_OPTIONS}: {name}" for name in given)]
+    attention = OPERATIONS[_OF_OPTIONS]
+    names = [name for name, spec in attention.inputs.items() if not spec.required] + [*OPTIONS]
+    return [ALL, *OPERATIONS, *(f"{_OF_OPTIONS}: {name}" for name in names)]
 
 
 def features_of(case: Mapping[str, Any]) -> list[str]:
     """Return the features of a case record."""
     operation = case["operation"]
-    given = given_of(case) if operation == _OF_OPTIONS else []
-    return [ALL, operation, *(f"{operation}: {name}" for name in given)]
+    names = given_of(case) if operation == _OF_OPTIONS else []
+    return [ALL, operation, *(f"{operation}: {name}" for name in names)]
 
 
 def survey_of(frames: Frames) -> Survey:
     """Reduce a run to its rows."""
     states = [
-        (column.implementation, feature, _state(cells.values()))
+        (column.implementation, feature, _feature_state(cells.values()))
         for case, row in cell_table(frames).items()
         for feature in features_of(frames.cases[case])
         for column, cells in row.items()
     ]
-    found, left_out, judged = Counter(states), _left_out(frames), []
+    counts, left_out, judged = Counter(states), _count_left_out(frames), []
     for column, feature in product(frames.columns, feature_order()):
-        of = {name: found[column.implementation, feature, name] for name in _COUNTED}
-        if sum(of.values()):
+        of_feature = {name: counts[column.implementation, feature, name] for name in _COUNTED}
+        if sum(of_feature.values()):
             not_run = left_out.get((column.implementation, feature), 0)
-            of["unsupported"] -= not_run
-            judged.append(JudgedFeature(column.implementation, column.release, feature, **of, not_run=not_run))
+            of_feature["unsupported"] -= not_run
+            judged.append(JudgedFeature(column.implementation, column.release, feature, **of_feature, not_run=not_run))
     asked = chain.from_iterable(frames.properties.values())
     return Survey(judged, list(_accuracy(frames)), properties=property_counts(asked))
 
 
 def property_counts(rows: Iterable[Row]) -> list[PropertyCounts]:
-    """Count the ways in which properties were asked, by implementation and property."""
+    """Count the tests of properties, by implementation and property."""
     asked = (row for row in rows if row.verdict != PropertyOutcome.UNSUPPORTED)
-    found = by_key(asked, lambda row: (row.implementation, row.property_name))
+    rows_by_property = by_key(asked, lambda row: (row.implementation, row.property_name))
     order = list(PROPERTIES)
     counts = []
-    for (implementation, name), of in sorted(found.items(), key=lambda each: (each[0][0], order.index(each[0][1]))):
-        by_outcome = Counter(map(_outcome, of))
-        dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in of))
-        numbers = (by_outcome[each] for each in PropertyCounts._fields[3:])
+    for implementation, name in sorted(rows_by_property, key=lambda key: (key[0], order.index(key[1]))):
+        tests = rows_by_property[implementation, name]
+        by_outcome = Counter(map(_outcome_of, tests))
+        dtypes = " ".join(dtype for dtype in DTYPES if any(row.dtype == dtype for row in tests))
+        numbers = (by_outcome[outcome] for outcome in PropertyCounts._fields[3:])
         counts.append(PropertyCounts(implementation, name, dtypes, *numbers))
     return counts
 
 
-def _outcome(row: Row) -> str:
+def _outcome_of(row: Row) -> str:
     if row.fails:
         return "known" if row.xfail else "broken"
     return {PropertyOutcome.BITWISE: "bitwise", PropertyOutcome.WITHIN_BOUNDS: "within_bounds"}.get(
@@ -203,7 +205,7 @@ def _outcome(row: Row) -> str:
     )
 
 
-def _state(cells: Iterable[Cell]) -> str:
+def _feature_state(cells: Iterable[Cell]) -> str:
     states = {cell.state for cell in cells}
     if states & FAILS_A_RUN - {State.MISPRINT}:
         return "wrong"
@@ -213,20 +215,20 @@ def _state(cells: Iterable[Cell]) -> str:
     return "unsupported" if states == {State.UNSUPPORTED} else "right"
 
 
-def _left_out(frames: Frames) -> Counter[tuple[str, str]]:
-    """Count the cases that a mode was not asked for because it compiles each, by implementation and feature.
+def _count_left_out(frames: Frames) -> Counter[tuple[str, str]]:
+    """Count the cases that a mode did not run because it compiles each, by implementation and feature.
 
-    One that was asked for only in dtypes that the mode does not have is one of them: it may have the others.
+    A case that ran only in dtypes that the mode does not support is counted, too: the mode may support the others.
     """
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES)]
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for implementation, cases in rows.groupby("implementation")["case"]:
-        own = results["implementation"].eq(implementation)
-        asked = set(results.loc[own & results["verdict"].ne(Verdict.UNSUPPORTED), "case"])
+        of_mode = results["implementation"].eq(implementation)
+        asked = set(results.loc[of_mode & results["verdict"].ne(Verdict.UNSUPPORTED), "case"])
         for case in set(cases) - asked:
-            found.update((str(implementation), feature) for feature in features_of(frames.cases[case]))
-    return found
+            counts.update((str(implementation), feature) for feature in features_of(frames.cases[case]))
+    return counts
 
 
 def _accuracy(frames: Frames) -> Iterable[Accuracy]:
@@ -234,21 +236,21 @@ def _accuracy(frames: Frames) -> Iterable[Accuracy]:
     rows = rows[rows["verdict"].eq(Verdict.AGREE) & rows["ratio"].notna()]
     ratios = rows.groupby(["implementation", "version", "dtype"])["ratio"]
     columns = {"stages": ratios.size(), "median": ratios.median(), "most": ratios.quantile(0.99)}
-    found = pd.DataFrame(columns).to_dict("index")
+    statistics = pd.DataFrame(columns).to_dict("index")
     for column, dtype in product(frames.columns, DTYPES):
-        if of := found.get((column.implementation, column.version, dtype)):
+        if of_dtype := statistics.get((column.implementation, column.version, dtype)):
             yield Accuracy(
                 column.implementation,
                 column.release,
                 dtype,
-                int(of["stages"]),
-                round(of["median"], 3),
-                round(of["most"], 3),
+                int(of_dtype["stages"]),
+                round(of_dtype["median"], 3),
+                round(of_dtype["most"], 3),
             )
 
 
 def read_meanings(path: Path) -> list[SurveyedConvention]:
-    """Read what ``attncheck conventions --json`` printed. Raises ``ResultsError`` where it is something else."""
+    """Read the output of ``attncheck conventions --json``. Raises ``ResultsError`` for any other file."""
     try:
         return [
             SurveyedConvention(implementation, *(answer[name] for name in SurveyedConvention._fields[1:]))
@@ -260,21 +262,21 @@ def read_meanings(path: Path) -> list[SurveyedConvention]:
         raise ResultsError(f"{path}: expected what `attncheck conventions --json` prints; {error}") from None
 
 
-def differences(kept: Survey, found: Survey) -> list[dict[str, str]]:
-    """Return where a run counts otherwise than what is kept of the same implementation in the same version, as rows.
+def differences(kept: Survey, run: Survey) -> list[dict[str, str]]:
+    """Return the differences of a run's counts from the kept counts of the same implementation and version, as rows.
 
-    What is right and what is known to fail count together: some failures are those of some processors only. Where the
-    corpus has grown since, or the run left cases out, only what was lost is a difference (``_comparable``); a feature
-    that is not kept is none.
+    Right cases and cases that are known to fail count together, because some fail only on some processors. If the
+    corpus has grown since, or the run left cases out, only a loss is a difference (``_comparable``). A feature that is
+    not kept is not compared.
     """
     before = {row[:3]: _on_any_processor(row) for row in kept.judged}
     left_out = {row[:3]: row.not_run for row in kept.judged if row.not_run}
-    # Other numbers of cases were left out: others stand for all of them now.
-    chosen_anew = {row[:2] for row in found.judged if left_out.get(row[:3], row.not_run) != row.not_run}
+    # If the number of left out cases differs, the run used another selection of cases.
+    chosen_anew = {row[:2] for row in run.judged if left_out.get(row[:3], row.not_run) != row.not_run}
     known = {row[:2] for row in kept.judged}
-    new = dict.fromkeys((row.implementation, row.version) for row in found.judged if row[:2] not in known)
+    new = dict.fromkeys((row.implementation, row.version) for row in run.judged if row[:2] not in known)
     rows = [("added", *names, ALL, "not in the survey") for names in new]
-    for row in found.judged:
+    for row in run.judged:
         if row[:3] in before:
             is_same = row[:2] not in chosen_anew or row[:3] not in left_out
             was, now = _comparable(before[row[:3]], _on_any_processor(row), is_same_choice=is_same)
@@ -290,10 +292,10 @@ def differences(kept: Survey, found: Survey) -> list[dict[str, str]]:
 def _comparable(
     was: Mapping[str, int], now: Mapping[str, int], *, is_same_choice: bool
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """Return two counts of the same cases as they are, and of others only what was lost.
+    """Return two counts of the same cases unchanged, and two counts of different cases reduced to losses.
 
-    Of a run that left out more cases or chose others, or knows fewer, that is what is wrong more often; of one with
-    more cases, what is right less often too, for what was added can only be right more often.
+    If the run left out more cases, chose others or has fewer, only more wrong cases are a loss. If it has more cases,
+    fewer right cases are a loss, too, because added cases cannot reduce that count.
     """
     if not is_same_choice or now["not_run"] > was["not_run"] or sum(now.values()) < sum(was.values()):
         worse: dict[str, Callable[[int, int], int]] = {"wrong": max}
@@ -318,8 +320,8 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _CODE = re.compile(r"`([^`]+)`")
 
 
-class Finding(NamedTuple):
-    """Something wrong in a release of a library: a title, the text about it, and a script that shows it."""
+class PublishedFinding(NamedTuple):
+    """An error in a release of a library: a title, a text, and a script that shows it."""
 
     library: str
     release: str
@@ -329,22 +331,22 @@ class Finding(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """The place in the document, as Markdown readers name it."""
+        """The anchor of the heading in the document, as Markdown readers derive it."""
         heading = f"{self.library} {self.release}: {self.title}".lower()
         return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
 
     @property
     def paragraphs(self) -> list[Inline]:
-        """The text as paragraphs, with its code set apart."""
-        pieces = (_CODE.split(" ".join(paragraph.split())) for paragraph in self.text.split("\n\n"))
-        return [tuple(Mark(piece) if place % 2 else piece for place, piece in enumerate(of) if piece) for of in pieces]
+        """The text as paragraphs, with its code marked."""
+        paragraphs = (_CODE.split(" ".join(paragraph.split())) for paragraph in self.text.split("\n\n"))
+        return [tuple(Mark(part) if i % 2 else part for i, part in enumerate(parts) if part) for parts in paragraphs]
 
 
-def read_findings(path: Path) -> list[Finding]:
+def read_findings(path: Path) -> list[PublishedFinding]:
     """Read a folder of scripts, each a finding, or a document with a heading and a script for each.
 
-    The heading is ``## library release: title``. A script's docstring has that without the number signs as its first
-    line, and then the text. Raises ``ResultsError`` where something cannot be read, or a finding has no script.
+    The heading is ``## library release: title``. The first line of a script's docstring is the heading without the
+    number signs; the text follows. Raises ``ResultsError`` if a file cannot be read, or a finding has no script.
     """
     if path.is_dir():
         return [_finding_of_script(file) for file in sorted(path.glob("*.py"))]
@@ -355,21 +357,21 @@ def read_findings(path: Path) -> list[Finding]:
     headings = list(_HEADING.finditer(text))
     if not headings:
         raise ResultsError(f"{path}: expected a heading such as `## torch 2.13: what is wrong` for each finding")
-    ends = [*(each.start() for each in headings[1:]), len(text)]
-    return [_finding(path, each, text[each.end() : end]) for each, end in zip(headings, ends, strict=True)]
+    ends = [*(heading.start() for heading in headings[1:]), len(text)]
+    return [_finding(path, heading, text[heading.end() : end]) for heading, end in zip(headings, ends, strict=True)]
 
 
-def document_of(findings: Sequence[Finding]) -> str:
+def document_of(findings: Sequence[PublishedFinding]) -> str:
     """Write findings as the document that ``read_findings`` reads."""
     lines = ["# Findings", ""]
-    for each in findings:
-        lines += [f"## {each.library} {each.release}: {each.title}", ""]
-        lines += [each.text, ""] if each.text else []
-        lines += ["```python", each.script.rstrip("\n"), "```", ""]
+    for finding in findings:
+        lines += [f"## {finding.library} {finding.release}: {finding.title}", ""]
+        lines += [finding.text, ""] if finding.text else []
+        lines += ["```python", finding.script.rstrip("\n"), "```", ""]
     return "\n".join(lines)
 
 
-def _finding_of_script(path: Path) -> Finding:
+def _finding_of_script(path: Path) -> PublishedFinding:
     """Read a script whose docstring is the finding."""
     try:
         source = path.read_text(encoding="utf-8")
@@ -377,17 +379,17 @@ def _finding_of_script(path: Path) -> Finding:
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
     heading, _, text = (ast.get_docstring(module) or "").partition("\n")
-    found = _HEADING.match(f"## {heading}")
-    if found is None:
+    match = _HEADING.match(f"## {heading}")
+    if match is None:
         raise ResultsError(f"{path}: expected a docstring that begins as `torch 2.13: what is wrong`")
     script = "".join(source.splitlines(keepends=True)[module.body[0].end_lineno :]).lstrip("\n")
-    return Finding(found["library"], found["release"], found["title"], text.strip(), script)
+    return PublishedFinding(match["library"], match["release"], match["title"], text.strip(), script)
 
 
-def _finding(path: Path, heading: re.Match[str], body: str) -> Finding:
+def _finding(path: Path, heading: re.Match[str], body: str) -> PublishedFinding:
     script = _SCRIPT.search(body)
     if script is None:
         raise ResultsError(f"{path}: {heading['title']!r} has no script; expected a block that begins with ```python")
     around = body[: script.start()].strip() + "\n\n" + body[script.end() :].strip()
-    said = _LINK.sub(r"\1", around.strip())
-    return Finding(heading["library"], heading["release"], heading["title"], said, script["script"])
+    text = _LINK.sub(r"\1", around.strip())
+    return PublishedFinding(heading["library"], heading["release"], heading["title"], text, script["script"])

@@ -53,12 +53,12 @@ _TABLES: Mapping[str, tuple[str, Any]] = {
     "conventions.csv": ("meanings", SurveyedConvention),
     "properties.csv": ("properties", PropertyCounts),
 }
-"""By file: the rows of a survey that stand in it, and their class."""
+"""By file: the attribute of a survey with its rows, and their class."""
 
 
 def read_survey(folder: Path) -> Survey:
-    """Read the tables of a survey; an empty one where there is none. Raises ``ResultsError`` for damaged ones."""
-    tables: dict[str, list[Any]] = {name: list(_read(folder / file, kind)) for file, (name, kind) in _TABLES.items()}
+    """Read the tables of a survey; missing files are empty tables. Raises ``ResultsError`` for damaged ones."""
+    tables: dict[str, Any] = {name: list(_read_rows(folder / file, kind)) for file, (name, kind) in _TABLES.items()}
     return Survey(**tables, findings=read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [])
 
 
@@ -73,21 +73,18 @@ def write_survey(survey: Survey, folder: Path) -> Path:
     return folder / PAGE
 
 
-def _read(path: Path, kind: Any) -> Iterator[Any]:
+def _read_rows(path: Path, kind: Any) -> Iterator[Any]:
     types = get_type_hints(kind)
     try:
         for row in read_csv_text(path, kind._fields) if path.exists() else ():
-            yield kind(*(_value(types[name], text) for name, text in zip(kind._fields, row, strict=True)))
+            cells = ((types[name], text) for name, text in zip(kind._fields, row, strict=True))
+            yield kind(*(text == "True" if type_ is bool else type_(text) for type_, text in cells))
     except ValueError as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
 
 
-def _value(kind: type, text: str) -> Any:
-    return text == "True" if kind is bool else kind(text)
-
-
 def survey_page(survey: Survey) -> Page:
-    """Return the survey as sections, which Markdown and HTML render alike but for pictures."""
+    """Return the survey as sections, which Markdown and HTML render in the same way except for pictures."""
     opening = (
         f"{len(survey.newest())} implementations on attncheck's cases, each in the newest version that was judged and "
         "compared with the exact answer within an error bound that is derived from its roundings."
@@ -113,17 +110,20 @@ _COUNTS_EXPLAINED: Inline = (
 
 
 def _implementations(survey: Survey) -> Section:
-    found = {row.implementation: row for row in survey.of_newest(survey.judged) if row.feature == ALL}
+    totals = {row.implementation: row for row in survey.of_newest(survey.judged) if row.feature == ALL}
     rows: list[Sequence[Inline]] = []
     for name, version in survey.newest().items():
-        of_all = found.get(name, JudgedFeature(name, version, ALL, *(0,) * len(_COUNTED)))
-        rows.append((_named(name, version), _description(name), _bar(of_all), *map(_count, of_all[3:])))
+        counts = totals.get(name, JudgedFeature(name, version, ALL, *(0,) * len(_COUNTED)))
+        total = sum(counts[3:]) or 1
+        shares = [(state, 100 * getattr(counts, field) / total) for state, field in _BARS]
+        bar = Figure("", drawn("bar", "stack", [(state, f"{share:.2f}") for state, share in shares if share]))
+        rows.append((_implementation_name(name, version), _description(name), bar, *map(_count, counts[3:])))
     headings = ["implementation", "what it is", "", *_COUNTED]
     table = Table("Cases by what they come to", headings, rows, "lllrrrrrr")
     return Section("Implementations", "implementations", [Text(_COUNTS_EXPLAINED), table])
 
 
-def _named(name: str, version: str) -> Inline:
+def _implementation_name(name: str, version: str) -> Inline:
     return (Mark(name), " ", Mark(version, "small"))
 
 
@@ -134,15 +134,8 @@ def _count(number_of: int) -> str:
 _BARS = (("agree", "right"), ("xfail", "known"), ("failing", "wrong"), ("unverified", "unverified"))
 
 
-def _bar(counts: JudgedFeature) -> Figure:
-    """Draw counts as parts of a bar."""
-    total = sum(counts[3:]) or 1
-    parts = [(state, 100 * getattr(counts, field) / total) for state, field in _BARS]
-    return Figure("", drawn("bar", "stack", [(state, f"{share:.2f}") for state, share in parts if share]))
-
-
 def _description(name: str) -> str:
-    """Say what an implementation is; nothing of one that this version of attncheck does not have."""
+    """Return the description of an implementation; empty if this version of attncheck does not have it."""
     framework, _, mode = name.partition(".")
     try:
         return EVERYTHING[framework].mode_named(mode).description
@@ -157,18 +150,18 @@ _FEATURE_KEY = (
 
 
 def _features(survey: Survey) -> Section:
-    """Return a sign for each feature of each implementation; in words only what is wrong and not recorded."""
-    found = {(row.feature, row.implementation): row for row in survey.of_newest(survey.judged)}
+    """Return a sign for each feature of each implementation; only unrecorded failures are in words."""
+    row_by_key = {(row.feature, row.implementation): row for row in survey.of_newest(survey.judged)}
     seen = {row.feature for row in survey.judged} - {ALL}
     features = [feature for feature in feature_order() if feature in seen]
-    lines = [(name, [_feature_cell(found.get((each, name))) for each in features]) for name in survey.newest()]
+    lines = [(name, [_feature_cell(row_by_key.get((item, name))) for item in features]) for name in survey.newest()]
     options = [(feature.rpartition(": ")[2], feature) for feature in features]
     explained = [(name, option.description) for name, _ in options if (option := OPTIONS.get(name))]
     caption = "Features by implementation"
     matrix = Figure(caption, drawn("signs", caption, _FEATURE_KEY, options, lines))
     wrong = [
         (Mark(row.implementation), row.feature, _count(row.wrong), _count(row.right))
-        for row in found.values()
+        for row in row_by_key.values()
         if row.wrong and row.feature != ALL
     ]
     headings = ("implementation", "feature", "wrong", "right")
@@ -176,11 +169,13 @@ def _features(survey: Survey) -> Section:
     nothing = [Text("Nothing is wrong that is not recorded.")]
     listed: list[Block] = [Text("Wrong, and not recorded:"), table] if wrong else [*nothing]
     text = Text(("Counts of every feature are in ", Mark(FEATURES), "."))
-    return Section("Features", "features", [text, OnPage([matrix], listed), *_explained("the options are", explained)])
+    return Section(
+        "Features", "features", [text, OnPage([matrix], listed), *_explanations("the options are", explained)]
+    )
 
 
-def _explained(what: str, entries: Sequence[tuple[str, str]]) -> list[Details]:
-    """Fold away what names mean."""
+def _explanations(what: str, entries: Sequence[tuple[str, str]]) -> list[Details]:
+    """Return a folded list of names with their explanations."""
     items: list[Inline] = [(Mark(name), f": {text}") for name, text in entries]
     return [Details(f"What {what}", [Items(items)])] if items else []
 
@@ -209,14 +204,14 @@ _ACCURACY_EXPLAINED = (
 
 
 def _accuracy(survey: Survey) -> Section:
-    found = {(row.implementation, row.dtype): _range(row) for row in survey.of_newest(survey.accuracy)}
-    rows = [(Mark(name), *(found.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest()]
+    ranges = {(row.implementation, row.dtype): _accuracy_cell(row) for row in survey.of_newest(survey.accuracy)}
+    rows = [(Mark(name), *(ranges.get((name, dtype), "-") for dtype in DTYPES)) for name in survey.newest()]
     table = Table("Errors by dtype", ("implementation", *DTYPES), rows, "lrrrr")
     return Section("Accuracy", "accuracy", [Text(_ACCURACY_EXPLAINED), table])
 
 
-def _range(row: Accuracy) -> Inline:
-    """Write both errors behind two bars: the light one is that of all but one of a hundred."""
+def _accuracy_cell(row: Accuracy) -> Inline:
+    """Write both errors after two bars: the light bar is the 99th percentile."""
     widths = (100 * min(max(part, 0.0), 1.0) for part in (row.most, row.median))
     bars = Figure("", drawn("bar", "range", [("", f"{width:.1f}") for width in widths]))
     return (bars, f"{number(row.median)} ({number(row.most)})")
@@ -230,24 +225,20 @@ def _meanings(survey: Survey) -> Section | None:
         *(Mark("Bold", "strong"), " is other than what attncheck's cases mean."),
     )
     asked: dict[str, dict[tuple[str, bool], list[str]]] = {}
-    of = {row.convention: row for row in survey.meanings}
+    conventions = {row.convention: row for row in survey.meanings}
     for row in survey.meanings:
         asked.setdefault(row.convention, {}).setdefault((row.means, row.departs), []).append(row.implementation)
-    items = [
-        Nested(
-            (
-                f"{name}: {of[name].asks}",
-                Mark(f" (the cases mean: {of[name].cases_mean})", "small") if of[name].cases_mean else "",
-            ),
-            [_set_apart(meaning, names, is_marked=departs) for (meaning, departs), names in means.items()],
-        )
-        for name, means in asked.items()
-    ]
+    items = []
+    for name, means in asked.items():
+        meant = conventions[name].cases_mean
+        title = (f"{name}: {conventions[name].asks}", Mark(f" (the cases mean: {meant})", "small") if meant else "")
+        lines = [_meaning_line(meaning, names, is_marked=departs) for (meaning, departs), names in means.items()]
+        items.append(Nested(title, lines))
     return Section("Conventions", "conventions", [Text(text), Items(items, "meanings")])
 
 
-def _set_apart(what: str, names: Sequence[str], *, is_marked: bool) -> Inline:
-    """Return what several implementations have in common, bold where that is marked, and their names."""
+def _meaning_line(what: str, names: Sequence[str], *, is_marked: bool) -> Inline:
+    """Return a common meaning or outcome of several implementations, bold if marked, and their names."""
     listed: list[Inline] = [part for name in names for part in (", ", Mark(name))]
     return (Mark(what, "strong") if is_marked else what, ": ", *listed[1:])
 
@@ -263,18 +254,18 @@ _OUTCOMES = {
 
 
 def _properties(survey: Survey) -> Section | None:
-    """Return what each property comes to on each implementation: as a matrix, and in words by property."""
+    """Return the outcome of each property on each implementation: as a matrix, and in words by property."""
     if not survey.properties:
         return None
-    found = {(row.property_name, row.implementation): row for row in survey.properties}
-    asked = [(name, spec.says) for name, spec in PROPERTIES.items() if any(name == key[0] for key in found)]
+    row_by_key = {(row.property_name, row.implementation): row for row in survey.properties}
+    asked = [(name, spec.says) for name, spec in PROPERTIES.items() if any(name == key[0] for key in row_by_key)]
     names = dict.fromkeys(row.implementation for row in survey.properties)
-    lines = [(name, [_property_cell(found.get((each, name))) for each, _ in asked]) for name in names]
+    lines = [(name, [_property_cell(row_by_key.get((item, name))) for item, _ in asked]) for name in names]
     key = [(*_OUTCOMES[word], word) for word in _OUTCOMES]
     caption = "Properties by implementation"
     matrix = Figure(caption, drawn("signs", caption, key, asked, lines))
-    items = [Nested((Mark(name), f": {says}"), _by_outcome(survey.properties, name)) for name, says in asked]
-    shown = OnPage([matrix, *_explained("the properties say", asked)], [Items(items)])
+    items = [Nested((Mark(name), f": {says}"), _outcome_lines(survey.properties, name)) for name, says in asked]
+    shown = OnPage([matrix, *_explanations("the properties say", asked)], [Items(items)])
     dtypes = [dtype for dtype in DTYPES if any(dtype in row.dtypes.split() for row in survey.properties)]
     note = (
         f"What holds between two calls, in {', '.join(dtypes)}: the worst of all ways in which it was asked. "
@@ -289,28 +280,28 @@ def _property_cell(row: PropertyCounts | None) -> Cell:
     return (*_OUTCOMES.get(row.worst, _OUTCOMES["open"]), _title(row.counts))
 
 
-def _by_outcome(rows: Sequence[PropertyCounts], name: str) -> list[Inline]:
+def _outcome_lines(rows: Sequence[PropertyCounts], name: str) -> list[Inline]:
     """Return a line for each outcome of a property, with the implementations that have it."""
-    found = by_key((row for row in rows if row.property_name == name), lambda row: row.worst)
-    names = {word: [row.implementation for row in of] for word, of in found.items()}
-    return [_set_apart(word, names[word], is_marked=word == "broken") for word in sorted(names)]
+    rows_by_outcome = by_key((row for row in rows if row.property_name == name), lambda row: row.worst)
+    names = {word: [row.implementation for row in rows_of_outcome] for word, rows_of_outcome in rows_by_outcome.items()}
+    return [_meaning_line(word, names[word], is_marked=word == "broken") for word in sorted(names)]
 
 
 def _findings(survey: Survey) -> Section | None:
     if not survey.findings:
         return None
     text = "What is wrong in a release, each with a script that needs the library and NumPy alone."
-    titles = [f"{each.library} {each.release}" for each in survey.findings]
+    titles = [f"{finding.library} {finding.release}" for finding in survey.findings]
     scripts = [
         Details(
-            f"{title}: {each.title}",
-            [*map(Text, each.paragraphs), Code([each.script])],
+            f"{title}: {finding.title}",
+            [*map(Text, finding.paragraphs), Code([finding.script])],
         )
-        for title, each in zip(titles, survey.findings, strict=True)
+        for title, finding in zip(titles, survey.findings, strict=True)
     ]
     links: list[Inline] = [
-        (f"{title}: ", Mark(each.title, "link", f"{FINDINGS}#{each.anchor}"))
-        for title, each in zip(titles, survey.findings, strict=True)
+        (f"{title}: ", Mark(finding.title, "link", f"{FINDINGS}#{finding.anchor}"))
+        for title, finding in zip(titles, survey.findings, strict=True)
     ]
     return Section("Findings", "findings", [Text(text), OnPage(scripts, [Items(links)])])
 
@@ -320,7 +311,7 @@ def _versions(survey: Survey) -> Section | None:
     counts = Counter(row.implementation for row in judged)
     several = [row for row in judged if counts[row.implementation] > 1]
     several.sort(key=lambda row: (row.implementation, version_order(row.version)))
-    rows = [(_named(row.implementation, row.version), *map(_count, row[3:])) for row in several]
+    rows = [(_implementation_name(row.implementation, row.version), *map(_count, row[3:])) for row in several]
     table = Table("Cases by release", ("implementation", *_COUNTED), rows, "lrrrrrr")
     text = Text("The same cases on several releases, where more than one was judged.")
     return Section("Versions", "versions", [text, table]) if rows else None

@@ -66,11 +66,11 @@ _CONTROL = re.compile(rf"(?![\t\n]){ESCAPED.pattern}")
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as CSV: a line of column names, texts in quotes, numbers in full, nothing for no value.
+    """Write a frame as CSV: a line of column names, texts in quotes, all digits of numbers, empty for no value.
 
     If the path ends with .gz, the file is compressed.
     """
-    columns = [[_quoted(str(name)), *_cells(column)] for name, column in frame.items()]
+    columns = [[_in_quotes(str(name)), *_csv_values(column)] for name, column in frame.items()]
     lines = (",".join(row) + "\n" for row in zip(*columns, strict=True))
     with ExitStack() as stack:
         file: Any = stack.enter_context(path.open("wb"))
@@ -88,30 +88,30 @@ def write_parquet(frame: pd.DataFrame, path: Path) -> bool:
     return True
 
 
-def _cells(column: pd.Series[Any]) -> list[str]:
-    """Return the values of a column as CSV has them; equal ones are written once, as texts often are."""
+def _csv_values(column: pd.Series[Any]) -> list[str]:
+    """Return the values of a column as CSV cells; equal values are formatted once, because texts often repeat."""
     missing = column.isna()
     if pd.api.types.is_float_dtype(column.dtype):
         return [
             "" if no else repr(value).removesuffix(".0") for value, no in zip(column.tolist(), missing, strict=True)
         ]
     codes, values = column.factorize(use_na_sentinel=True)
-    texts = [*map(_cell, values.tolist()), ""]  # the number of no value is -1
+    texts = [*map(_csv_cell, values.tolist()), ""]  # the number of no value is -1
     return [texts[code] for code in codes.tolist()]
 
 
-def _cell(value: Any) -> str:
+def _csv_cell(value: Any) -> str:
     if isinstance(value, str):
-        return _quoted(harmless(value))
+        return _in_quotes(harmless(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _quoted(text: str) -> str:
+def _in_quotes(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
 def harmless(text: str) -> str:
-    """Return a text as a cell that no spreadsheet runs; numbers stay as they are."""
+    """Return a text as a cell that no spreadsheet runs; numbers are unchanged."""
     if _NUMBER.fullmatch(text):
         return text
     text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _LINE_BREAK.sub("\n", text))
@@ -120,7 +120,7 @@ def harmless(text: str) -> str:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return rows as CSV with a line of column names, each cell as one that no spreadsheet runs."""
+    """Return rows as CSV with a line of column names; no spreadsheet runs a cell."""
     text = StringIO()
     lines = ([harmless(str(cell)) for cell in row] for row in rows)
     writer(text, lineterminator="\n").writerows([header, *lines])
@@ -131,11 +131,11 @@ def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
     """Read the rows of a file that ``csv_text`` made. Raises ``ResultsError`` for one that is damaged."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            found, *rows = list(reader(file)) or [[]]
+            columns, *rows = list(reader(file)) or [[]]
     except (OSError, UnicodeError, Error) as error:
         raise ResultsError(f"{path} cannot be read: {error}") from None
-    if tuple(found) != tuple(header):
-        raise ResultsError(f"{path} has the columns {','.join(found)}; expected {','.join(header)}")
+    if tuple(columns) != tuple(header):
+        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}")
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}")
@@ -149,7 +149,7 @@ def write_texts(texts: Mapping[str, str], directory: Path) -> None:
 
 
 _MOST_ROWS = 10_000
-"""Rows of a table that is written as plain CSV: more are for programs, which read Parquet or packed CSV."""
+"""The most rows of a plain CSV file: larger tables are for programs, which read Parquet or compressed CSV."""
 
 REPORT_NAME = "report.md"
 HTML_NAME = "report.html"
@@ -172,25 +172,25 @@ def write_report(frames: Frames, directory: Path) -> Path:
     texts = {JUNIT_NAME: render_junit(frames), HTML_NAME: html_pieces(frames), REPORT_NAME: [render_markdown(frames)]}
     for name, pieces in texts.items():
         with OutputError.where(path := directory / name):
-            _own(path)
+            _without_link(path)
         _write_pieces(path, pieces)
     return directory / REPORT_NAME
 
 
 def _write_frame(frame: pd.DataFrame, directory: Path, name: str) -> None:
     with OutputError.where(path := directory / f"{name}.parquet"):
-        has_parquet = write_parquet(frame, _own(path))
+        has_parquet = write_parquet(frame, _without_link(path))
     small = len(frame) <= _MOST_ROWS
     for suffix, is_wanted in ((".csv", small), (".csv.gz", not small and not has_parquet)):
         with OutputError.where(path := directory / f"{name}{suffix}"):
             if is_wanted:
-                write_csv(frame, _own(path))
+                write_csv(frame, _without_link(path))
             else:
-                path.unlink(missing_ok=True)  # what an earlier report left
+                path.unlink(missing_ok=True)  # of an earlier report
 
 
-def _own(path: Path) -> Path:
-    """Return a path at which there is no link: results that somebody sent may hold one, to any file of ours."""
+def _without_link(path: Path) -> Path:
+    """Remove a link at a path, and return the path: results of another person may have a link to any of our files."""
     if path.is_symlink():
         path.unlink()
     return path
@@ -204,12 +204,12 @@ def _write_pieces(path: Path, pieces: Iterable[str]) -> None:
 
 
 def write_junit(frames: Frames, path: Path) -> None:
-    """Write the JUnit XML. Raises ``OutputError`` where it cannot be written."""
+    """Write the JUnit XML. Raises ``OutputError`` if it cannot be written."""
     _write_pieces(path, render_junit(frames))
 
 
 def write_sarif(frames: Frames, path: Path) -> None:
-    """Write the SARIF log of a run in this folder. Raises ``OutputError`` where it cannot be written."""
+    """Write the SARIF log of a run in this folder. Raises ``OutputError`` if it cannot be written."""
     from attncheck.reports.ci import folder_in_repository, render_sarif  # few runs write one
 
     _write_pieces(path, [render_sarif(frames, folder_in_repository(Path.cwd()))])
@@ -218,7 +218,7 @@ def write_sarif(frames: Frames, path: Path) -> None:
 def write_badge(frames: Frames, path: Path) -> None:
     """Write the badge: as JSON for shields.io into a file that ends with .json, else as an SVG.
 
-    Raises ``OutputError`` where it cannot be written.
+    Raises ``OutputError`` if it cannot be written.
     """
     from attncheck.reports.ci import badge_of, render_endpoint, render_svg
 
@@ -231,27 +231,27 @@ def write_property_table(rows: Sequence[Row], directory: Path) -> None:
     path = directory / PROPERTIES_TABLE
     with OutputError.where(path):
         directory.mkdir(parents=True, exist_ok=True)
-        write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTIES)), _own(path))
+        write_csv(pd.DataFrame(list(map(property_columns, rows)), columns=list(PROPERTIES)), _without_link(path))
 
 
 def write_property_junit(rows: Sequence[Row], again: Mapping[str, Sequence[str]], path: Path) -> None:
-    """Write the JUnit XML of properties alone. Raises ``OutputError`` where it cannot be written."""
+    """Write the JUnit XML of properties only. Raises ``OutputError`` if it cannot be written."""
     suites = property_suites({"": rows}, {"": again})
     _write_pieces(path, render_suites(f"attncheck: {sentence_of(rows)}", list(suites)))
 
 
-# What XML 1.0 has no way to write, not even as a reference.
+# Characters that XML 1.0 cannot contain, not even as references.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _INDENT = "  "
 _KEY = attrgetter(*KEYS)
 _Key = tuple[str, str, str, str]
 _Notes = Mapping[State, Mapping[_Key, Mapping[str, Any]]]
-"""By state, what the results say of tests, by case, dtype, environment and implementation."""
+"""By state, the rows that explain tests, by case, dtype, environment and implementation."""
 
 
 class Suite(NamedTuple):
-    """A suite as XML, how many tests there are and what became of them, and how long it took where that is known."""
+    """A suite as XML, the counts of its tests and of their outcomes, and its time if that is known."""
 
     counts: Mapping[str, int]
     seconds: float | None
@@ -265,14 +265,14 @@ def suite_of(name: str, elements: Iterable[Element], started: str = "", seconds:
     counts = {"tests": len(suite.findall("testcase"))}
     counts |= {_COUNTED[kind]: len(suite.findall(f"testcase/{kind}")) for kind in _COUNTED}
     attributes = {name: str(count) for name, count in counts.items()}
-    attributes |= {} if seconds is None else {"time": _seconds(seconds)}
+    attributes |= {} if seconds is None else {"time": _seconds_text(seconds)}
     suite.attrib |= attributes | ({"timestamp": started} if started else {})
     indent(suite, _INDENT, 1)
     return Suite(counts, seconds, f"{_INDENT}{tostring(suite, encoding='unicode')}\n")
 
 
 def render_junit(frames: Frames) -> Iterator[str]:
-    """Give the XML piece by piece. The same frames give the same text."""
+    """Yield the XML in pieces. The same frames give the same text."""
     suites = [*_suites(frames), *_documents(frames), *_problems(frames)]
     if frames.properties:
         suites += property_suites(frames.properties, frames.again)
@@ -280,10 +280,10 @@ def render_junit(frames: Frames) -> Iterator[str]:
 
 
 def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
-    """Give the XML of suites piece by piece."""
+    """Yield the XML of suites in pieces."""
     counts = {name: str(sum(suite.counts[name] for suite in suites)) for name in ("tests", "failures", "errors")}
     if times := [suite.seconds for suite in suites if suite.seconds is not None]:
-        counts["time"] = _seconds(sum(times))
+        counts["time"] = _seconds_text(sum(times))
     around = tostring(Element("testsuites", {"name": xml_text(name)} | counts), "unicode", short_empty_elements=False)
     begin, end, _ = around.partition("</testsuites>")
     yield f'<?xml version="1.0" encoding="UTF-8"?>\n{begin}\n'
@@ -291,12 +291,12 @@ def render_suites(name: str, suites: Sequence[Suite]) -> Iterator[str]:
     yield f"{end}\n"
 
 
-def _seconds(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     return f"{seconds:.3f}"
 
 
 def _suites(frames: Frames) -> Iterator[Suite]:
-    wrong = {_KEY(each): each for each in (*outdated_records(frames), *wrong_implementations(frames))}
+    wrong = {_KEY(failure): failure for failure in (*outdated_records(frames), *wrong_implementations(frames))}
     rows = {
         State.XFAIL: pd.concat([expected_failures(frames.results), expected_failures(frames.numbers)]),
         State.UNSUPPORTED: frames.results[frames.results["verdict"].eq(Verdict.UNSUPPORTED)],
@@ -307,39 +307,40 @@ def _suites(frames: Frames) -> Iterator[Suite]:
     }
     table = cell_table(frames)
     environments = {record["environment"]: record for record in records(frames.environments)}
-    for found in coverage(frames):
-        column, times = found.column, of_column(frames.times, found.column) if len(frames.times) else frames.times
+    for judged in coverage(frames):
+        column, times = judged.column, of_column(frames.times, judged.column) if len(frames.times) else frames.times
         seconds = {(row["case"], row["dtype"]): row["seconds"] for row in records(times)}
-        tests = [_properties(column, environments[column.environment], found)]
+        tests = [_properties(column, environments[column.environment], judged)]
         for case, cells in table.items():
             for dtype, cell in cells.get(column, {}).items():
-                tests.append(test := _test(frames.cases[case], column, dtype, cell, notes, wrong))
+                tests.append(test := _case_test(frames.cases[case], column, dtype, cell, notes, wrong))
                 if (case, dtype) in seconds:
-                    test.set("time", _seconds(seconds[case, dtype]))
+                    test.set("time", _seconds_text(seconds[case, dtype]))
         name, started = f"{column.environment}: {column.implementation}", frames.started.get(column.environment, "")
         yield suite_of(name, tests, started, sum(seconds.values()) if seconds else None)
 
 
-def _properties(column: Column, environment: Mapping[str, Any], found: Coverage) -> Element:
+def _properties(column: Column, environment: Mapping[str, Any], judged: Coverage) -> Element:
     properties = Element("properties")
-    of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": found.words}
+    of_run = {name: environment[name] for name in ("python", "platform")} | {"judged": judged.words}
     for name, value in (asdict(column) | of_run).items():
         SubElement(properties, "property", {"name": name, "value": xml_text(value)})
     return properties
 
 
-def _test(
+def _case_test(
     case: Mapping[str, Any], column: Column, dtype: str, cell: Cell, notes: _Notes, failures: Mapping[_Key, Failure]
 ) -> Element:
     key = (case["id"], dtype, *column.key)
-    # Jenkins takes what stands before the last dot for a package, and a class and a name for one test in all suites.
+    # Jenkins parses the text before the last dot as a package, and identifies a test by class and name in all suites.
     classname = f"{column.environment}.{column.implementation}.{_topic(case['file'])}"
     name = f"{case['id'].rpartition('/')[2]} [{dtype}]"
     test = Element("testcase", {"classname": xml_text(classname), "name": xml_text(name)})
     if wrong := failures.get(key):
         _add_failure(test, case, cell, wrong)
     elif cell.state is State.UNSUPPORTED:
-        add_result(test, "skipped", _in_words(notes[State.UNSUPPORTED].get(key, {}).get("message"), "unsupported"))
+        message = notes[State.UNSUPPORTED].get(key, {}).get("message") or "unsupported"
+        add_result(test, "skipped", message if message.startswith("unsupported") else f"unsupported: {message}")
     elif cell.state is State.UNVERIFIED:
         add_result(test, "skipped", "unverified: there is no exact answer to hold it against")
     elif cell.state in (State.MISPRINT, State.XPASS):
@@ -360,7 +361,7 @@ def _topic(file: str) -> str:
 
 
 def _add_failure(test: Element, case: Mapping[str, Any], cell: Cell, failure: Failure) -> None:
-    # A pair that differs although no stage is blamed leaves the cell itself harmless.
+    # If a pair differs although no stage is blamed, the cell is harmless.
     verdict = Verdict(cell.verdict if cell.state is State.FAILING else failure.verdict)
     kind = "error" if verdict.exit_code is ExitCode.NOT_RUN else "failure"
     message = ": ".join(filter(None, (failure.stage, failure.message))) or verdict.value
@@ -370,17 +371,19 @@ def _add_failure(test: Element, case: Mapping[str, Any], cell: Cell, failure: Fa
 
 
 def _documents(frames: Frames) -> Iterator[Suite]:
-    """Make a test of every matrix that a document prints: whether its numbers hold, whoever computes them."""
+    """Make a test of every matrix that a document prints: whether its numbers hold on all implementations."""
     numbers = printed_numbers(frames)
     if numbers.empty:
         return
-    wrong = {(each.case, each.stage): each for each in misprints(frames)}
+    wrong = {(misprint.case, misprint.stage): misprint for misprint in misprints(frames)}
     matrices = groups(numbers, ["case", "stage"]).items()
-    tests = (_matrix(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices)
+    tests = (
+        _matrix_test(frames.cases[case], stage, part, wrong.get((case, stage))) for (case, stage), part in matrices
+    )
     yield suite_of("printed numbers", tests)
 
 
-def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: Misprint | None) -> Element:
+def _matrix_test(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: Misprint | None) -> Element:
     name = f"{case['id'].rpartition('/')[2]} [{stage}]"
     test = Element("testcase", {"classname": xml_text(f"printed.{_topic(case['file'])}"), "name": xml_text(name)})
     unverified = numbers.loc[numbers["verdict"].eq(Verdict.UNVERIFIED), "index"].nunique()
@@ -390,13 +393,13 @@ def _matrix(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wrong: M
     elif numbers["verdict"].eq(Verdict.MISPRINT).any():
         SubElement(test, "system-out").text = "a recorded erratum: the document prints these numbers for another call"
     if wrong is None and unverified:
-        of = numbers["index"].nunique()
-        add_result(test, "skipped", f"unverified: {unverified} of {of} numbers have no exact answer to compare with")
+        total = numbers["index"].nunique()
+        add_result(test, "skipped", f"unverified: {unverified} of {total} numbers have no exact answer to compare with")
     return test
 
 
 def _problems(frames: Frames) -> Iterator[Suite]:
-    """Make an error of everything that was asked for and is not there: a green file must mean a complete run."""
+    """Make an error of every missing unit that was requested, so that a green file means a complete run."""
     if problems := [*frames.problems, *(f"too little was judged: {line}" for line in unjudged(frames))]:
         tests = []
         for number, problem in enumerate(problems, 1):
@@ -406,7 +409,7 @@ def _problems(frames: Frames) -> Iterator[Suite]:
 
 
 def add_result(test: Element, kind: str, message: str, its_type: str = "") -> Element:
-    """Add to a test what became of it: a failure, an error, or that it was skipped."""
+    """Add an outcome to a test: a failure, an error, or that it was skipped."""
     attributes = {"type": its_type} if its_type else {}
     return SubElement(test, kind, attributes | {"message": xml_text(" ".join(message.split()))})
 
@@ -414,39 +417,35 @@ def add_result(test: Element, kind: str, message: str, its_type: str = "") -> El
 _COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
-def _in_words(message: str | None, verdict: str) -> str:
-    return verdict if not message else message if message.startswith(verdict) else f"{verdict}: {message}"
-
-
 def xml_text(text: str) -> str:
-    """Write what XML cannot hold as a visible escape, such as ``\\x1b``; nothing is lost, nothing is markup."""
-    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    """Replace characters that XML cannot contain by visible escapes, such as ``\\x1b``."""
+    return _NO_XML.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def property_suites(
     properties: Mapping[str, Sequence[Row]], again: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> Iterator[Suite]:
-    """Make a suite of what each implementation came to, by environment."""
+    """Make a suite of the properties of each implementation in each environment."""
     for label, rows in properties.items():
         for name in dict.fromkeys(row.implementation for row in rows):
-            own = [row for row in rows if row.implementation == name]
+            of_implementation = [row for row in rows if row.implementation == name]
             words = again.get(label, {})
             title = f"{label}: {name}: properties" if label else f"{name}: properties"
-            yield suite_of(title, _tests(own, words))
+            yield suite_of(title, _property_tests(of_implementation, words))
 
 
-def _tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
+def _property_tests(rows: Sequence[Row], again: Mapping[str, Sequence[str]]) -> Iterator[Element]:
     groups = by_key(rows, lambda row: (row.property_name, row.case, row.dtype))
     for (name, case, dtype), group in groups.items():
         worst = worst_of(group)
         assert worst is not None, "a group has a row"
         named = {"classname": xml_text(f"properties.{name}"), "name": xml_text(f"{case} [{dtype}]")}
         test = Element("testcase", named)
-        _add(test, worst, command_for(worst, again))
+        _add_property_result(test, worst, command_for(worst, again))
         yield test
 
 
-def _add(test: Element, row: Row, command: str) -> None:
+def _add_property_result(test: Element, row: Row, command: str) -> None:
     text = f"{row.variant}: {row.message}" if row.variant else row.message
     if row.fails_run:
         add_result(test, "failure", text, row.verdict).text = xml_text(f"{text}\n\n{command}\n")

@@ -1,6 +1,6 @@
-"""Contents of the page: how much it holds, the verdict matrix, each case with its stages, scripts and maps of lengths.
+"""Contents of the page: its size limits, the verdict matrix, each case with its stages, scripts and maps of lengths.
 
-Here is also how states, numbers, shapes and addresses are written there.
+It also has the functions that write states, numbers, shapes and addresses on the page.
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ URGENCY = (State.FAILING, State.MISPRINT, State.XPASS, State.XFAIL)
 
 
 LETTERS_PER_ROW, LETTERS_PER_CELL = 400, 90
-"""Markup of the matrix: of a case's row, and of each cell in it, where they are not all alike."""
+"""Markup of the matrix: of a case's row, and of each cell in it unless all are equal."""
 LETTERS_PER_CASE, LETTERS_PER_STAGE = 1_600, 70
-"""Markup of a case's details: of what it is, and of each stage on one implementation in one dtype."""
+"""Markup of a case's details: of its description, and of each stage on one implementation in one dtype."""
 LETTERS_PER_NUMBER = 70
-"""Markup of a document's number as one implementation computes it, with its part of the printed and the exact one."""
+"""Markup of a document's number on one implementation, with its share of the printed and the exact number."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most of each that one page holds: 3 MB in all, which a phone opens and an issue takes.
+    """The size limits of one page: 3 MB in all, which a phone opens and an issue accepts as an attachment.
 
-    Sizes are of the markup, measured on the bundled corpus. What fails comes first; the rest is in the files beside it.
+    Sizes are of the markup, measured on the bundled corpus. Failures come first; the other files have the rest.
     """
 
     matrix_letters: int = 1_200_000
     detail_letters: int = 700_000
     evidence: int = 80
-    """What is said of a cell that fails or is expected to takes 4 KB."""
+    """Cells with evidence, of 4 KB each: failures and expected failures."""
     map_letters: int = 150_000
     """A map of errors takes 1 to 10 KB, mostly 2; the numbers of a small array 5."""
     pictures: int = 40
     """A matrix of a document takes 2 KB, a large one 10."""
     failing_pictures: int = 100
-    """Those of computations that fail, beyond it."""
+    """Pictures of failing computations, in addition."""
     number_letters: int = 250_000
-    """Markup of documents' numbers; what fails has the first."""
+    """Markup of documents' numbers; failing ones come first."""
     computations: int = 60
-    """Of more computations of documents each is laid out only when it comes into view."""
+    """If documents have more computations, each is laid out only when it comes into view."""
     script_letters: int = 80_000
     """A script that reproduces a cell takes 5 to 100 KB."""
     wrong: int = 100
-    """Nobody reads a longer list of defects; the table of all failures is in results.csv."""
+    """Listed defects; results.csv has all failures."""
     listed: int = 500
     """A case that a defect lists takes 200 letters."""
 
 
 def urgent_first(table: Mapping[str, CellRow]) -> list[str]:
-    """Return the cases with those first that fail, then those with expected failures, then the rest as they were."""
+    """Return the cases: failing ones, then those with expected failures, then the rest in their order."""
     return sorted(table, key=lambda case: _urgency(table[case]))
 
 
@@ -96,23 +96,23 @@ def _urgency(row: CellRow) -> int:
 
 
 _MAX_BYTES = 100_000
-"""A script that is larger holds large inputs: `attncheck repro` writes it again."""
+"""A larger script has large inputs and is left out: `attncheck repro` writes it again."""
 
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._]+")
-"""What the name of a file does not have."""
+"""Characters that the name of a file must not have."""
 
 
 def script_names(directories: Mapping[str, Path]) -> dict[str, dict[str, Path]]:
-    """Return where the script of each cell lies, by environment; names that lead elsewhere are left out."""
-    found = {}
+    """Return the path of each cell's script, by environment, without names of files in other folders."""
+    scripts = {}
     for label, directory in directories.items():
         folder, content = directory / SCRIPTS_FOLDER, None
         with suppress(ResultsError):
             content = read_json(folder / "index.json")
         names = {key: name for key, name in (content or {}).items() if isinstance(name, str) and name}
-        found[label] = {key: folder / name for key, name in names.items() if Path(name).name == name}
-    return found
+        scripts[label] = {key: folder / name for key, name in names.items() if Path(name).name == name}
+    return scripts
 
 
 def script_of(scripts: Mapping[str, Mapping[str, Path]], case: str, dtype: str, column: Column) -> Iterator[Details]:
@@ -134,7 +134,7 @@ LEVELS: Mapping[str, str] = {
     "e3": "more than ten times it, or not finite",
     "en": "not judged",
 }
-"""How large an error is beside its bound, up to each of the limits, beyond, or unknown: by class of the style sheet."""
+"""Ranges of the error over its bound, by class of the style sheet: up to each limit, beyond all, or unknown."""
 
 SYMBOLS: Mapping[State, str] = {
     State.AGREE: "✓",
@@ -146,10 +146,10 @@ SYMBOLS: Mapping[State, str] = {
     State.MISPRINT: "!",
     State.FAILING: "✗",
 }
-"""A sign beside every word, so that no verdict is said by colour alone."""
+"""A sign next to every word, so that no verdict is shown only by a colour."""
 
 NOTHING = "\N{EN DASH}"
-"""Stands where there is no number."""
+"""The text for a missing number."""
 
 SHORT_DTYPES: Mapping[str, str] = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -159,7 +159,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @cache
 def environment() -> Environment:
-    """Return what renders the templates, every text escaped."""
+    """Return the environment that renders the templates, with every text escaped."""
     return Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -175,7 +175,7 @@ def drawn(name: str, *values: object) -> Markup:
 
 
 def short(value: float | None, digits: int = 3) -> str:
-    """Write a number shortly; a dash for no number."""
+    """Write a number with few digits; a dash for no number."""
     return NOTHING if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
@@ -185,13 +185,13 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def cell_anchor(frames: Frames, case: str, column: Column) -> str:
-    """Return the id of what one implementation gives in a case."""
+    """Return the anchor of a case's result on one implementation."""
     return anchor_of("cell", case, frames.title(column, with_version=False))
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Why something fails, or is expected to: a verdict, whose it is, and blocks that show it."""
+class CellEvidence:
+    """The evidence of a failure or expected failure: its verdict, its implementation, and blocks that show it."""
 
     state: str
     text: str
@@ -207,7 +207,7 @@ class Evidence:
 
 
 class StageCell(NamedTuple):
-    """One stage: its largest error over the bound, accumulated and introduced, and a mark where that is notable."""
+    """One stage: its largest error over the bound, accumulated and introduced, and a mark if that is notable."""
 
     accumulated: str
     introduced: str
@@ -216,21 +216,21 @@ class StageCell(NamedTuple):
 
 
 StageRows = Mapping[tuple[str, str, str], Mapping[str, Mapping[str, Any]]]
-"""By environment, implementation and dtype, then by stage: what a case came to."""
+"""By environment, implementation and dtype, then by stage: the rows of a case."""
 
 
 class CaseDetails(NamedTuple):
-    """One case: its record, its cells, the stages that anybody has with their rows, and why what fails does."""
+    """One case: its record, its cells, the stages of all implementations with their rows, and the evidence."""
 
     record: Mapping[str, Any]
     row: CellRow
     stages: tuple[str, ...]
     rows: StageRows
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[CellEvidence, ...]
 
     @property
     def in_short(self) -> str:
-        """What is wrong or expected to be, in a few words; empty where all agree."""
+        """The failures and expected failures, in a few words; empty if all agree."""
         urgent = (State.FAILING, State.XFAIL)
         notes = [f"{item.text} in {item.title}" for item in self.evidence if item.state in OF_DOCUMENTS]
         notes += [
@@ -248,7 +248,7 @@ class CaseDetails(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Return the options as they stand in the case, and how inputs lie in memory where it says so."""
+        """Return the options of the case, and the declared memory layout of its inputs."""
         record = self.record
         notes = [f"{name} = {value}" for name, value in record["options"].items()]
         notes += [f"inputs stored in {record['storage']}"] if record.get("storage") else []
@@ -261,22 +261,28 @@ class CaseDetails(NamedTuple):
         return [f"{name} {shape_text(shape)}" for name, shape in self.record["inputs"].items()]
 
     def lines(self, column: Column) -> Iterator[tuple[str, Cell, Sequence[StageCell | None], str, str]]:
-        """Yield what one implementation came to in each dtype.
+        """Yield the outcome of one implementation in each dtype.
 
-        A cell, one for each stage, none where it has no stage; what the call was padded with; why there is no stage.
+        Each is the dtype, the cell, a cell per stage (empty without stages), the padding, and why there is no stage.
         """
         for dtype, cell in self.row[column].items():
-            own = self.rows.get((*column.key, dtype), {})
-            stages = [_stage_cell(own[stage]) if stage in own else None for stage in self.stages]
-            padded = next((row["padded"] for row in own.values() if row["padded"] is not None), "")
-            yield dtype, cell, stages if any(stages) else (), padded, str(own[""]["message"]) if "" in own else ""
+            rows_by_stage = self.rows.get((*column.key, dtype), {})
+            stages = [_stage_cell(rows_by_stage[stage]) if stage in rows_by_stage else None for stage in self.stages]
+            padded = next((row["padded"] for row in rows_by_stage.values() if row["padded"] is not None), "")
+            yield (
+                dtype,
+                cell,
+                stages if any(stages) else (),
+                padded,
+                str(rows_by_stage[""]["message"]) if "" in rows_by_stage else "",
+            )
 
 
 def case_details(
     frames: Frames,
     table: Mapping[str, CellRow],
     detailed: Collection[str],
-    evidence: Mapping[str, Sequence[Evidence]],
+    evidence: Mapping[str, Sequence[CellEvidence]],
 ) -> Iterator[CaseDetails]:
     """Yield the details of some cases, in the order of the matrix."""
     results = frames.results[frames.results["case"].isin(detailed)]
@@ -289,8 +295,8 @@ def case_details(
         by_case.setdefault(item["case"], {}).setdefault(key, {})[item["stage"]] = item
     for case in table:
         if case in detailed:
-            found = {stage for rows in by_case[case].values() for stage in rows if stage}
-            stages = tuple(sorted(found, key=stage_order))
+            stages_present = {stage for rows in by_case[case].values() for stage in rows if stage}
+            stages = tuple(sorted(stages_present, key=stage_order))
             why = tuple(evidence.get(case, ()))
             yield CaseDetails(frames.cases[case], table[case], stages, by_case[case], why)
 
@@ -306,7 +312,7 @@ def _stage_cell(row: Mapping[str, Any]) -> StageCell:
 
 
 def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
-    """Return the different cells of a case, each with its dtypes in full and shortly."""
+    """Return the different cells of a case, each with the long and the short names of its dtypes."""
     return [
         (cell, " ".join(dtypes), " ".join(SHORT_DTYPES.get(dtype, dtype) for dtype in dtypes))
         for cell, dtypes in by_key(cells, cells.__getitem__).items()
@@ -314,14 +320,14 @@ def cells_alike(cells: Mapping[str, Cell]) -> list[tuple[Cell, str, str]]:
 
 
 def are_alike(row: CellRow, columns: Sequence[Column]) -> bool:
-    """Whether several columns have the same cells of a case, which are then shown once."""
+    """Return whether several columns have the same cells of a case, which are then shown once."""
     first = row.get(columns[0]) if columns else None
     return len(columns) > 1 and all(row.get(column) == first for column in columns)
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The cases of one file that are listed, and in words how many there are and how many of them fail."""
+    """The listed cases of one file, and its counts of all and of failing cases, in words."""
 
     file: str
     title: str
@@ -347,13 +353,13 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
             anchor=f"file-{number}",
             cases=tuple(case for case in cases if case in kept),
             left_out=sum(case not in kept for case in cases),
-            counts=_format_counts([table[case] for case in cases]),
+            counts=_counts_text([table[case] for case in cases]),
         )
         for number, (file, cases) in enumerate(files.items(), start=1)
     )
 
 
-def _format_counts(rows: list[CellRow]) -> str:
+def _counts_text(rows: list[CellRow]) -> str:
     states = Counter(max(states_of(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
     words = [counted(len(rows), "case")]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
@@ -376,22 +382,28 @@ _LEGEND = (
 
 def drawn_lengths(frames: Frames) -> list[Details]:
     """Return a map for every implementation that fails, with switches that choose what it shows."""
-    return [_drawn(frames, found, number) for number, found in enumerate(length_maps(frames), 1)]
+    return [_length_map_details(frames, length_map, number) for number, length_map in enumerate(length_maps(frames), 1)]
 
 
-def _drawn(frames: Frames, found: LengthMap, number: int) -> Details:
-    title = frames.title(found.column, with_version=False)
-    words = f"{found.cases['fails'].sum():,} of {counted(len(found.cases), 'case')} fail. {found.grid_words()}"
-    ends = [list(_ends(lengths, found.tile)) if found.tile else [] for lengths in (found.queries, found.keys)]
-    views = [(f"{causality}{width}", *_places(cases)) for causality, width, cases in found.views()]
-    picture = drawn("lengths", found, number, title, list(_switches(found)), views, _diagonal(found), ends)
-    figure = Figure(found.words(), picture)
+def _length_map_details(frames: Frames, length_map: LengthMap, number: int) -> Details:
+    title = frames.title(length_map.column, with_version=False)
+    cases, tile, axes = length_map.cases, length_map.tile, (length_map.queries, length_map.keys)
+    words = f"{cases['fails'].sum():,} of {counted(len(cases), 'case')} fail. {length_map.grid_words()}"
+    ends = [list(_tile_ends(lengths, tile)) if tile else [] for lengths in axes]
+    views = [(f"{causality}{width}", *_places_by_outcome(chosen)) for causality, width, chosen in length_map.views()]
+    counts = {view[:2]: f" ({view[2]['fails'].sum():,} of {len(view[2]):,})" for view in length_map.views()}
+    kinds = [(f"c{kind}", f"{_CAUSALITY[kind]}{count}") for (kind, width), count in counts.items() if not width]
+    widths = [(f"w{width}", f"{_RANGES[width]}{count}") for (kind, width), count in counts.items() if not kind]
+    # Switches that choose among several views.
+    switches = [(name, choices) for name, choices in (("cases", kinds), ("width", widths)) if len(choices) > 1]
+    picture = drawn("lengths", length_map, number, title, switches, views, _diagonal(length_map), ends)
+    figure = Figure(length_map.words(), picture)
     summary = f"Where {title} fails, by the lengths of queries and keys"
     return Details(summary, [Text(words), figure, Text(_LEGEND, "muted")], is_open=number == 1)
 
 
-def _places(cases: pd.DataFrame) -> list[list[tuple[int, int]]]:
-    """Return row and column of where cases pass, where some of them fail, where all fail, and where any fails."""
+def _places_by_outcome(cases: pd.DataFrame) -> list[list[tuple[int, int]]]:
+    """Return the rows and columns at which all cases pass, some fail, all fail, and any fails."""
     share = cases.groupby(["row", "column"])["fails"].mean()
     return [list(share.index[chosen]) for chosen in (share == 0, (share > 0) & (share < 1), share == 1, share > 0)]
 
@@ -400,24 +412,16 @@ _CAUSALITY = ("all", "causal", "not causal")
 _RANGES = ("all", f"D ≤ {WIDTHS[0]}", *(f"{low + 1} to {high}" for low, high in pairwise(WIDTHS)), f"D > {WIDTHS[-1]}")
 
 
-def _switches(found: LengthMap) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield the switches that choose among several views."""
-    of = {view[:2]: f" ({view[2]['fails'].sum():,} of {len(view[2]):,})" for view in found.views()}
-    kinds = [(f"c{kind}", f"{_CAUSALITY[kind]}{count}") for (kind, width), count in of.items() if not width]
-    widths = [(f"w{width}", f"{_RANGES[width]}{count}") for (kind, width), count in of.items() if not kind]
-    yield from ((name, choices) for name, choices in (("cases", kinds), ("width", widths)) if len(choices) > 1)
-
-
-def _diagonal(found: LengthMap) -> list[tuple[float, float]]:
-    """Return where as many queries as keys lie, between the lengths that both have, as places of rows and columns."""
-    low, high = (max(found.queries[0], found.keys[0]), min(found.queries[-1], found.keys[-1]))
-    lengths = sorted(each for each in {*found.queries, *found.keys, low, high} if low <= each <= high)
-    rows, columns = (np.interp(lengths, axis, np.arange(len(axis))) for axis in (found.queries, found.keys))
+def _diagonal(length_map: LengthMap) -> list[tuple[float, float]]:
+    """Return the line of as many queries as keys, in the range that both have, as row and column positions."""
+    low, high = (max(length_map.queries[0], length_map.keys[0]), min(length_map.queries[-1], length_map.keys[-1]))
+    lengths = sorted(length for length in {*length_map.queries, *length_map.keys, low, high} if low <= length <= high)
+    rows, columns = (np.interp(lengths, axis, np.arange(len(axis))) for axis in (length_map.queries, length_map.keys))
     return list(zip(rows, columns, strict=True))
 
 
-def _ends(lengths: Sequence[int], tile: int) -> Iterator[int]:
-    """Yield the places before which a tile ends: lengths up to it stand before, those past it behind."""
+def _tile_ends(lengths: Sequence[int], tile: int) -> Iterator[int]:
+    """Yield the positions before which a tile ends: shorter lengths come before it, longer ones after it."""
     for place in range(1, len(lengths)):
         if -(-lengths[place] // tile) != -(-lengths[place - 1] // tile):
             yield place

@@ -1,7 +1,7 @@
-"""Evidence on the page: the worst elements and the map of errors of each cell that fails, and each document drawn.
+"""Evidence on the page: the worst elements and the map of errors of each failing cell, and a drawing of each document.
 
-Matrices are tables with coloured cells, which stay text; errors over bounds are maps, of a small array its numbers. Of
-a document only what fails is open.
+Matrices are tables with coloured cells, which stay text. Errors over bounds are maps, or numbers if the array is small.
+Only the failing parts of a document are open.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ from attncheck.reports.document_model import (
     anchor_of,
     more_in,
 )
-from attncheck.reports.documents import NUMBERS_EXPLAINED, Computation, documents, expectation_parts, source_blocks
+from attncheck.reports.documents import (
+    NUMBERS_EXPLAINED,
+    DocumentComputation,
+    documents,
+    expectation_parts,
+    source_blocks,
+)
 from attncheck.reports.failures import AGAIN, commands_again
 from attncheck.reports.frames import (
     Column,
@@ -51,21 +57,21 @@ from attncheck.reports.frames import (
     records,
 )
 from attncheck.reports.html import contents
-from attncheck.reports.html.contents import Evidence, drawn
+from attncheck.reports.html.contents import CellEvidence, drawn
 from attncheck.results.format import EXACT, bound_name
 
 Array = NDArray[Any]
 _MAX_ROWS = 12
-"""Stages and numbers that are spelt out; more follow from the same fault."""
+"""Stages and numbers that are listed; further ones follow from the same fault."""
 _MAX_PRINTED = 50
 
 
 def make_evidence(
     frames: Frames, table: Mapping[str, CellRow], detailed: Collection[str], budget: contents.Budget
-) -> tuple[dict[str, list[Evidence]], int]:
-    """Return the evidence by case, and how many cells had to go without.
+) -> tuple[dict[str, list[CellEvidence]], int]:
+    """Return the evidence by case, and the number of cells without evidence.
 
-    Failures come first, of these one dtype of every case, and of those the cases as ``detailed`` has them.
+    Failures come first; among these, the first dtype of every case, in the order of ``detailed``.
     """
     order = {case: number for number, case in enumerate(detailed)}
     wanted = [
@@ -77,41 +83,41 @@ def make_evidence(
     ]
     wanted.sort(key=lambda item: item[0])
     chosen = [item for item in wanted if item[1] in order][: budget.evidence]
-    rows = _rows(frames, {item[1] for item in chosen})
+    rows = _failing_rows(frames, {item[1] for item in chosen})
     scripts = contents.script_names(frames.arrays.directories)
     map_letters, script_letters = budget.map_letters, budget.script_letters
-    found: dict[str, list[Evidence]] = {}
+    evidence: dict[str, list[CellEvidence]] = {}
     for misprint in misprints(frames):
-        found.setdefault(misprint.case, []).append(misprint_evidence(misprint))
+        evidence.setdefault(misprint.case, []).append(misprint_evidence(misprint))
     for _, case, column, dtype in chosen:
         rows_of_cell = rows.get((case, dtype, *column.key), [])
         cell, stages = table[case][column][dtype], [str(row["stage"]) for row in rows_of_cell]
-        maps = list(_maps_of(frames, case, dtype, column, stages)) if map_letters > 0 else []
+        maps = list(_error_maps(frames, case, dtype, column, stages)) if map_letters > 0 else []
         script = list(contents.script_of(scripts, case, dtype, column)) if script_letters > 0 else []
-        map_letters -= sum(len(each.markup) for each in maps)
+        map_letters -= sum(len(figure.markup) for figure in maps)
         script_letters -= sum(
-            len(block.markup) for each in script for block in each.blocks if isinstance(block, Figure)
+            len(block.markup) for details in script for block in details.blocks if isinstance(block, Figure)
         )
         blocks = (
-            *(Text(message, "message") for message in _messages(rows_of_cell)),
-            *_reason(rows_of_cell),
-            *_worst(rows_of_cell, frames.cases[case]),
+            *(Text(message, "message") for message in _stage_messages(rows_of_cell)),
+            *_reason_text(rows_of_cell),
+            *_worst_elements(rows_of_cell, frames.cases[case]),
             *maps,
-            *_again(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, AGAIN)),
+            *_rerun_blocks(commands_again(frames, asdict(column) | {"case": case, "dtype": dtype}, AGAIN)),
             *script,
         )
         key = (*column.key, case, dtype)
-        item = Evidence(cell.state.value, cell.text, frames.title(column), dtype, blocks, key)
-        found.setdefault(case, []).append(item)
-    return found, len(wanted) - len(chosen)
+        item = CellEvidence(cell.state.value, cell.text, frames.title(column), dtype, blocks, key)
+        evidence.setdefault(case, []).append(item)
+    return evidence, len(wanted) - len(chosen)
 
 
-def _rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, Any]]]:
+def _failing_rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, Any]]]:
     """Return the rows of stages and numbers that fail or are expected to, by case, dtype and implementation."""
     parts = []
     for frame in (frames.results, frames.numbers):
-        own = frame[frame["case"].isin(cases)]
-        bad, expected = failing(own), expected_failures(own)
+        of_cases = frame[frame["case"].isin(cases)]
+        bad, expected = failing(of_cases), expected_failures(of_cases)
         bad = bad[~bad["verdict"].isin(OF_DOCUMENTS)]  # has a card of its own, once for all implementations
         parts.append(pd.concat([bad, expected]).sort_index())
     parts[1] = parts[1].assign(against="number")
@@ -120,14 +126,14 @@ def _rows(frames: Frames, cases: set[str]) -> dict[Any, list[dict[str, Any]]]:
     return by_key(records(rows), itemgetter("case", "dtype", "environment", "implementation"))
 
 
-def _messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return what the stages say; what numbers say stands in the table, unless they alone fail."""
+def _stage_messages(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the messages of stages; without failing stages, those of numbers, which otherwise are in the table."""
     of_stages = [row for row in rows if row["against"] != "number"] or rows
     return tuple(dict.fromkeys(str(row["message"]) for row in of_stages if row["message"]))[:_MAX_ROWS]
 
 
-def _reason(rows: list[dict[str, Any]]) -> Iterator[Text]:
-    """Yield why a failure is expected, where one says so."""
+def _reason_text(rows: list[dict[str, Any]]) -> Iterator[Text]:
+    """Yield the recorded reason of an expected failure, if there is one."""
     expected = next((row for row in rows if row["xfail"] and row["reason"] is not None), None)
     if expected is None:
         return
@@ -136,8 +142,8 @@ def _reason(rows: list[dict[str, Any]]) -> Iterator[Text]:
     yield Text((Mark("Expected failure:", "strong"), f" {expected['reason']}", where))
 
 
-def _again(commands: Sequence[str]) -> Iterator[Block]:
-    """Yield how to see it again."""
+def _rerun_blocks(commands: Sequence[str]) -> Iterator[Block]:
+    """Yield the commands that show the failure again."""
     if commands:
         yield Text("See it again, in the folder where the check ran:", "how")
         yield Code(commands)
@@ -154,28 +160,24 @@ _AGAINST = {
 _WORST = ("stage", "verdict", "element", "computed", "should be", "difference", "allowed", "compared with")
 
 
-def _worst(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield a table of the element of each stage, or the number, at which the two differ most."""
-    named = [_worst_cells(row, case) for row in rows if row["index"] is not None][:_MAX_ROWS]
-    if named:
-        yield Table("The worst element of each stage", _WORST, named, "lllrrrrl")
+def _worst_elements(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield a table of the element of each stage, or the number, with the largest difference."""
+    lines: list[tuple[Inline, ...]] = []
+    for row in [row for row in rows if row["index"] is not None][:_MAX_ROWS]:
+        is_number, exact, printed = row["against"] == "number", row.get("exact"), row.get("printed")
+        against = f"the printed {printed}" if is_number and printed is not None else _AGAINST.get(row["against"], "")
+        # The computed value is compared with the exact answer if there is one, else with the number of the case.
+        should_be = exact if is_number and exact is not None and not pd.isna(exact) else row["reference"]
+        cells = str(row["stage"]), str(row["verdict"]), element_in(case, row)
+        numbers = told_apart(float(row["value"]), float(should_be))
+        lines.append((*cells, *numbers, contents.short(row["difference"]), contents.short(row["allowed"]), against))
+    if lines:
+        yield Table("The worst element of each stage", _WORST, lines, "lllrrrrl")
     if len(rows) > _MAX_ROWS:
         yield more_in(f"{len(rows) - _MAX_ROWS} more stages or numbers", "results.csv", "numbers.csv", kind="muted")
 
 
-def _worst_cells(row: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Inline, ...]:
-    is_number, exact, printed = row["against"] == "number", row.get("exact"), row.get("printed")
-    against = f"the printed {printed}" if is_number and printed is not None else _AGAINST.get(row["against"], "")
-    # A number is shown beside the exact answer too, and stands itself where there is none.
-    should_be = exact if is_number and exact is not None and not pd.isna(exact) else row["reference"]
-    return (
-        *(str(row["stage"]), str(row["verdict"]), element_in(case, row)),
-        *told_apart(float(row["value"]), float(should_be)),
-        *(contents.short(row["difference"]), contents.short(row["allowed"]), against),
-    )
-
-
-def _maps_of(frames: Frames, case: str, dtype: str, column: Column, stages: Sequence[str]) -> Iterator[Figure]:
+def _error_maps(frames: Frames, case: str, dtype: str, column: Column, stages: Sequence[str]) -> Iterator[Figure]:
     """Yield a map for each stage whose array, exact answer and bound were kept."""
     kept, name = frames.arrays.of(case, dtype), frames.classes.get(column.key, {}).get(dtype, "")
     for stage in dict.fromkeys(stages):
@@ -186,21 +188,32 @@ def _maps_of(frames: Frames, case: str, dtype: str, column: Column, stages: Sequ
 
 
 def _error_figure(stage: str, case: Mapping[str, Any], computed: Array, exact: Array, bound: Array) -> Figure:
-    """Show errors over bounds as maps, or, of a small array, the numbers themselves."""
+    """Show errors over bounds as maps, or the numbers of a small array.
+
+    A map has cells by level, with neighbours of one row as one run; cells beyond the bound are crossed out.
+    """
     errors = error_ratio(computed, exact, bound)
     layout = layout_in(case, {"stage": stage, "shape": show(errors.shape)})
     words = panels.describe_errors(errors, "error over bound", layout)
-    compared = _compared(computed, exact, errors, is_document=layout is not None)
-    maps = [] if compared else _maps(errors, is_document=layout is not None)
-    return Figure(words, drawn("errors", stage, words, compared, maps))
+    small = _small_matrices(computed, exact, errors, is_document=layout is not None)
+    maps: list[tuple[object, ...]] = []
+    if not small and errors.size and not np.isnan(errors).all():
+        for matrix in panels.error_matrices(errors, _MAX_CELLS, is_document=layout is not None):
+            level = np.searchsorted(contents.LIMITS, np.nan_to_num(matrix.errors, nan=0.0, posinf=np.inf))
+            level[np.isnan(matrix.errors)] = len(contents.LIMITS) + 1
+            levels = [(name, list(_runs(level == number))) for number, name in enumerate(contents.LEVELS)]
+            beyond = np.argwhere(matrix.errors > 1).tolist()
+            pixels = max(_MIN_PIXELS, min(_MAX_PIXELS, _WIDTH // max(matrix.errors.shape)))
+            maps.append((matrix.title, matrix.errors.shape, pixels, levels, beyond, matrix.worst))
+    return Figure(words, drawn("errors", stage, words, small, maps))
 
 
 def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the error of every element over what is allowed; 1 is the limit. All three have one shape.
+    """Return the error of every element over the allowed one; 1 is the limit. All three have one shape.
 
-    ``reference`` is the exact answer and ``allowed`` the bound, or another implementation's array and both bounds'
-    sum. NaN where nothing was judged, or where the exact answer leaves open what is right; infinite where NaN or
-    infinity stands in one of the two alone.
+    ``reference`` is the exact answer and ``allowed`` the bound, or another implementation's array and the sum of both
+    bounds. An element is NaN if it was not judged or has no exact answer. It is infinite if only one of the two arrays
+    has NaN or infinity there.
     """
     ratio = quotient(absolute_difference(computed, reference), allowed)
     ratio[differing_nonfinite(computed, reference)] = np.inf
@@ -208,8 +221,8 @@ def error_ratio(computed: NDArray[Any], reference: NDArray[Any], allowed: NDArra
     return ratio
 
 
-def misprint_evidence(misprint: Misprint) -> Evidence:
-    """Return what is printed wrongly, and what it should be."""
+def misprint_evidence(misprint: Misprint) -> CellEvidence:
+    """Return a misprint's message and its numbers, each with the right one."""
     note = f"stage {misprint.stage}" if misprint.called != misprint.stage else ""
     blocks: tuple[Block, ...] = (Text(misprint.message, "message"),)
     if misprint.numbers:
@@ -219,14 +232,14 @@ def misprint_evidence(misprint: Misprint) -> Evidence:
     if len(misprint.numbers) > _MAX_PRINTED:
         more = f"{len(misprint.numbers) - _MAX_PRINTED} more"
         blocks = (*blocks, more_in(more, "numbers.csv", kind="muted"))
-    return Evidence(misprint.verdict, misprint.verdict, misprint.called, note, blocks)
+    return CellEvidence(misprint.verdict, misprint.verdict, misprint.called, note, blocks)
 
 
 _MAX_PIXELS_WIDE = 480
 
 
 def heat_of(panel: panels.Panel) -> Markup:
-    """Return a matrix as a table with coloured cells, or, where it is too large for numbers, as a picture."""
+    """Return a matrix as a table with coloured cells, or as a picture if it is too large for numbers."""
     pixels = panels.shades(panel) if panel.matrix.size else np.zeros((0, 0, 3), np.uint8)
     if panel.matrix.size and max(panel.matrix.shape) <= panels.MAX_ANNOTATED:
         cells = [
@@ -246,30 +259,33 @@ def heat_of(panel: panels.Panel) -> Markup:
 Real = NDArray[np.float64]
 
 _MAX_CELLS = 32
-"""The page shows where an error lies; `attncheck show` draws larger matrices finer."""
+"""Rows or columns of a map. The page only locates an error; `attncheck show` draws larger matrices finer."""
 _WIDTH, _MIN_PIXELS, _MAX_PIXELS = 220, 7, 20
-"""Pixels: of a picture, if its cells are neither smaller nor larger than these."""
+"""The width of a picture, and the smallest and the largest size of its cells, in pixels."""
 
 
 _MOST_COMPARED = 64
-"""Elements of an array that is small enough to be read."""
+"""Elements of an array that is small enough to print its numbers."""
 
 
-def _compared(
+def _small_matrices(
     computed: Array, exact: Array, errors: Real, *, is_document: bool
 ) -> list[tuple[str, list[list[tuple[tuple[str, str, str], bool]]]]]:
-    """Write a small array as computed, as it should be, and the difference; nothing of a larger one.
+    """Write each element of a small array: computed, exact and their difference; empty for a larger array.
 
-    There is a matrix for each index of the leading axes; elements that are wrong are marked.
+    There is a matrix for each index of the leading axes, and a mark for wrong elements.
     """
     if not 0 < errors.size <= _MOST_COMPARED:
         return []
-    arrays = [np.atleast_2d(np.asarray(each, dtype=np.float64)) for each in (computed, exact, errors)]
+    arrays = [np.atleast_2d(np.asarray(array, dtype=np.float64)) for array in (computed, exact, errors)]
     return [
         (
             name,
             [
-                [(_beside(one, other, wrong=error > 1), error > 1) for one, other, error in zip(*row, strict=True)]
+                [
+                    (_number_texts(value, expected, wrong=error > 1), error > 1)
+                    for value, expected, error in zip(*row, strict=True)
+                ]
                 for row in zip(*(array[index].tolist() for array in arrays), strict=True)
             ],
         )
@@ -277,41 +293,27 @@ def _compared(
     ]
 
 
-def _beside(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
-    """Write two numbers and their difference, with all digits that tell a wrong one from the right one."""
+def _number_texts(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
+    """Write two numbers and their difference; if the first is wrong, with enough digits to show how they differ."""
     texts = told_apart(computed, exact) if wrong else (f"{computed:.4g}", f"{exact:.4g}")
     return (*texts, f"{computed - exact:.2g}")
 
 
-def _maps(errors: Real, *, is_document: bool) -> Iterator[tuple[object, ...]]:
-    """Yield what is drawn of each matrix: cells by level, neighbours in a row as one; what exceeds is crossed out."""
-    if not errors.size or np.isnan(errors).all():
-        return
-    for matrix in panels.error_matrices(errors, _MAX_CELLS, is_document=is_document):
-        rows, columns = matrix.errors.shape
-        number = np.searchsorted(contents.LIMITS, np.nan_to_num(matrix.errors, nan=0.0, posinf=np.inf))
-        number[np.isnan(matrix.errors)] = len(contents.LIMITS) + 1
-        levels = [(name, list(_runs(number == level))) for level, name in enumerate(contents.LEVELS)]
-        beyond = np.argwhere(matrix.errors > 1).tolist()
-        pixels = max(_MIN_PIXELS, min(_MAX_PIXELS, _WIDTH // max(rows, columns)))
-        yield matrix.title, (rows, columns), pixels, levels, beyond, matrix.worst
-
-
 def _runs(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
-    """Yield the row, the start and the length of neighbours."""
+    """Yield the row, the start and the length of each run of chosen neighbours in a row."""
     for y, row in enumerate(chosen):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
         yield from ((y, start, end - start) for start, end in edges.reshape(-1, 2).tolist())
 
 
 _MAX_IN_PART = 10
-"""Computations of a document that stand together; a longer one is split."""
+"""Computations in one part of a document; a longer document is split."""
 
 
 class DrawnDocuments:
-    """Documents on the page: beside the numbers their inputs, pictures and links, as far as there is room for them.
+    """Documents on the page, with their numbers, inputs, pictures and links as far as the budget allows.
 
-    Numbers and pictures of what fails come first. What no implementation supports is counted alone.
+    Failing computations come first. Computations that no implementation supports are only counted.
     """
 
     def __init__(self, frames: Frames, linked: Collection[str], budget: contents.Budget) -> None:
@@ -319,31 +321,32 @@ class DrawnDocuments:
         table = cell_table(frames)
         kept = {case for case in table if not is_unsupported(table[case])}
         self._failing = {case for case, row in table.items() if states_of(row) & FAILS_A_RUN}
-        self._failing |= {each.id for cases in self._every.values() for each in cases if each.fails}
+        self._failing |= {item.id for items in self._every.values() for item in items if item.fails}
         kept |= self._failing
-        self._shown = {name: [each for each in cases if each.id in kept] for name, cases in self._every.items()}
-        shown = [each for cases in self._shown.values() for each in cases]
-        first = sorted(shown, key=lambda each: each.id not in self._failing)
-        sizes = {each.id: contents.LETTERS_PER_NUMBER * sum(map(len, each.rows.values())) for each in first}
+        self._shown = {name: [item for item in items if item.id in kept] for name, items in self._every.items()}
+        shown = [computation for items in self._shown.values() for computation in items]
+        first = sorted(shown, key=lambda computation: computation.id not in self._failing)
+        sizes = {item.id: contents.LETTERS_PER_NUMBER * sum(map(len, item.rows.values())) for item in first}
         self._with_numbers = contents.within(sizes, sizes.__getitem__, budget.number_letters)
-        self._left = {True: budget.failing_pictures, False: budget.pictures}
+        self._pictures_left = {True: budget.failing_pictures, False: budget.pictures}
         self._are_late = len(shown) > budget.computations
 
     def section(self) -> Section:
-        """Return every document with the computations that anybody supports."""
+        """Return every document with the computations that some implementation supports."""
         blocks: list[Block] = [Text(NUMBERS_EXPLAINED)]
-        if left := sum(map(len, self._every.values())) - sum(map(len, self._shown.values())):
-            text = f"{left:,} computation{'s' if left > 1 else ''} that no implementation supports "
-            blocks.append(Text(f"{text}{'are' if left > 1 else 'is'} left out."))
+        if omitted := sum(map(len, self._every.values())) - sum(map(len, self._shown.values())):
+            text = f"{omitted:,} computation{'s' if omitted > 1 else ''} that no implementation supports "
+            blocks.append(Text(f"{text}{'are' if omitted > 1 else 'is'} left out."))
         blocks += [self._index(), *(self._document(name, cases) for name, cases in self._shown.items() if cases)]
         return Section("Documents", "documents", blocks)
 
     def _index(self) -> Table:
-        """Count the printed numbers of each document, each once."""
+        """Return a table of the printed numbers of each document, each counted once."""
         rows: list[list[Inline]] = []
         for name, cases in self._every.items():
-            of = number_counts_of(self._frames, [each.id for each in cases])
-            counts = (of.printed, of.hold, of.misprints, of.missed, of.unverified, of.errata)
+            all_counts = number_counts_of(self._frames, [computation.id for computation in cases])
+            kept = ("printed", "hold", "misprints", "missed", "unverified", "errata")
+            counts = [getattr(all_counts, name) for name in kept]
             title = Mark(cases[0].case["title"], "link", f"#{anchor_of('document', name)}")
             numbers = (f"{count:,}" if count else Coloured(contents.NOTHING, "none") for count in counts)
             rows += [[title, *numbers]] if self._shown[name] else []
@@ -352,38 +355,43 @@ class DrawnDocuments:
         caption = "Printed numbers, each counted once"
         return Table(caption, ["document", "printed", *kinds], rows, "lrrrrrr", "counts index")
 
-    def _document(self, name: str, cases: Sequence[Computation]) -> Details:
+    def _document(self, name: str, cases: Sequence[DocumentComputation]) -> Details:
         """Return one document; a long one is split into parts."""
-        shown = [self._computation(each) for each in cases]
+        shown = [self._computation(computation) for computation in cases]
         parts: list[Block] = []
         for start in range(0, len(shown), _MAX_IN_PART):
             chosen = shown[start : start + _MAX_IN_PART]
             title = f"Computations {start + 1} to {start + len(chosen)} of {len(shown)}:"
-            parts.append(Details(title, chosen, *_failing(chosen), "part"))
+            parts.append(Details(title, chosen, *_failing_summary(chosen), "part"))
         blocks = [*source_blocks(cases[0].case), *(parts if len(parts) > 1 else shown)]
-        return Details(cases[0].case["title"], blocks, *_failing(shown), "pages", 3, anchor_of("document", name))
+        return Details(
+            cases[0].case["title"], blocks, *_failing_summary(shown), "pages", 3, anchor_of("document", name)
+        )
 
-    def _computation(self, found: Computation) -> Details:
-        case, fails = found.case, found.id in self._failing
-        has_numbers, code = found.id in self._with_numbers, Mark(f"attncheck show {case['id']}")
-        panels = [(drawing.is_input, panel) for drawing in found.drawings for panel in drawing.panels]
-        chosen = panels[: self._left[fails]]
-        self._left[fails] -= len(chosen)
-        blocks: list[Block] = [Text(note) for note in found.notes]
-        blocks += [Details("Its inputs, in numbers", inputs)] if has_numbers and (inputs := _inputs(found)) else []
+    def _computation(self, computation: DocumentComputation) -> Details:
+        case, fails = computation.case, computation.id in self._failing
+        has_numbers, code = computation.id in self._with_numbers, Mark(f"attncheck show {case['id']}")
+        panels = [(drawing.is_input, panel) for drawing in computation.drawings for panel in drawing.panels]
+        chosen = panels[: self._pictures_left[fails]]
+        self._pictures_left[fails] -= len(chosen)
+        blocks: list[Block] = [Text(note) for note in computation.notes]
+        if has_numbers and (inputs := _input_tables(computation)):
+            blocks.append(Details("Its inputs, in numbers", inputs))
         for is_input, words in ((True, "Inputs"), (False, "What is computed")):
             if pictures := [heat_of(panel) for of, panel in chosen if of is is_input]:
                 blocks.append(Figure(words, drawn("pictures", words, case["name"], pictures)))
-        if left := len(panels) - len(chosen):
+        if omitted := len(panels) - len(chosen):
             why = "" if fails else ", since nothing fails here"
-            text = f"{left} picture{'s' if left > 1 else ''} left out{why}: "
+            text = f"{omitted} picture{'s' if omitted > 1 else ''} left out{why}: "
             blocks.append(Text((text, code, " draws them."), "muted"))
         if not has_numbers:
             text = "Its numbers are left out, to keep this page small; they are in "
             blocks.append(Text((text, Mark("numbers.csv"), "."), "muted"))
-        blocks += expectation_parts(self._frames, found, with_numbers=has_numbers)
+        blocks += expectation_parts(self._frames, computation, with_numbers=has_numbers)
         words = "Its verdicts on every implementation"  # a screen reader, which may list all links, says of which case
-        to_case = drawn("link", anchor_of("case", case["id"]), words, case["name"]) if found.id in self._linked else ""
+        to_case = (
+            drawn("link", anchor_of("case", case["id"]), words, case["name"]) if computation.id in self._linked else ""
+        )
         link = [Figure(words, to_case)] if to_case else []
         note = Mark("fails", State.FAILING) if fails else ""
         late = blocks if self._are_late else ()
@@ -391,19 +399,19 @@ class DrawnDocuments:
         return Details(case["name"], shown, fails, note, "computation", 4, late=late)
 
 
-def _failing(shown: Sequence[Details]) -> tuple[bool, Mark]:
-    """Return whether computations fail, which are the open ones, and how many do in words."""
-    failing, every = sum(each.is_open for each in shown), counted(len(shown), "computation")
+def _failing_summary(shown: Sequence[Details]) -> tuple[bool, Mark]:
+    """Return whether any computation fails (failing ones are open), and how many do in words."""
+    failing, every = sum(computation.is_open for computation in shown), counted(len(shown), "computation")
     words = Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
     return bool(failing), words
 
 
-def _inputs(found: Computation) -> list[Block]:
-    """Return a table for each input that has a name, with its numbers where the document writes them down."""
+def _input_tables(computation: DocumentComputation) -> list[Block]:
+    """Return a table for each named input, with its numbers if the document has them."""
     blocks: list[Block] = []
-    for called, names, numbers in found.given:
+    for called, names, numbers in computation.given:
         also = "" if names == [called] else f" ({', '.join(names)})"
         missing = "" if numbers else ": not written down in the document, or too many to list"
-        figure = drawn("numbers", called, found.case["name"], f"{called}{also}{missing}", numbers)
+        figure = drawn("numbers", called, computation.case["name"], f"{called}{also}{missing}", numbers)
         blocks.append(Figure(called, figure))
     return blocks

@@ -41,11 +41,11 @@ _TAG = re.compile(r"[a-z][a-z0-9-]*")  # as the case format has it: each is a pa
 
 
 def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
-    """Return everything that the templates show, by the name that they call it by."""
+    """Return the variables of the templates, by name."""
     whole_table = cell_table(frames)
     table = {case: row for case, row in whole_table.items() if not is_unsupported(row)}
     every = defects(frames)
-    detailed = _detailed(frames, table, {each.first.case for each in every[: budget.wrong]}, budget)
+    detailed = _detailed_cases(frames, table, {defect.first.case for defect in every[: budget.wrong]}, budget)
     shown, evidence_left_out = evidence.make_evidence(frames, table, detailed, budget)
     failing_in = Counter(
         column
@@ -60,7 +60,7 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
     probes = {tag: entry for record in frames.cases.values() for tag, entry in record.get("probes", {}).items()}
     words = {cell.word for row in table.values() for cells in row.values() for cell in cells.values()}
     maps = contents.drawn_lengths(frames) if every else ()
-    pictures = {why.key: why.figures for each in shown.values() for why in each}
+    pictures = {item.key: item.figures for items in shown.values() for item in items}
     return {
         "answer": make_summary(frames),
         "tone": tone,
@@ -101,17 +101,17 @@ def page_sections(frames: Frames, budget: contents.Budget) -> dict[str, Any]:
         # those of the incomplete that were asked to stop
         "stopped": frozenset(label for label, asked in frames.asked.items() if asked.stopped),
         "properties": sections.properties(frames, budget.wrong),
-        "address_of": _addresses(frames, linked),
+        "address_of": _address_function(frames, linked),
         "signs": _SIGNS,
     }
 
 
-def _detailed(
+def _detailed_cases(
     frames: Frames, table: Mapping[str, CellRow], first: set[str], budget: contents.Budget
 ) -> Collection[str]:
-    """Return the cases whose stages are shown, as many as the page has room for, in the order in which they matter.
+    """Return the cases whose stages are shown, as many as fit on the page, the most urgent ones first.
 
-    Those come first that stand for a defect.
+    The simplest cases of defects come before all others.
     """
     letters = contents.LETTERS_PER_CASE + contents.LETTERS_PER_STAGE * frames.results.groupby("case").size()
     order = sorted(contents.urgent_first(table), key=lambda case: case not in first)
@@ -119,7 +119,7 @@ def _detailed(
 
 
 def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
-    """Return the page's tone and its sign: green, and a tick, only where everything was judged and holds."""
+    """Return the page's tone and its sign: green and a tick only if everything was judged and agrees."""
     code = exit_code_of(frames)
     if not len(frames.results) or code not in (ExitCode.AGREE, ExitCode.DISAGREE):
         return _UNSURE
@@ -128,15 +128,15 @@ def _tone(frames: Frames, table: Mapping[str, CellRow]) -> tuple[str, str]:
         return _FAILING if blamed or len(failing(frames.pairs)) else _OF_RECORDS
     if frames.numbers["verdict"].eq(Verdict.UNVERIFIED).any():
         return _UNVERIFIED
-    return _AGREE if all(each.is_whole for each in coverage(frames)) else _IN_PART
+    return _AGREE if all(entry.is_whole for entry in coverage(frames)) else _IN_PART
 
 
 Address = Callable[[Mark], str]
-"""The address that a mark leads to; empty where it leads nowhere."""
+"""Returns the address of a mark; empty if it has none."""
 
 
-def _addresses(frames: Frames, linked: frozenset[str]) -> Address:
-    """Lead marks of cases to what the page shows of them: of a case, or of it as an implementation computes it."""
+def _address_function(frames: Frames, linked: frozenset[str]) -> Address:
+    """Return the function that links marks of cases to the case on the page, or to its result on an implementation."""
     columns = {column.key: column for column in frames.columns}
 
     def address_of(mark: Mark) -> str:
@@ -155,16 +155,16 @@ _PAIRS_EXPLAINED = (
     "to the case where that is. What differs by more than a tenth of the allowed has another colour."
 )
 _NEAR = 0.1
-"""Of what is allowed: pairs that differ by more are told apart, though they agree."""
+"""The part of the allowed difference above which agreeing pairs have another colour."""
 _PAIR = ["environment", "implementation", "other_environment", "other"]
 
 
 def pair_section(frames: Frames) -> Section | None:
-    """Return implementations against implementations, of those that were compared with any; None where no two were."""
+    """Return a table of the comparisons of every two implementations; None if no two were compared."""
     pairs = frames.pairs[frames.pairs["verdict"].ne(Verdict.UNVERIFIED)]
     if pairs.empty:
         return None
-    cells = _cells(pairs)
+    cells = _pair_cells(pairs)
     compared = {key[:2] for key in cells} | {key[2:] for key in cells}
     columns = [column for column in frames.columns if column.key in compared]
     keys = [column.key for column in columns]
@@ -172,24 +172,25 @@ def pair_section(frames: Frames) -> Section | None:
     cells = {(*key[2:], *key[:2]): cell for key, cell in cells.items()} | cells  # either way round
     cells |= {(*key, *key): "\N{EM DASH}" for key in keys}
     rows = [
-        (title, *(cells.get((*one, *other), "") for other in keys)) for title, one in zip(titles, keys, strict=True)
+        (title, *(cells.get((*first, *second), "") for second in keys))
+        for title, first in zip(titles, keys, strict=True)
     ]
     table = Table("Disagreements of every two implementations", ["", *titles], rows)
     return Section("Pair by pair", "pairs", [Text(_PAIRS_EXPLAINED), table])
 
 
-def _cells(pairs: pd.DataFrame) -> dict[Any, Inline]:
+def _pair_cells(pairs: pd.DataFrame) -> dict[Any, Inline]:
     is_bad, is_expected = (pairs.index.isin(rows.index) for rows in (failing(pairs), expected_failures(pairs)))
     marked = pairs[[*_PAIR, "case", "ratio"]].assign(bad=is_bad, expected=is_expected)
     of_two = marked.groupby(_PAIR)
     counts = of_two[["bad", "expected"]].sum().assign(compared=of_two.size())
-    # The largest difference, expected failures apart; of disagreements without a number the first.
+    # The largest difference, without expected failures if possible; of disagreements without a number the first.
     marked = marked.sort_values(["expected", "bad", "ratio"], ascending=[True, False, False], na_position="last")
     worst = marked.drop_duplicates(_PAIR).set_index(_PAIR)[["case", "ratio"]]
-    return {key: _cell(*row) for key, *row in counts.join(worst).itertuples()}
+    return {key: _pair_cell(*row) for key, *row in counts.join(worst).itertuples()}
 
 
-def _cell(disagree: int, expected: int, compared: int, case: str, ratio: float) -> Inline:
+def _pair_cell(disagree: int, expected: int, compared: int, case: str, ratio: float) -> Inline:
     near = "near" if ratio > _NEAR else State.AGREE.value
     kind = State.FAILING.value if disagree else State.XFAIL.value if expected else near
     also = f", {expected:,} expected" if expected else ""
@@ -219,13 +220,17 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
     script but its own and no request to anywhere.
     """
     page, script = page_sections(frames, budget or contents.Budget()), _template("report.js")
+    later = ("documents", "pairs", "properties", "expected_failures", "environments")
+    first, *others = ([(part.anchor, part.title)] if (part := page[name]) else [] for name in ("wrong", *later))
+    tags = [("tags", "Tags")] if page["probes"] else []
+    links = [*first, ("verdicts", "Verdicts"), *chain.from_iterable(others), ("cases", "Cases"), *tags]
     stream = (
         contents.environment()
         .get_template("page.html")
         .stream(
             page=page,
             title=f"{page['answer'].word} · attention conformance",
-            links=_navigation(page),
+            links=links,
             script=script,
             style=_template("report.css"),
             script_hash=b64encode(sha256(script.encode()).digest()).decode("ascii"),
@@ -237,7 +242,7 @@ def html_pieces(frames: Frames, budget: contents.Budget | None = None) -> Iterat
 
 
 def render_page(page: Page, style: str) -> str:
-    """Return a page of sections alone, with rules of style beside those of the report. It asks for nothing."""
+    """Return a page of sections, with a style sheet in addition to the report's. It requests no other file."""
     text = (
         contents.environment()
         .get_template("shell.html")
@@ -257,19 +262,11 @@ def render_page(page: Page, style: str) -> str:
     return _without_forbidden(text)
 
 
-def _navigation(page: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the anchors of what the report has, and how its links are called."""
-    later = ("documents", "pairs", "properties", "expected_failures", "environments")
-    wrong, *others = ([(found.anchor, found.title)] if (found := page[name]) else [] for name in ("wrong", *later))
-    tags = [("tags", "Tags")] if page["probes"] else []
-    return [*wrong, ("verdicts", "Verdicts"), *chain.from_iterable(others), ("cases", "Cases"), *tags]
-
-
 def _template(name: str) -> Markup:
-    """Read a file that stands on the page as it is."""
+    """Read a file that the page includes unchanged."""
     return Markup((contents.TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _without_forbidden(text: str) -> str:
-    """Return a text without what HTML does not allow in any form."""
+    """Replace characters that HTML does not allow in any form."""
     return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)

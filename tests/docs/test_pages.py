@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import EVERYTHING
 from attncheck.common.processors import processor_flags
-from attncheck.reports.survey import Finding, read_findings
+from attncheck.reports.survey import PublishedFinding, read_findings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from here import own_code_here
@@ -69,7 +69,7 @@ def test_every_block_has_a_language_that_says_how_it_is_tested() -> None:
 
 def _of_frameworks() -> list[Any]:
     """Return what needs a framework: blocks of pages, and the scripts of findings."""
-    found: list[tuple[str, Block, Finding | None]] = [
+    found: list[tuple[str, Block, PublishedFinding | None]] = [
         (f"{page.name}:{block.line}", block, None)
         for page in pages()
         for block in blocks_of(page.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def test_every_finding_is_run_by_its_library() -> None:
 
 @pytest.mark.parametrize(("block", "finding"), _of_frameworks())
 def test_a_snippet_prints_what_it_says(
-    block: Block, finding: Finding | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    block: Block, finding: PublishedFinding | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if finding is not None:
         now = version(EVERYTHING[finding.library].packages[0])

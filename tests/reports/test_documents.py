@@ -20,7 +20,7 @@ from attncheck.common.errors import OutputError, UsageError
 from attncheck.reading.case import case_record
 from attncheck.reading.selection import select_cases
 from attncheck.reports.document_model import Coloured, Details, Figure, Mark, OnPage, Table, Text, plain_text
-from attncheck.reports.documents import Computation, documents, expectation_parts
+from attncheck.reports.documents import DocumentComputation, documents, expectation_parts
 from attncheck.reports.failure_patterns import candidates, in_common_lines, length_maps
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import drawn_lengths
@@ -44,11 +44,11 @@ from attncheck.showing.show import image_format, matrix_text, print_case, save_c
 
 
 @pytest.fixture(scope="module")
-def found(document_frames: Frames) -> dict[str, list[Computation]]:
+def found(document_frames: Frames) -> dict[str, list[DocumentComputation]]:
     return {Path(file).stem: of for file, of in documents(document_frames).items()}
 
 
-def numbers(frames: Frames, computation: Computation, place: int) -> dict[str, Table]:
+def numbers(frames: Frames, computation: DocumentComputation, place: int) -> dict[str, Table]:
     """Return the tables of an expectation by what they are folded behind."""
     blocks = expectation_parts(frames, computation)[place].blocks
     shown = [inner for each in blocks for inner in (each.blocks if isinstance(each, OnPage) else [each])]
@@ -57,7 +57,7 @@ def numbers(frames: Frames, computation: Computation, place: int) -> dict[str, T
 
 
 def test_every_printed_number_is_there_as_it_is_printed(
-    document_frames: Frames, found: dict[str, list[Computation]]
+    document_frames: Frames, found: dict[str, list[DocumentComputation]]
 ) -> None:
     """The corpus is compared with the documents' own texts elsewhere; here, what a page says against the corpus."""
     assert len(found) == len(list((Path(__file__).parents[2] / "cases" / "documents").glob("*.yaml")))
@@ -82,7 +82,7 @@ def test_every_printed_number_is_there_as_it_is_printed(
 
 
 def test_errata_are_explained_fail_nothing_and_are_framed_beside_the_exact_numbers(
-    document_frames: Frames, found: dict[str, list[Computation]]
+    document_frames: Frames, found: dict[str, list[DocumentComputation]]
 ) -> None:
     case = found["masked_self_attention_notebook"][1]
     place = next(number for number, each in enumerate(case.case["expected"]) if each.get("called") == "attention")

@@ -21,9 +21,9 @@ from attncheck.reports.markdown import page_text
 from attncheck.reports.survey import (
     ALL,
     Accuracy,
-    Finding,
     JudgedFeature,
     PropertyCounts,
+    PublishedFinding,
     Survey,
     SurveyedConvention,
     differences,
@@ -185,7 +185,11 @@ def a_survey() -> Survey:
         [judged(), judged(feature="attention", wrong=1), judged("numpy.eager", "1.0", known=2)],
         [Accuracy("torch.sdpa", "2.0", "float32", 7, 0.1, 0.9)],
         [meaning("torch.sdpa", "top left"), meaning("<b>x</b>", "<i>right</i> | `x`", departs=True)],
-        [Finding("mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n")],
+        [
+            PublishedFinding(
+                "mlx", "0.32", "float64 is float32", "A `cast` is lost.\n\nIt was <reported>.", "print(1 < 2)\n"
+            )
+        ],
         [
             counts("mlx.sdpa", "decoding", 1, 2, 0, 0, 1),
             counts("torch.sdpa", "repeated", 3, 0, 0, 0, 0),
@@ -196,7 +200,7 @@ def a_survey() -> Survey:
 
 def test_rows_of_the_same_version_are_replaced_others_stay_and_what_is_written_is_read_again(tmp_path: Path) -> None:
     kept = a_survey()
-    another = Finding("onnx", "1", "another", "", "pass\n")
+    another = PublishedFinding("onnx", "1", "another", "", "pass\n")
     new = [judged(right=9), judged("torch.sdpa", "2.10", right=5)]
     kept.update(Survey(new, properties=[counts("mlx.sdpa", "repeated", 0, 0, 0, 1, 0)], findings=[another]))
     assert [row.right for row in kept.judged if row.implementation == "torch.sdpa"] == [9, 5]
@@ -311,7 +315,7 @@ def test_findings_and_meanings_are_read_from_their_documents(tmp_path: Path) -> 
         encoding="utf-8",
     )
     first, second = read_findings(path)
-    assert first == Finding(
+    assert first == PublishedFinding(
         "onnx", "1.23", "the `wrong` stage, at all", "A text with a thread.\n\nMore of it.", "import onnx\nprint(1)\n"
     )
     script = '"""{0.library} {0.release}: {0.title}\n\n{0.text}\n"""\n\n{0.script}'
