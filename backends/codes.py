@@ -86,25 +86,25 @@ def make_dequantize(
 
 
 def make_numbers_of_codes(dequantize: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return what makes numbers of query, key and value, and takes what belongs to codes out of the options."""
+    """Return the function that converts codes of query, key and value to numbers, and removes the codes' options."""
 
     def numbers_of_codes(
         query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], *, in_pages: bool = False
     ) -> list[Tensor]:
         form = {"stored_as": options.pop("stored_as", None), "packing": options.pop("packing", "low_first")}
         swizzle = options.pop("swizzle", None)
-        found = []
+        arrays = []
         for name, codes in (("query", query), ("key", key), ("value", value)):
             parts = [codes, *(options.pop(f"{name}_{part}", None) for part in ("scale", "block_scale", "zero"))]
             is_page = in_pages and name != "query"
             if is_page:  # (Np, Lp, Hkv, D) -> (Np, Hkv, Lp, D), as keys lie outside of pages
                 parts = [None if part is None else part.swapaxes(1, 2) for part in parts]
             if parts[1] is not None:
-                own = None if swizzle == "4x4" and name != "value" else swizzle  # that one is of values alone
-                codes = dequantize(*parts, swizzle=own, **form)
+                array_swizzle = None if swizzle == "4x4" and name != "value" else swizzle  # that one is of values alone
+                codes = dequantize(*parts, swizzle=array_swizzle, **form)
                 codes = codes.swapaxes(1, 2) if is_page else codes
-            found.append(codes)
-        return found
+            arrays.append(codes)
+        return arrays
 
     return numbers_of_codes
 
@@ -112,7 +112,7 @@ def make_numbers_of_codes(dequantize: Callable[..., Tensor]) -> Callable[..., li
 def make_quantized_attention(
     numbers_of_codes: Callable[..., list[Tensor]], attention: Operation, group: Any = Stored
 ) -> Operation:
-    """Return attention to codes, of which ``numbers_of_codes`` makes numbers, with the keywords of ``group``."""
+    """Return attention to codes, which ``numbers_of_codes`` converts to numbers, with the keywords of ``group``."""
 
     @takes(group)
     def quantized_attention(
@@ -127,15 +127,15 @@ def make_quantized_attention(
         **options: Unpack[Stored],
     ) -> Stages:
         """Make numbers of codes, and attend."""
-        given = {**options, "key_scale": key_scale, "value_scale": value_scale}
-        numbers = numbers_of_codes(query, key, value, given)
-        return attention(*numbers, mask=mask, key_lengths=key_lengths, **given)
+        keywords = {**options, "key_scale": key_scale, "value_scale": value_scale}
+        numbers = numbers_of_codes(query, key, value, keywords)
+        return attention(*numbers, mask=mask, key_lengths=key_lengths, **keywords)
 
     return quantized_attention
 
 
 def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]], paged: Operation) -> Operation:
-    """Return attention to pages that may hold codes, of which ``numbers_of_codes`` makes numbers."""
+    """Return attention to pages that may have codes, which ``numbers_of_codes`` converts to numbers."""
 
     @takes(StoredPages)
     def paged_attention(
@@ -147,8 +147,8 @@ def make_paged_attention_to_codes(numbers_of_codes: Callable[..., list[Tensor]],
         **options: Unpack[StoredPages],
     ) -> Stages:
         """Make numbers of codes, page by page, and attend to those."""
-        given: dict[str, Any] = {**options}
-        numbers = numbers_of_codes(query, key_pages, value_pages, given, in_pages=True)
-        return paged(*numbers, block_table, key_lengths, **given)
+        keywords: dict[str, Any] = {**options}
+        numbers = numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
+        return paged(*numbers, block_table, key_lengths, **keywords)
 
     return paged_attention

@@ -1,8 +1,8 @@
 """Operations that are composed of others in the same way whatever the framework, which gives what they are made of.
 
-Each function here returns one of the contract, whose shapes and meanings stand in ``contract.py``, or a step of one. A
-framework gives its ``Arrays``, and the steps that it has of its own. NumPy's backend, which others are copied from,
-spells all of them out.
+Each function here returns a function of the contract, or a step of one; ``contract.py`` has the shapes and meanings. A
+framework passes its ``ArrayFunctions``, and its implementations of some steps. NumPy's backend, the template for
+others, has all of them in full.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Operation: TypeAlias = Callable[..., Stages]
 
 
 def seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
-    """Return the window for queries that are counted from 0, though they stand behind a past."""
+    """Return the window for queries that are counted from 0, although they come after a past."""
     if window is None:
         return None
     left, right = window
@@ -45,7 +45,7 @@ def seen_from_the_first_key(window: Window | None, past: int) -> Window | None:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ArrayFunctions:
     """A framework's functions of arrays, by the names of the array API standard where that has them.
 
     ``arange(length, like)`` gives positions where another array lies, ``take(rows, at)`` those of the first axis,
@@ -73,7 +73,7 @@ class Arrays:
 # Scores and masks.
 
 
-def make_dot_scores(arrays: Arrays) -> Operation:
+def make_dot_scores(arrays: ArrayFunctions) -> Operation:
     """Return scores by scaled dot product."""
 
     def dot_scores(
@@ -91,7 +91,7 @@ def make_dot_scores(arrays: Arrays) -> Operation:
     return dot_scores
 
 
-def make_cosine_scores(arrays: Arrays) -> Operation:
+def make_cosine_scores(arrays: ArrayFunctions) -> Operation:
     """Return scores by the cosine, without a least length: functions that normalise have one, and such vectors, too."""
 
     def cosine_scores(query: Tensor, key: Tensor, *, scale: float | None = None) -> Stages:
@@ -102,7 +102,7 @@ def make_cosine_scores(arrays: Arrays) -> Operation:
     return cosine_scores
 
 
-def make_general_scores(arrays: Arrays) -> Operation:
+def make_general_scores(arrays: ArrayFunctions) -> Operation:
     """Return scores by a bilinear form."""
 
     def general_scores(query: Tensor, key: Tensor, weight: Tensor, *, score_bias: Tensor | None = None) -> Stages:
@@ -113,7 +113,7 @@ def make_general_scores(arrays: Arrays) -> Operation:
     return general_scores
 
 
-def make_additive_scores(arrays: Arrays) -> Operation:
+def make_additive_scores(arrays: ArrayFunctions) -> Operation:
     """Return scores by a small feed-forward network."""
 
     def additive_scores(
@@ -137,7 +137,7 @@ def make_additive_scores(arrays: Arrays) -> Operation:
 
 
 def seen(behind: Tensor, is_causal: bool, window: Window | None) -> list[Tensor]:
-    """Return what causality and a window allow, by how far keys lie behind queries."""
+    """Return the conditions of causality and a window, from the distances of keys after queries."""
     left, right = window or (None, None)
     rules = [behind <= 0] if is_causal else []
     if left is not None:
@@ -148,7 +148,7 @@ def seen(behind: Tensor, is_causal: bool, window: Window | None) -> list[Tensor]
 
 
 def allowed_keys(
-    arrays: Arrays,
+    arrays: ArrayFunctions,
     scores: Tensor,
     *,
     mask: Tensor | None = None,
@@ -168,7 +168,7 @@ def allowed_keys(
     return reduce(and_, rules) if rules else None
 
 
-def make_mask_scores(arrays: Arrays) -> Operation:
+def make_mask_scores(arrays: ArrayFunctions) -> Operation:
     """Return what adds a bias and masks scores."""
 
     def mask_scores(
@@ -198,7 +198,9 @@ def make_mask_scores(arrays: Arrays) -> Operation:
 # Attention by dot products.
 
 
-def make_attention(arrays: Arrays, dot_scores: Operation, mask_scores: Operation, softmax: Operation) -> Operation:
+def make_attention(
+    arrays: ArrayFunctions, dot_scores: Operation, mask_scores: Operation, softmax: Operation
+) -> Operation:
     """Return attention by scaled dot products."""
 
     def softmax_with_sinks(logits: Tensor, sinks: Tensor, empty_rows: EmptyRows) -> Stages:
@@ -247,7 +249,7 @@ def make_attention(arrays: Arrays, dot_scores: Operation, mask_scores: Operation
                 cos, sin = arrays.take(rotary_cos, rows), arrays.take(rotary_sin, rows)
             query = stages["rotated_query"] = rotate(arrays, query, cos, sin, rotary_interleaved)
         if past_key is not None and past_value is not None:
-            key, value = (arrays.concat(each, axis=-2) for each in ([past_key, key], [past_value, value]))
+            key, value = (arrays.concat(pair, axis=-2) for pair in ([past_key, key], [past_value, value]))
             window = window if query_offsets is not None else seen_from_the_first_key(window, past)
         if rotary_cos is not None:
             stages["rotated_key"] = key  # the past comes rotated
@@ -271,7 +273,7 @@ def make_attention(arrays: Arrays, dot_scores: Operation, mask_scores: Operation
     return attention
 
 
-def rotate(arrays: Arrays, inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def rotate(arrays: ArrayFunctions, inputs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate pairs of elements of (B, H, L, D) by the first L rows of cos and sin, (L, R) or (B, 1, L, R)."""
     length, pairs = inputs.shape[-2], cos.shape[-1]
     cos, sin = cos[..., :length, :], sin[..., :length, :]
@@ -286,13 +288,13 @@ def rotate(arrays: Arrays, inputs: Tensor, cos: Tensor, sin: Tensor, interleaved
     return arrays.concat([turned, rest], axis=-1)
 
 
-def split_heads(arrays: Arrays, inputs: Tensor, heads: int) -> Tensor:
+def split_heads(arrays: ArrayFunctions, inputs: Tensor, heads: int) -> Tensor:
     """Give heads an axis of their own: (B, L, H D) -> (B, H, L, D)."""
     batch, length, width = inputs.shape
     return arrays.permute(arrays.reshape(inputs, (batch, length, heads, width // heads)), (0, 2, 1, 3))
 
 
-def merge_heads(arrays: Arrays, context: Tensor) -> Tensor:
+def merge_heads(arrays: ArrayFunctions, context: Tensor) -> Tensor:
     """Put the heads of a position side by side: (B, H, L, D) -> (B, L, H D)."""
     batch, heads, length, width = context.shape
     return arrays.reshape(arrays.permute(context, (0, 2, 1, 3)), (batch, length, heads * width))
@@ -319,12 +321,12 @@ def make_attention_by(scores: Operation, attend: Operation) -> Operation:
     """Return attention with a score of query, key and further inputs; the value comes behind the key."""
     query, key, *rest = signature(scores).parameters.values()
 
-    names = [each.name for each in rest]
+    names = [parameter.name for parameter in rest]
 
     @wraps(scores)
     def attention(query: Tensor, key: Tensor, value: Tensor, *weights: Tensor, **options: Any) -> Stages:
-        own = {name: options.pop(name) for name in names if name in options}
-        return attend(scores(query, key, *weights, **own), value, **options)
+        score_options = {name: options.pop(name) for name in names if name in options}
+        return attend(scores(query, key, *weights, **score_options), value, **options)
 
     value, masks = Parameter("value", Parameter.POSITIONAL_OR_KEYWORD), Parameter("masks", Parameter.VAR_KEYWORD)
     attention.__name__ = scores.__name__.replace("scores", "attention")
@@ -346,7 +348,9 @@ def make_gated_attention(attention: Operation, sigmoid: Callable[..., Tensor]) -
     return gated_attention
 
 
-def make_packed_attention(arrays: Arrays, attention: Operation, searchsorted: Callable[..., Tensor]) -> Operation:
+def make_packed_attention(
+    arrays: ArrayFunctions, attention: Operation, searchsorted: Callable[..., Tensor]
+) -> Operation:
     """Return attention within sequences; ``searchsorted`` is NumPy's."""
 
     @takes(Scored)
@@ -362,10 +366,10 @@ def make_packed_attention(arrays: Arrays, attention: Operation, searchsorted: Ca
     ) -> Stages:
         """Attend under one mask for all sequences."""
         edges = options.pop("is_causal", False), options.pop("window", None)
-        limits = [arrays.whole(each) for each in (cu_seqlens_q, cu_seqlens_k)]
-        positions = [arrays.arange(each.shape[2], each) for each in (query, key)]
-        queries, keys = (searchsorted(*each, side="right") - 1 for each in zip(limits, positions, strict=True))
-        lengths = [each[1:] - each[:-1] for each in limits]
+        limits = [arrays.whole(cu_seqlens) for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
+        positions = [arrays.arange(tensor.shape[2], tensor) for tensor in (query, key)]
+        queries, keys = (searchsorted(*pair, side="right") - 1 for pair in zip(limits, positions, strict=True))
+        lengths = [limit[1:] - limit[:-1] for limit in limits]
         used = lengths[1] if key_lengths is None else arrays.whole(key_lengths)
         key_positions = positions[1] - arrays.take(limits[1], keys)
         behind_last = arrays.take(used - lengths[0], queries)
@@ -374,13 +378,15 @@ def make_packed_attention(arrays: Arrays, attention: Operation, searchsorted: Ca
         rules = seen(key_positions - query_positions[:, None], *edges)
         mask = reduce(and_, [queries[:, None] == keys, is_used, *rules])
         # A weight of 0 times NaN is NaN.
-        key, value = (arrays.where(is_used[:, None], each, 0) for each in (key, value))
+        key, value = (arrays.where(is_used[:, None], tensor, 0) for tensor in (key, value))
         return attention(query, key, value, mask=mask[None, None], **options)
 
     return packed_attention
 
 
-def make_paged_attention(arrays: Arrays, attention: Operation, clip: Callable[[Tensor, int, int], Tensor]) -> Operation:
+def make_paged_attention(
+    arrays: ArrayFunctions, attention: Operation, clip: Callable[[Tensor, int, int], Tensor]
+) -> Operation:
     """Return attention to pages of a cache; ``clip`` takes integers to the range that they may have."""
 
     @takes(Scored)
@@ -394,13 +400,13 @@ def make_paged_attention(arrays: Arrays, attention: Operation, clip: Callable[[T
     ) -> Stages:
         """Gather the pages of every batch entry, and attend to the keys that are used."""
         edges = options.pop("is_causal", False), options.pop("window", None)
-        # What stands behind the last page that is used may be none.
+        # Entries of the table after the last used page may be no pages.
         pages = clip(block_table, 0, key_pages.shape[0] - 1)
-        key, value = (_laid_out(arrays, arrays.take(each, pages)) for each in (key_pages, value_pages))
+        key, value = (_laid_out(arrays, arrays.take(cache, pages)) for cache in (key_pages, value_pages))
         used, positions = arrays.whole(key_lengths)[:, None], arrays.arange(key.shape[2], key)
         is_used = positions < used  # (B, T)
         # A weight of 0 times NaN is NaN.
-        key, value = (arrays.where(is_used[:, None, :, None], each, 0) for each in (key, value))
+        key, value = (arrays.where(is_used[:, None, :, None], tensor, 0) for tensor in (key, value))
         query_positions = arrays.arange(query.shape[2], query) + used - query.shape[2]  # (B, Lq)
         rules = seen(positions - query_positions[..., None], *edges)
         mask = reduce(and_, [is_used[:, None], *rules])
@@ -409,14 +415,14 @@ def make_paged_attention(arrays: Arrays, attention: Operation, clip: Callable[[T
     return paged_attention
 
 
-def _laid_out(arrays: Arrays, pages: Tensor) -> Tensor:
+def _laid_out(arrays: ArrayFunctions, pages: Tensor) -> Tensor:
     """Put the pages of every batch entry one after the other: (B, W, Lp, Hkv, D) -> (B, Hkv, W Lp, D)."""
     batch, count, keys, *rest = pages.shape
     return arrays.permute(arrays.reshape(pages, (batch, count * keys, *rest)), (0, 2, 1, 3))
 
 
 def make_latent_attention(
-    arrays: Arrays, attention: Operation, of_latents: Callable[[Tensor, Tensor], Tensor]
+    arrays: ArrayFunctions, attention: Operation, of_latents: Callable[[Tensor, Tensor], Tensor]
 ) -> Operation:
     """Return attention to latent vectors, which ``of_latents`` projects: (B, L, C), (H, C, W) -> (B, H, L, W)."""
 
@@ -432,16 +438,18 @@ def make_latent_attention(
         **options: Unpack[Latent],
     ) -> Stages:
         """Make the keys and values of every head, and attend to them."""
-        key, value = (of_latents(latent, each) for each in (key_projection, value_projection))
+        key, value = (of_latents(latent, projection) for projection in (key_projection, value_projection))
         if query_rotary is not None and key_rotary is not None:
             shared = arrays.broadcast_to(key_rotary[:, None], (*key.shape[:-1], key_rotary.shape[-1]))
-            query, key = (arrays.concat(each, axis=-1) for each in ([query, query_rotary], [key, shared]))
+            query, key = (arrays.concat(pair, axis=-1) for pair in ([query, query_rotary], [key, shared]))
         return attention(query, key, value, **options)
 
     return latent_attention
 
 
-def make_merge_states(arrays: Arrays, softmax: Operation, add_up: Callable[[Tensor, Tensor], Tensor]) -> Operation:
+def make_merge_states(
+    arrays: ArrayFunctions, softmax: Operation, add_up: Callable[[Tensor, Tensor], Tensor]
+) -> Operation:
     """Return what merges parts, which ``add_up`` adds up: (B, H, Lq, N), (N, B, H, Lq, Dv) -> (B, H, Lq, Dv)."""
 
     def merge_states(outputs: Tensor, log_sum_exps: Tensor, *, lse_base: LseBase = "e") -> Stages:
@@ -460,7 +468,7 @@ def make_merge_states(arrays: Arrays, softmax: Operation, add_up: Callable[[Tens
 
 
 def make_normalized_attention(
-    arrays: Arrays, attention: Operation, normalize: Callable[[Tensor, Tensor | None, Norm, float], Tensor]
+    arrays: ArrayFunctions, attention: Operation, normalize: Callable[[Tensor, Tensor | None, Norm, float], Tensor]
 ) -> Operation:
     """Return attention of queries and keys that are normalised, before or after their rotation.
 
@@ -502,7 +510,9 @@ def make_normalized_attention(
     return normalized_attention
 
 
-def make_multi_head_attention(arrays: Arrays, attention: Operation, project: Callable[..., Tensor]) -> Operation:
+def make_multi_head_attention(
+    arrays: ArrayFunctions, attention: Operation, project: Callable[..., Tensor]
+) -> Operation:
     """Return attention in heads, between projections."""
 
     @takes(Projected)

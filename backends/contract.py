@@ -168,7 +168,7 @@ class Past(TypedDict, total=False):
 
 
 class Positions(TypedDict, total=False):
-    """Where each batch entry's queries begin."""
+    """The first position of each batch entry's queries."""
 
     query_offsets: Tensor | None
 
@@ -255,45 +255,45 @@ class CallOptions:
         """Return all keys and values, those of a past first, and how many of them are the past's."""
         if self.past_key is None or self.past_value is None:
             return key, value, 0
-        keys, values = (concatenate(each, -2) for each in ((self.past_key, key), (self.past_value, value)))
+        keys, values = (concatenate(pair, -2) for pair in ((self.past_key, key), (self.past_value, value)))
         return keys, values, self.past_key.shape[-2]
 
 
-DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(CallOptions)}
+DEFAULTS: Mapping[str, Any] = {option.name: option.default for option in fields(CallOptions)}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes(group: Any) -> Callable[[Function], Function]:
-    """Show a function's keyword group in full, to whoever asks for its signature: a capability is a parameter."""
+    """Add all keywords of a group to a function's signature, because attncheck reads capabilities from signatures."""
 
     def shown(function: Function) -> Function:
-        *own, _ = inspect.signature(function).parameters.values()
+        *positional, _ = inspect.signature(function).parameters.values()
         texts = group.__annotations__
         keywords = (
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_text(texts[name]))
             for name, default in DEFAULTS.items()
             if name in texts
         )
-        function.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        function.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
         return function
 
     return shown
 
 
 def takes_only(*names: str) -> Callable[[Callable[..., Stages]], Callable[..., Stages]]:
-    """Call a function with its last parameter made of keywords of these names alone, which its signature shows."""
+    """Pass the keywords of these names as the function's last parameter, and show them in its signature."""
 
     def taken(function: Callable[..., Stages]) -> Callable[..., Stages]:
-        *own, options = inspect.signature(function).parameters.values()
+        *positional, options = inspect.signature(function).parameters.values()
         kind = inspect.Parameter.KEYWORD_ONLY
         keywords = [inspect.Parameter(name, kind, default=DEFAULTS[name]) for name in DEFAULTS if name in names]
 
         @wraps(function)
         def call(*inputs: Any, **named: Any) -> Stages:
-            given = {name: named.pop(name) for name in names if name in named}
-            return function(*inputs, **named, **{options.name: CallOptions(**given)})
+            chosen = {name: named.pop(name) for name in names if name in named}
+            return function(*inputs, **named, **{options.name: CallOptions(**chosen)})
 
-        call.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        call.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
         return call
 
     return taken
@@ -767,4 +767,6 @@ class Backend(Protocol):
 def inputs_of(name: str) -> tuple[str, ...]:
     """Return what a function of the contract is given by position, in order: its own names for these do not matter."""
     parameters = list(inspect.signature(getattr(Backend, name)).parameters.values())[1:]  # self
-    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(
+        parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )

@@ -18,31 +18,31 @@ FUNCTIONS = tuple(name for name in vars(Backend) if not name.startswith("_") and
 """The functions of the contract that compute something."""
 _WITHOUT_GRADIENTS = frozenset({"past_key", "past_value", "query_offsets"})
 _PLACES = frozenset({"cu_seqlens_q", "cu_seqlens_k"})
-"""Inputs that say where others begin."""
+"""Inputs with the positions at which others begin."""
 
 
 def with_functions(backend: Any, functions: Mapping[str, Operation], **services: Any) -> SimpleNamespace:
-    """Return a backend that has these functions, and of another one the services that are not given."""
+    """Return a backend with these functions and services; missing services are those of ``backend``."""
     shared = {name: getattr(backend, name) for name in SERVICES}
     return SimpleNamespace(**{**shared, **services, **functions})
 
 
 def compiled(backend: Any, compile_function: Callable[..., Any], *without: str, **services: Any) -> SimpleNamespace:
-    """Return a backend with each of its functions compiled, but for those that are named."""
+    """Return a backend with all of its functions compiled except those named in ``without``."""
     names = (name for name in FUNCTIONS if name not in without and hasattr(backend, name))
     functions = {name: compile_function(getattr(backend, name)) for name in names}
     return with_functions(backend, functions, **services)
 
 
 def compiled_output(backend: Any, compile_function: Callable[..., Any], **services: Any) -> SimpleNamespace:
-    """Return a backend whose attention is compiled, of which only the output is returned, as models call it."""
+    """Return a backend whose attention is compiled and returns only the output, as in models."""
     names = (name for name in OF_MODELS if hasattr(backend, name))
     functions = {name: compile_function(output_alone(getattr(backend, name))) for name in names}
     return with_functions(backend, functions, **services)
 
 
 def output_alone(function: Operation) -> Operation:
-    """Return a function that returns its output alone, as models call it."""
+    """Return a function that returns only its output, as in models."""
 
     @wraps(function)
     def without_stages(*inputs: object, **options: object) -> Stages:
@@ -55,28 +55,30 @@ def make_gradients(
     operation: Operation,
     gradients: Callable[[Callable[..., Tensor], Sequence[Tensor], Tensor, Mapping[str, Any]], Sequence[Tensor]],
 ) -> Operation:
-    """Return the gradients of an operation by its inputs, and by a bias and sinks if given, as a framework takes them.
+    """Return the operation of the gradients by its inputs, and by a bias and sinks if given, with the framework's rule.
 
-    A past, and where queries begin, are no part of an operation that is differentiated.
+    A differentiated operation has no past and no query offsets.
     """
     parameters = signature(operation).parameters.values()
-    inputs = [each for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    inputs = [parameter for parameter in parameters if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
     grad_output = Parameter("grad_output", Parameter.POSITIONAL_OR_KEYWORD)
-    options = [each for each in parameters if each not in inputs and each.name not in _WITHOUT_GRADIENTS]
-    names = [each.name for each in (*inputs, grad_output)]
-    own = [name for name in names[:-1] if name not in _PLACES]
+    options = [
+        parameter for parameter in parameters if parameter not in inputs and parameter.name not in _WITHOUT_GRADIENTS
+    ]
+    names = [parameter.name for parameter in (*inputs, grad_output)]
+    differentiable = [name for name in names[:-1] if name not in _PLACES]
 
     @wraps(operation)
     def differentiated(*tensors: Tensor, **named: Any) -> Stages:
-        given = {**dict(zip(names, tensors, strict=False)), **named}
-        by = [*own, *(name for name in ("bias", "sinks") if given.get(name) is not None)]
-        leaves, delta = [given.pop(name) for name in by], given.pop("grad_output")
+        arguments = {**dict(zip(names, tensors, strict=False)), **named}
+        by = [*differentiable, *(name for name in ("bias", "sinks") if arguments.get(name) is not None)]
+        leaves, delta = [arguments.pop(name) for name in by], arguments.pop("grad_output")
 
         def output_of(*leaves: Tensor, **others: Any) -> Tensor:
             return operation(**dict(zip(by, leaves, strict=True)), **others)["output"]
 
-        found = gradients(output_of, leaves, delta, given)
-        return {f"grad_{name}": gradient for name, gradient in zip(by, found, strict=True)}
+        results = gradients(output_of, leaves, delta, arguments)
+        return {f"grad_{name}": gradient for name, gradient in zip(by, results, strict=True)}
 
     differentiated.__name__ = f"{operation.__name__}_gradients"
     differentiated.__signature__ = Signature([*inputs, grad_output, *options])  # type: ignore[attr-defined]
@@ -84,12 +86,12 @@ def make_gradients(
 
 
 def with_gradients(backend: Any, **functions: Operation) -> SimpleNamespace:
-    """Return a backend that has these functions, and the gradients of each, as its framework takes them."""
+    """Return a backend with these functions and the gradients of each, by the framework's rule."""
 
-    def gradients(*given: Any, **more: Any) -> Any:  # of which a backend in a script for a bug report has none
-        return backend.gradients(*given, **more)
+    def gradients(*arguments: Any, **more: Any) -> Any:  # looked up late: a backend in a script has no gradients
+        return backend.gradients(*arguments, **more)
 
-    differentiated = {f"{name}_gradients": make_gradients(each, gradients) for name, each in functions.items()}
+    differentiated = {f"{name}_gradients": make_gradients(function, gradients) for name, function in functions.items()}
     return with_functions(backend, functions | differentiated)
 
 
@@ -125,7 +127,7 @@ def absorbed(
             options = {**options, "scale": 1 / math.sqrt(width)}
         query, key = times_transposed(query, key_projection), latent  # (B, H, Lq, C), (B, Lk, C)
         if query_rotary is not None and key_rotary is not None:
-            query, key = (concatenate(each, axis=-1) for each in ((query, query_rotary), (key, key_rotary)))
+            query, key = (concatenate(pair, axis=-1) for pair in ((query, query_rotary), (key, key_rotary)))
         stages = attention(query, key[:, None], latent[:, None], **options)
         return stages | {"output": stages["output"] @ value_projection}
 

@@ -153,7 +153,7 @@ class Library(Mode):
             return {**arrays.describe(), "version": version(package)}
 
         functions = library_functions(self.call, self.called_as, arrays, self.given, has_gradients=self.has_gradients)
-        services = {each: getattr(arrays, each) for each in ("prepare", "from_numpy", "to_numpy")}
+        services = {service: getattr(arrays, service) for service in ("prepare", "from_numpy", "to_numpy")}
         return cast(Backend, SimpleNamespace(**services, describe=describe, **functions))
 
 
@@ -230,14 +230,14 @@ class BackendEntry:
 
     def environment_of(self, mode: str) -> Mapping[str, str]:
         """Return the variables that a worker sets for a mode before the framework is imported."""
-        found = self.mode_named(mode)
-        return {**self.environment, **found.environment, **(VISIBLE if found.device else HIDDEN)}
+        chosen = self.mode_named(mode)
+        return {**self.environment, **chosen.environment, **(VISIBLE if chosen.device else HIDDEN)}
 
     def requires_of(self, mode: str, function: str) -> tuple[Mapping[str, object], frozenset[str]]:
         """Return what a mode requires of shapes, and the keywords that its ``function`` can be given for padding."""
-        found = self.mode_named(mode)
-        is_offered = not isinstance(found, Library) or function in FUNCTIONS
-        return (found.requires if is_offered else {}), PADDED_BY
+        chosen = self.mode_named(mode)
+        is_offered = not isinstance(chosen, Library) or function in FUNCTIONS
+        return (chosen.requires if is_offered else {}), PADDED_BY
 
     def has(self, mode: str, function: str) -> bool:
         """Return whether a mode has a function for packed sequences, or is asked for attention with a mask instead."""
@@ -245,13 +245,13 @@ class BackendEntry:
 
     def load(self, mode: str = EAGER_MODE) -> Backend:
         """Import a mode's module, and with it the framework; the eager one's unless another is named."""
-        found = self.mode_named(mode)
-        module = import_module(found.module)
-        backend = cast(Backend, module if found.attribute is None else getattr(module, found.attribute))
-        on_its_device = on_device(backend, self.framework, found.device)
-        if not isinstance(found, Library):
+        chosen = self.mode_named(mode)
+        module = import_module(chosen.module)
+        backend = cast(Backend, module if chosen.attribute is None else getattr(module, chosen.attribute))
+        on_its_device = on_device(backend, self.framework, chosen.device)
+        if not isinstance(chosen, Library):
             return on_its_device
-        return found.on_arrays(on_its_device, found.package or self.packages[0])
+        return chosen.on_arrays(on_its_device, chosen.package or self.packages[0])
 
 
 def library(

@@ -105,8 +105,8 @@ _NO_DROPOUT: Mapping[str, Any] = {"dropout_p": 0.0, "p": 0.0, "dropout": 0.0, "d
 FUNCTIONS = ("attention", "attention_gradients")
 """Of the contract: those that a function of a family is called for."""
 FAMILIES: Mapping[str, Family] = {
-    each.name: each
-    for each in (
+    family.name: family
+    for family in (
         Family(
             name="sdpa",
             call="f(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False)",

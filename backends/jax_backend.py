@@ -51,7 +51,7 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return np.asarray(tensor)
 
 
-_ARRAYS = composed.Arrays(
+_ARRAYS = composed.ArrayFunctions(
     arange=lambda length, like: np.arange(length),  # in NumPy no operation on positions is compiled
     astype=jax.lax.convert_element_type,
     broadcast_to=jnp.broadcast_to,
@@ -64,7 +64,7 @@ _ARRAYS = composed.Arrays(
     stack=jnp.stack,
     take=lambda rows, at: rows[at],
     tanh=jnp.tanh,
-    transposed_product=lambda one, other: one @ other.mT,
+    transposed_product=lambda a, b: a @ b.mT,
     where=jnp.where,
 )
 

@@ -71,17 +71,19 @@ def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[.
         chosen = {key: value for key, value in options.items() if key in static}
         arrays = {key: value for key, value in options.items() if key not in static}
         leaves, tree = jax.tree.flatten((inputs, arrays))
-        if not {*positions[: len(inputs)]}.isdisjoint(static) or not all(_on_processor(leaf) for leaf in leaves):
+        are_arrays = all(isinstance(leaf, jax.Array) for leaf in leaves)
+        on_cpu = are_arrays and all(device.platform == "cpu" for leaf in leaves for device in leaf.devices())
+        if not {*positions[: len(inputs)]}.isdisjoint(static) or not on_cpu:
             return program(*inputs, **options)
         kinds = [(leaf.shape, str(leaf.dtype), leaf.weak_type) for leaf in leaves]
         key = repr((name, sorted(chosen.items()), str(tree), kinds))
         if key not in loaded:
             path = _path(key)
-            with suppress(Exception):  # whatever a damaged file makes of loading and calling
+            with suppress(Exception):  # a damaged file may fail in any way
                 read = _read(path)
-                found = jax.block_until_ready(read(*inputs, **arrays))
+                returned = jax.block_until_ready(read(*inputs, **arrays))
                 loaded[key] = read
-                return found
+                return returned
             loaded[key] = _compiled(program, inputs, options)
             _keep(loaded[key], path)
         return loaded[key](*inputs, **arrays)
@@ -90,16 +92,12 @@ def kept(function: Callable[..., Result], static: Collection[str]) -> Callable[.
 
 
 def _written(function: Callable[..., Any]) -> list[tuple[str, int]]:
-    """Return where a function is written, and where what it wraps: decorated functions have the bare one's name."""
-    found = []
+    """Return the module and line of a function and of the functions that it wraps, because they share one name."""
+    places = []
     while function is not None:
-        found.append((function.__globals__["__name__"], function.__code__.co_firstlineno))
+        places.append((function.__globals__["__name__"], function.__code__.co_firstlineno))
         function = getattr(function, "__wrapped__", None)  # type: ignore[assignment]
-    return found
-
-
-def _on_processor(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and all(device.platform == "cpu" for device in leaf.devices())
+    return places
 
 
 def _path(key: str) -> Path:
@@ -107,7 +105,7 @@ def _path(key: str) -> Path:
 
 
 def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
-    """Compile anew: what comes out of JAX's own cache cannot be kept again, it would lack its functions."""
+    """Compile without JAX's cache, because a program from that cache cannot be stored: it lacks its functions."""
     global seconds_compiled
     enabled, begun = jax.config.values["jax_enable_compilation_cache"], perf_counter()
     try:
@@ -123,33 +121,33 @@ def _compiled(program: Any, inputs: tuple[Any, ...], options: dict[str, Any]) ->
 
 def _read(path: Path) -> Compiled:
     program: Compiled = deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
-    with suppress(OSError):  # another's file can be read and used, and not be touched
+    with suppress(OSError):  # another user's file may be readable, but not writable
         os.utime(path)
     return program
 
 
 def _keep(program: Any, path: Path) -> None:
-    """Keep a program; on a full disk, or where it cannot be kept, do without."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    """Store a program, if possible: the disk may be full, or the program not serializable."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(Exception):
-        beside.write_bytes(zlib.compress(pickle.dumps(serialize(program)), 1))
-        beside.replace(path)
+        temporary.write_bytes(zlib.compress(pickle.dumps(serialize(program)), 1))
+        temporary.replace(path)
     with suppress(OSError):
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)
 def _folder() -> Path:
-    """Return the folder, in which there is room."""
+    """Create the folder, remove old programs if it is full, and return it."""
     folder = Path(os.environ[FOLDER])
     with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever may write there may run code here
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a user who can write there can run code in this process
         _make_room(folder)
     return folder
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was used least lately until half of what the folder may take is free, where it takes too much."""
+    """Remove the least recently used programs of a folder that is too large until it is half as large as allowed."""
     entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
     taken = sum(size for _, size, _ in entries)
     if taken <= MOST:
@@ -164,7 +162,7 @@ def _make_room(folder: Path) -> None:
 
 @lru_cache(maxsize=1)
 def _origin() -> str:
-    """Return a digest of all that programs follow from beside their keys."""
+    """Return a digest of everything on which programs depend except their keys."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.read_bytes())

@@ -1,6 +1,6 @@
-"""Arrays of the libraries that are rows of the table: conversions, gradients and programs, a few small methods each.
+"""Arrays of the table's libraries: conversions, gradients and programs, a few small methods each.
 
-How a library's attention is called says its family (``families.py``). Nothing is imported before it is used.
+The family of a library (``families.py``) defines the call of its attention. A library is imported when it is used.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from attncheck.backends.contract import Tensor
 
 Function = Callable[..., Tensor]
 Others = Mapping[str, Any]
-"""Keywords of a call that nothing is differentiated by."""
+"""Keywords of a call that get no gradients."""
 
 
 class EagerArrays:
-    """Arrays of a framework or library whose functions are called as they are."""
+    """Arrays of a framework or library whose functions are called without compilation."""
 
     def program(self, function: Function, static: Collection[str]) -> Function:
-        """Return the function as it is called: as it is."""
+        """Return the function unchanged."""
         return function
 
 
 @dataclass(frozen=True)
 class FrameworkArrays(EagerArrays):
-    """A framework's arrays: conversions, gradients, and what it says of itself, are those of its ``module`` here."""
+    """A framework's arrays: conversions, gradients and description are those of its ``module`` in this package."""
 
     module: Any
 
@@ -43,20 +43,20 @@ class FrameworkArrays(EagerArrays):
 
 @dataclass(frozen=True)
 class JittedArrays(FrameworkArrays):
-    """JAX's, in ``jax.jit``, which ``compile_function`` puts a function into."""
+    """JAX arrays, for functions that ``compile_function`` puts into ``jax.jit``."""
 
     compile_function: Callable[[Function, Collection[str]], Function]
 
     def program(self, function: Function, static: Collection[str]) -> Function:
-        """Return the function compiled, anew for every set of shapes and of what is no array."""
+        """Return the compiled function: one program for each set of shapes and of ``static`` arguments."""
         return self.compile_function(function, static)
 
     def gradients(self, function: Function, inputs: Sequence[Tensor], grad_output: Tensor, others: Others) -> Any:
         """Differentiate in one program."""
         import jax
 
-        arrays = {name: each for name, each in others.items() if hasattr(each, "shape")}
-        rest = {name: each for name, each in others.items() if name not in arrays}
+        arrays = {name: value for name, value in others.items() if hasattr(value, "shape")}
+        rest = {name: value for name, value in others.items() if name not in arrays}
 
         def differentiated(inputs: Sequence[Tensor], grad_output: Tensor, arrays: Others) -> Any:
             return self.module.gradients(function, inputs, grad_output, {**arrays, **rest})
@@ -65,15 +65,15 @@ class JittedArrays(FrameworkArrays):
 
 
 class TokamaxArrays(JittedArrays):
-    """JAX's in ``jax.jit``, for tokamax."""
+    """JAX arrays in ``jax.jit``, for tokamax."""
 
     def prepare(self, dtype: str, threads: int) -> None:
-        """Configure JAX, and keep the words of this process from tokamax, which takes them all for its own."""
+        """Configure JAX, and hide this process's command line from tokamax, which would parse all of it."""
         from absl import flags
 
         self.module.prepare(dtype, threads)
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS(["attncheck"])  # as openxla/tokamax#957 mends it
+            flags.FLAGS(["attncheck"])  # the fix of openxla/tokamax#957
 
 
 class KerasOnAnotherBackend(RuntimeError):
@@ -82,7 +82,7 @@ class KerasOnAnotherBackend(RuntimeError):
 
 @dataclass(frozen=True)
 class KerasArrays:
-    """Arrays of the framework that Keras computes with, which the environment says once for a process."""
+    """Arrays of the framework that Keras computes with, which the environment sets once for a process."""
 
     arrays: Any
     framework: str
@@ -91,7 +91,7 @@ class KerasArrays:
         return getattr(self.arrays, name)
 
     def prepare(self, dtype: str, threads: int) -> None:
-        """Prepare the framework. Raises ``KerasOnAnotherBackend`` where Keras computes with another."""
+        """Prepare the framework. Raises ``KerasOnAnotherBackend`` if Keras computes with another one."""
         import keras
 
         if (chosen := keras.backend.backend()) != (wanted := self.framework):
@@ -108,10 +108,10 @@ class KerasArrays:
 
 
 class MlxArrays(EagerArrays):
-    """Those of mlx, on a CPU."""
+    """mlx arrays on a CPU."""
 
     def prepare(self, dtype: str, threads: int) -> None:
-        """Compute on the CPU; how many threads it takes is its own affair."""
+        """Compute on the CPU; mlx has no setting for its threads."""
         import mlx.core as mx
 
         mx.set_default_device(mx.cpu)
@@ -123,11 +123,11 @@ class MlxArrays(EagerArrays):
         return {"version": version("mlx"), "device": str(mx.default_device())}
 
     def from_numpy(self, array: NDArray[Any]) -> Tensor:
-        """Copy the array with its strides and whatever lies between its numbers; bfloat16 goes over as its bits."""
+        """Copy the array with its strides and the memory between its numbers; bfloat16 is passed as bits."""
         import mlx.core as mx
 
         bits = array.view(np.uint16) if (is_bfloat16 := array.dtype.name == "bfloat16") else array
-        dtype = mx.float64 if array.dtype == np.float64 else None  # float32 unless it is said
+        dtype = mx.float64 if array.dtype == np.float64 else None  # the default is float32
         copied = mx.array(_memory_of(bits), dtype=dtype)
         copied = copied.view(mx.bfloat16) if is_bfloat16 else copied
         if array.flags.c_contiguous:
@@ -141,7 +141,7 @@ class MlxArrays(EagerArrays):
         import mlx.core as mx
 
         if tensor.dtype == mx.bfloat16:
-            import ml_dtypes  # adds bfloat16 to NumPy; mlx neither knows it nor brings it, and the bits are the same
+            import ml_dtypes  # adds bfloat16 to NumPy, with the same bits as mlx
 
             return np.array(tensor.view(mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(tensor)
@@ -154,10 +154,10 @@ class MlxArrays(EagerArrays):
 
 
 class PaddleArrays(EagerArrays):
-    """Those of PaddlePaddle, on a CPU."""
+    """PaddlePaddle arrays on a CPU."""
 
     def prepare(self, dtype: str, threads: int) -> None:
-        """Compute on the CPU; its threads are those of OMP_NUM_THREADS."""
+        """Compute on the CPU; OMP_NUM_THREADS sets the number of threads."""
         import paddle
 
         paddle.set_device("cpu")
@@ -169,7 +169,7 @@ class PaddleArrays(EagerArrays):
         return {"version": paddle.__version__, "device": paddle.get_device()}
 
     def from_numpy(self, array: NDArray[Any]) -> Tensor:
-        """Copy the array; bfloat16 goes over as its bits, which is how paddle takes them from NumPy."""
+        """Copy the array; bfloat16 is passed as bits, as paddle expects from NumPy."""
         import paddle
 
         if array.dtype.name == "bfloat16":
@@ -182,7 +182,7 @@ class PaddleArrays(EagerArrays):
 
         array: NDArray[Any] = tensor.numpy()
         if tensor.dtype == paddle.bfloat16:
-            import ml_dtypes  # adds bfloat16 to NumPy; paddle hands out its bits
+            import ml_dtypes  # adds bfloat16 to NumPy; paddle returns its bits
 
             return array.view(ml_dtypes.bfloat16)
         return array
@@ -198,10 +198,10 @@ class PaddleArrays(EagerArrays):
 
 
 class TinygradArrays(EagerArrays):
-    """Those of tinygrad, on a CPU."""
+    """tinygrad arrays on a CPU."""
 
     def prepare(self, dtype: str, threads: int) -> None:
-        """Nothing is configured: ``DEV`` says where, and what is computed lazily is computed by ``to_numpy``."""
+        """Configure nothing: ``DEV`` sets the device, and ``to_numpy`` computes lazy tensors."""
 
     def describe(self) -> dict[str, str]:
         """Return the version and what may change the numbers."""
@@ -211,7 +211,7 @@ class TinygradArrays(EagerArrays):
         return {"version": version("tinygrad"), "device": Device.DEFAULT, "renderer": type(device.renderer).__name__}
 
     def from_numpy(self, array: NDArray[Any]) -> Tensor:
-        """Copy the array; bfloat16 goes over as its bits."""
+        """Copy the array; bfloat16 is passed as bits."""
         from tinygrad import Tensor as Lazy
         from tinygrad import dtypes
 
@@ -225,7 +225,7 @@ class TinygradArrays(EagerArrays):
         from tinygrad import dtypes
 
         if tensor.dtype == dtypes.bfloat16:
-            import ml_dtypes  # adds bfloat16 to NumPy; tinygrad hands it out as float32
+            import ml_dtypes  # adds bfloat16 to NumPy; tinygrad returns it as float32
 
             return np.asarray(tensor.bitcast(dtypes.uint16).numpy()).view(ml_dtypes.bfloat16)
         return np.asarray(tensor.numpy())
@@ -236,7 +236,7 @@ class TinygradArrays(EagerArrays):
 
 
 def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array as it is if it is contiguous, and all memory from its first byte to its last otherwise."""
+    """Return a contiguous array unchanged, and any other as all memory from its first byte to its last."""
     if array.flags.c_contiguous:
         return array
     forwards = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)]
@@ -248,7 +248,7 @@ MLX, PADDLE, TINYGRAD = MlxArrays(), PaddleArrays(), TinygradArrays()
 
 
 def flax_weights(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, mask: Any = None, **options: Any) -> Any:
-    """Return what ``flax.nnx.dot_product_attention`` gives, and the weights that it sows into a module."""
+    """Return the output of ``flax.nnx.dot_product_attention``, and the weights that it sows into a module."""
     from flax import nnx
 
     sown: list[Tensor] = []
@@ -271,22 +271,22 @@ def _merged_heads(tensor: Tensor) -> Tensor:
 
 
 def equinox_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> Any:
-    """Call ``equinox.nn.MultiheadAttention`` for each batch entry, with projections that return what they are given."""
+    """Call ``equinox.nn.MultiheadAttention`` for each batch entry, with identity projections."""
     import equinox as eqx
     import jax
 
     _require_one_key_head_each(query, key)
     layer = eqx.nn.MultiheadAttention(query.shape[2], query.shape[2], key=jax.random.key(0), inference=True)
-    projections = [each.name for each in fields(layer) if each.name.endswith("_proj")]
+    projections = [field.name for field in fields(layer) if field.name.endswith("_proj")]
     of_layer = lambda module: [getattr(module, name) for name in projections]  # noqa: E731
     layer = eqx.tree_at(of_layer, layer, [eqx.nn.Identity()] * len(projections))
-    tokens = [_merged_heads(each) for each in (query, key, value)]
+    tokens = [_merged_heads(tensor) for tensor in (query, key, value)]
     merged = jax.vmap(layer)(*tokens, *(() if mask is None else (mask,)))
     return merged.reshape(*query.shape[:3], value.shape[-1])
 
 
 def haiku_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> Any:
-    """Call ``haiku.MultiHeadAttention`` with projections that return what they are given."""
+    """Call ``haiku.MultiHeadAttention`` with identity projections."""
     import haiku as hk
 
     def skip_projections(call: Function, tensors: Any, words: Others, context: Any) -> Any:
@@ -299,29 +299,29 @@ def haiku_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None)
             return hk.MultiHeadAttention(query.shape[2], **widths, w_init=hk.initializers.Constant(1))(*tokens, mask)
 
     _require_one_key_head_each(query, key)
-    tokens = [_merged_heads(each) for each in (query, key, value)]
+    tokens = [_merged_heads(tensor) for tensor in (query, key, value)]
     return hk.transform(attend).apply({}, None, *tokens).reshape(*query.shape[:3], value.shape[-1])
 
 
 def timm_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, is_causal: bool = False, *, fused: bool = True
 ) -> Any:
-    """Call ``timm.layers.Attention`` with a projection that hands on queries, keys and values beside one another."""
+    """Call ``timm.layers.Attention`` with an identity projection of the concatenated queries, keys and values."""
     import torch
 
     _require_one_key_head_each(query, key)
     heads, width = query.shape[2:]
     layer = _import_from_its_file("timm", "timm.layers", "timm.layers.attention").Attention(heads * width, heads)
     layer.fused_attn, layer.qkv, layer.proj = fused, torch.nn.Identity(), torch.nn.Identity()
-    tokens = torch.cat([_merged_heads(each) for each in (query, key, value)], dim=-1)
+    tokens = torch.cat([_merged_heads(tensor) for tensor in (query, key, value)], dim=-1)
     return layer(tokens, attn_mask, is_causal).reshape(*query.shape[:3], width)
 
 
 def _import_from_its_file(*names: str) -> Any:
-    """Import a module, the last of these names, without running the packages that it is in, which come before it.
+    """Import the module of the last name without running its parent packages, which are the names before it.
 
-    ``import timm`` needs torchvision, of which PyPI has builds for torch with CUDA alone: beside another torch it
-    raises. What timm's attention does without where torchvision is not installed, it does without here.
+    ``import timm`` needs torchvision. PyPI has builds of it only for torch with CUDA, and they raise with another
+    torch. timm's attention does not need torchvision, so this function hides it.
     """
     for name in names[:-1]:
         spec = find_spec(name)

@@ -209,7 +209,7 @@ def attention(
             cos, sin = (_rows_at(table, query_offsets, query.shape[-2]) for table in (rotary_cos, rotary_sin))
         query = stages["rotated_query"] = _rotate(query, cos, sin, rotary_interleaved)
     if past_key is not None and past_value is not None:
-        key, value = (np.concatenate(each, axis=-2) for each in ((past_key, key), (past_value, value)))
+        key, value = (np.concatenate(pair, axis=-2) for pair in ((past_key, key), (past_value, value)))
         window = window if query_offsets is not None else seen_from_the_first_key(window, past)
     if rotary_cos is not None:
         stages["rotated_key"] = key  # the past comes rotated
@@ -405,7 +405,7 @@ def packed_attention_gradients(
             rows = gradient if not behind else np.pad(gradient, ((0, 0), (0, 0), (0, behind), (0, 0)))
             parts.setdefault(name, []).append(rows)
     shared = {"grad_sinks": sum(parts.pop("grad_sinks"))} if options.get("sinks") is not None else {}
-    return {name: np.concatenate(found, axis=-2) for name, found in parts.items()} | shared
+    return {name: np.concatenate(arrays, axis=-2) for name, arrays in parts.items()} | shared
 
 
 @takes(StoredPages)
@@ -418,15 +418,15 @@ def paged_attention(
     **options: Unpack[StoredPages],
 ) -> Stages:
     """Make numbers of codes, if there are any, and attend to the pages of one batch entry after the other."""
-    given: dict[str, Any] = {**options}
-    query, key_pages, value_pages = _numbers_of_codes(query, key_pages, value_pages, given, in_pages=True)
-    edges = given.pop("is_causal", False), given.pop("window", None)
+    keywords: dict[str, Any] = {**options}
+    query, key_pages, value_pages = _numbers_of_codes(query, key_pages, value_pages, keywords, in_pages=True)
+    edges = keywords.pop("is_causal", False), keywords.pop("window", None)
     parts = []
-    for own, pages, used in zip(query, block_table, key_lengths, strict=True):
-        pages = pages[: -(-used // key_pages.shape[1])]  # what stands behind these in the table is no page
-        key, value = (_read(each, pages)[:, :, :used] for each in (key_pages, value_pages))
-        mask = _seen_from_the_end(own.shape[-2], key.shape[-2], *edges)
-        parts.append(attention(own[np.newaxis], key, value, mask=mask, **given))
+    for entry_query, pages, used in zip(query, block_table, key_lengths, strict=True):
+        pages = pages[: -(-used // key_pages.shape[1])]  # later entries of the table may be no pages
+        key, value = (_read(cache, pages)[:, :, :used] for cache in (key_pages, value_pages))
+        mask = _seen_from_the_end(entry_query.shape[-2], key.shape[-2], *edges)
+        parts.append(attention(entry_query[np.newaxis], key, value, mask=mask, **keywords))
     return {name: np.concatenate([part[name] for part in parts]) for name in ("log_sum_exp", "output")}
 
 
@@ -453,8 +453,8 @@ def quantized_attention(
     **options: Unpack[Stored],
 ) -> Stages:
     """Make numbers of codes, and attend."""
-    given: dict[str, Any] = {**options, "key_scale": key_scale, "value_scale": value_scale}
-    return attention(*_numbers_of_codes(query, key, value, given), mask=mask, key_lengths=key_lengths, **given)
+    keywords: dict[str, Any] = {**options, "key_scale": key_scale, "value_scale": value_scale}
+    return attention(*_numbers_of_codes(query, key, value, keywords), mask=mask, key_lengths=key_lengths, **keywords)
 
 
 @takes(Normalized)
@@ -497,7 +497,7 @@ def latent_attention(
     **options: Unpack[Latent],
 ) -> Stages:
     """Make the keys and values of every head, and attend to them."""
-    key, value = (_of_latents(latent, each) for each in (key_projection, value_projection))
+    key, value = (_of_latents(latent, projection) for projection in (key_projection, value_projection))
     if query_rotary is not None and key_rotary is not None:
         query, key = _with_rotary(query, query_rotary), _with_rotary(key, key_rotary[:, np.newaxis])
     return attention(query, key, value, **options)
@@ -539,15 +539,18 @@ def multi_head_attention(
 
 
 def _sequences(cu_seqlens_q: Array, cu_seqlens_k: Array, key_lengths: Array | None) -> list[tuple[slice, slice, int]]:
-    """Return of each sequence its queries, its keys that are used, and how many others it has."""
-    queries, keys = ([slice(*map(int, ends)) for ends in pairwise(each)] for each in (cu_seqlens_q, cu_seqlens_k))
-    used = [each.stop - each.start for each in keys] if key_lengths is None else map(int, key_lengths)
-    ends = [each.start + length for each, length in zip(keys, used, strict=True)]
-    return [(own, slice(each.start, end), each.stop - end) for own, each, end in zip(queries, keys, ends, strict=True)]
+    """Return, for each sequence, its queries, its used keys, and the number of its unused keys."""
+    queries, keys = ([slice(*map(int, ends)) for ends in pairwise(limits)] for limits in (cu_seqlens_q, cu_seqlens_k))
+    used = [part.stop - part.start for part in keys] if key_lengths is None else map(int, key_lengths)
+    ends = [part.start + length for part, length in zip(keys, used, strict=True)]
+    return [
+        (query_part, slice(key_part.start, end), key_part.stop - end)
+        for query_part, key_part, end in zip(queries, keys, ends, strict=True)
+    ]
 
 
 def _seen_from_the_end(queries: int, keys: int, is_causal: bool, window: Window | None) -> Array | None:
-    """Return who may attend to whom, (1, 1, Lq, Lk), where the last query stands at the last key."""
+    """Return the allowed keys of each query, (1, 1, Lq, Lk), for a last query at the position of the last key."""
     behind = np.arange(keys) - (np.arange(queries)[:, np.newaxis] + keys - queries)
     rules = seen(behind, is_causal, window)
     return reduce(np.logical_and, rules)[np.newaxis, np.newaxis] if rules else None
@@ -599,7 +602,7 @@ def _normalize(inputs: Array, weight: Array | None, norm: Norm, epsilon: float, 
 
 
 def _squares(rows: Array) -> Array:
-    """Square in float32 what has 16 bits: in float16 the square of 256 is infinite."""
+    """Square 16-bit numbers in float32: in float16, the square of 256 is infinite."""
     wide = rows if rows.dtype.itemsize > 2 else rows.astype(np.float32)
     return wide * wide
 
@@ -626,7 +629,7 @@ def _of_latents(latent: Array, projection: Array) -> Array:
 
 
 def _with_rotary(vectors: Array, rotary: Array) -> Array:
-    """Put the part that is rotated behind each vector; one of all heads behind those of each."""
+    """Append the rotated part to each vector; a part that all heads share is appended in each head."""
     return np.concatenate([vectors, np.broadcast_to(rotary, (*vectors.shape[:-1], rotary.shape[-1]))], axis=-1)
 
 
@@ -645,7 +648,7 @@ def _rotate(inputs: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 
 
 def _rows_at(table: Array, offsets: Array, length: int) -> Array:
-    """Return the rows of each batch entry from its own offset on: (Lr, R), (B,) -> (B, 1, L, R)."""
+    """Return the rows of each batch entry, beginning at its offset: (Lr, R), (B,) -> (B, 1, L, R)."""
     rows: Array = table[offsets[:, np.newaxis] + np.arange(length)][:, np.newaxis]
     return rows
 
@@ -701,7 +704,7 @@ def _sigmoid_slope(opened: Array) -> Array:
 
 
 def _fill_empty_rows(scores: Array, sinks: Array | None, empty_rows: EmptyRows) -> Array:
-    """Give a row without a key what leads to the weights that are asked for."""
+    """Replace the scores of rows without a key so that softmax returns the requested weights."""
     if empty_rows == "zero":
         return scores
     empty = (scores == -np.inf).all(axis=-1, keepdims=True)
@@ -720,7 +723,7 @@ def _row_sum(terms: Array) -> Array:
 
 
 def _softmax_gradient(weights: Array, grad_weights: Array, mean: Array) -> Array:
-    """Multiply with the Jacobian of a softmax, diag(p) - p p^T. Where the weight is 0, as behind a mask, so is this."""
+    """Multiply with the Jacobian of a softmax, diag(p) - p p^T. It is 0 if the weight is, such as at a masked key."""
     gradient: Array = weights * (grad_weights - mean)
     return gradient
 

@@ -20,7 +20,7 @@ from attncheck.backends import numpy_backend
 from attncheck.backends.contract import CallOptions, Stages, Window, takes_only
 
 Array: TypeAlias = NDArray[Any]
-Evaluate = Callable[["Node", Mapping[str, Array]], list[Array]]
+Evaluate = Callable[["OnnxNode", Mapping[str, Array]], list[Array]]
 """Runs a model of one node with these inputs, and returns the outputs that the node has."""
 
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
@@ -39,8 +39,8 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Node:
-    """An operator, its version, inputs with dtypes (none where one is left out), outputs (empty there), attributes."""
+class OnnxNode:
+    """An operator, its version, inputs with dtypes (None for omitted ones), outputs (empty if omitted), attributes."""
 
     operator: str
     opset: int
@@ -51,25 +51,25 @@ class Node:
 
     @property
     def returned(self) -> list[str]:
-        """Return the outputs that it has."""
+        """Return the names of the outputs that are not omitted."""
         return list(filter(None, self.outputs))
 
 
 @lru_cache(maxsize=512)
-def model_of(node: Node) -> onnx.ModelProto:
+def model_of(node: OnnxNode) -> onnx.ModelProto:
     """Make the model; shapes stay open, and outputs are of the first input's dtype."""
     dtypes = {name: dtype for name, dtype in node.inputs if dtype is not None}
     names = [name if dtype else "" for name, dtype in node.inputs]
-    own = helper.make_node(node.operator, names, node.outputs, domain=node.domain, **dict(node.attributes))
+    operator_node = helper.make_node(node.operator, names, node.outputs, domain=node.domain, **dict(node.attributes))
     inputs = [helper.make_tensor_value_info(name, TYPES[dtype], None) for name, dtype in dtypes.items()]
     outputs = [helper.make_tensor_value_info(name, TYPES[next(iter(dtypes.values()))], None) for name in node.returned]
-    graph = helper.make_graph([own], node.operator, inputs, outputs)
+    graph = helper.make_graph([operator_node], node.operator, inputs, outputs)
     opsets = [helper.make_opsetid("", node.opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
-    """Return the names that a node lists: those behind the last that is present are left out."""
+    """Return the names that a node lists, up to the last one that is present."""
     return names[: 1 + max(place for place, name in enumerate(names) if name in present)]
 
 
@@ -77,7 +77,7 @@ def up_to_the_last(names: tuple[str, ...], present: Any) -> tuple[str, ...]:
 class OnnxAttention:
     """The operator, evaluated by ``evaluate``. Shapes and meanings: ``contract.py``.
 
-    ``output_mode`` is its qk_matmul_output_mode; without one it returns the output alone.
+    ``output_mode`` is its qk_matmul_output_mode; without one it returns only the output.
     """
 
     evaluate: Evaluate
@@ -90,7 +90,7 @@ class OnnxAttention:
 
     @takes_only("mask", "bias", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
     def attention(self, query: Array, key: Array, value: Array, options: CallOptions) -> Stages:
-        """Attend in one node. Behind a past, causality and a window count from its end, as here."""
+        """Attend in one node. After a past, causality and a window count from its end, as in the contract."""
         mask, bias, key_lengths = options.mask, options.bias, options.key_lengths
         past_key, past_value = options.past_key, options.past_value
         counts_positions = options.is_causal or options.window is not None
@@ -99,14 +99,17 @@ class OnnxAttention:
         if past_key is not None and past_value is not None:
             named |= {"past_key": past_key, "past_value": past_value}
         if key_lengths is not None and (counts_positions or past_key is not None):
-            # With lengths, the operator aligns the last query with the last key; and it has none behind a past.
+            # With lengths, the operator aligns the last query with the last key; and it accepts none with a past.
             used = np.arange(keys) < key_lengths.reshape(-1, 1, 1, 1)
             mask, key_lengths = used if mask is None else mask & used, None
         if key_lengths is not None:
             named["nonpad_kv_seqlen"] = key_lengths.astype(np.int64)
-        attn_mask = _merge(mask, bias)
+        # The operator has one attn_mask: boolean (True is allowed), or numbers that are added to the scores.
+        attn_mask = bias if mask is None else mask
+        if mask is not None and bias is not None:
+            attn_mask = np.where(mask, bias, bias.dtype.type(-np.inf))
         if attn_mask is not None:
-            # "Broadcastable" is its shape, and onnxruntime takes no other axis of length 1 than batch and heads.
+            # Its shape is "broadcastable", but onnxruntime accepts only batch and head axes of length 1.
             named["attn_mask"] = np.broadcast_to(attn_mask, (*attn_mask.shape[:2], query.shape[2], keys))
         output, *stage = self._run(named, self._attributes(query.dtype.name, options))
         forbids = counts_positions or mask is not None or key_lengths is not None
@@ -128,25 +131,25 @@ class OnnxAttention:
             raise NotImplementedError("has stages of attention alone")
         key, value = gathered(key_pages, value_pages, block_table)
         unused = (np.arange(key.shape[2]) >= key_lengths.reshape(-1, 1))[:, np.newaxis, :, np.newaxis]
-        key, value = (np.where(unused, each.dtype.type(0), each) for each in (key, value))  # 0 times NaN is NaN
+        key, value = (np.where(unused, array.dtype.type(0), array) for array in (key, value))  # 0 times NaN is NaN
         named = {"Q": query, "K": key, "V": value, "nonpad_kv_seqlen": key_lengths.astype(np.int64)}
         (output,) = self._run(named, self._attributes(query.dtype.name, options))
         return {"output": output}
 
     def _run(self, named: dict[str, Array], attributes: dict[str, float]) -> list[Array]:
-        """Return Y, and the stage where one is asked for."""
+        """Return Y, and the stage if ``output_mode`` requests one."""
         caches = ("present_key", "present_value") if "past_key" in named else ()
         outputs = ("Y", *caches, *(() if self.output_mode is None else ("qk_matmul_output",)))
         dtypes = {name: array.dtype.name for name, array in named.items()}
-        node = Node(
+        node = OnnxNode(
             "Attention",
             self.opset,
             tuple((name, dtypes.get(name)) for name in up_to_the_last(INPUTS, named)),
             tuple(name if name in outputs else "" for name in up_to_the_last(OUTPUTS, outputs)),
             tuple(sorted(attributes.items())),
         )
-        found = dict(zip(outputs, self.evaluate(node, named), strict=True))
-        return [found[name] for name in outputs if name not in caches]
+        results = dict(zip(outputs, self.evaluate(node, named), strict=True))
+        return [results[name] for name in outputs if name not in caches]
 
     def _attributes(self, dtype: str, options: CallOptions) -> dict[str, float]:
         scale, softcap = options.scale, options.softcap
@@ -176,7 +179,7 @@ class OnnxAttention:
         return {"is_causal": 1}
 
     def _stage_of(self, options: CallOptions, *, forbids: bool) -> tuple[str, ...]:
-        """Name the stage that the operator hands out, as far as the call computes it."""
+        """Return the name of the stage that the operator returns, if the call computes it."""
         if self.output_mode is None:
             return ()
         stage = STAGE_OF_MODE[self.output_mode]
@@ -194,28 +197,21 @@ WITH_WINDOWS = 25
 
 def gathered(key_pages: Array, value_pages: Array, block_table: Array) -> Iterator[Array]:
     """Yield keys and values of each batch entry, (B, Hkv, T, D), of pages (Np, Lp, Hkv, D)."""
-    table = np.clip(block_table, 0, len(key_pages) - 1)  # what stands behind the last page that is used may be none
+    table = np.clip(block_table, 0, len(key_pages) - 1)  # entries after the last used page may be no pages
     for pages in (key_pages[table], value_pages[table]):  # (B, W, Lp, Hkv, D)
         yield pages.reshape(len(table), -1, *pages.shape[3:]).transpose(0, 2, 1, 3)
 
 
 def side_by_side(heads: Array) -> Array:
-    """Lay heads side by side, as a projection returns them: (B, H, L, D) -> (B, L, H D)."""
+    """Merge heads, as a projection returns them: (B, H, L, D) -> (B, L, H D)."""
     batch, number, length, width = heads.shape
     return heads.transpose(0, 2, 1, 3).reshape(batch, length, number * width)
 
 
 def by_head(rows: Array, heads: int) -> Array:
-    """Give every head its own rows again: (B, L, H D) -> (B, H, L, D)."""
+    """Split heads: (B, L, H D) -> (B, H, L, D)."""
     batch, length, width = rows.shape
     return rows.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def _merge(mask: Array | None, bias: Array | None) -> Array | None:
-    """Make the one attn_mask that the operator takes: boolean, True = may attend, or added to the scores."""
-    if mask is None or bias is None:
-        return bias if mask is None else mask
-    return np.where(mask, bias, bias.dtype.type(-np.inf))
 
 
 def _prepare_numpy(dtype: str, threads: int) -> None:
@@ -227,11 +223,11 @@ def _describe_numpy() -> dict[str, str]:
     return {"version": onnx.__version__, "device": "cpu", "numpy": np.__version__}
 
 
-def _evaluate_in_numpy(node: Node, inputs: Mapping[str, Array]) -> list[Array]:
-    from onnx.reference import ReferenceEvaluator  # whoever writes files does not evaluate them
+def _evaluate_in_numpy(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
+    from onnx.reference import ReferenceEvaluator  # imported here, because writing files does not need it
 
-    found: list[Array] = ReferenceEvaluator(model_of(node)).run(node.returned, dict(inputs))
-    return found
+    outputs: list[Array] = ReferenceEvaluator(model_of(node)).run(node.returned, dict(inputs))
+    return outputs
 
 
 _in_numpy = partial(OnnxAttention, _evaluate_in_numpy, _prepare_numpy, _describe_numpy, 25)

@@ -27,7 +27,7 @@ import onnxruntime
 
 from attncheck.backends.contract import CallOptions, Stages, takes_only
 from attncheck.backends.derived import with_functions
-from attncheck.backends.onnx_attention import Array, Node, OnnxAttention, by_head, gathered, model_of, side_by_side
+from attncheck.backends.onnx_attention import Array, OnnxAttention, OnnxNode, by_head, gathered, model_of, side_by_side
 
 _threads = {"number": 1}
 
@@ -48,18 +48,18 @@ def describe() -> dict[str, str]:
 
 
 @lru_cache(maxsize=512)
-def _session(node: Node, threads: int) -> onnxruntime.InferenceSession:
+def _session(node: OnnxNode, threads: int) -> onnxruntime.InferenceSession:
     """Load a model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 4  # what goes wrong is raised
+    options.log_severity_level = 4  # errors are raised anyway
     model = model_of(node).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _evaluate(node: Node, inputs: Mapping[str, Array]) -> list[Array]:
-    found: list[Array] = _session(node, _threads["number"]).run(node.returned, dict(inputs))
-    return found
+def _evaluate(node: OnnxNode, inputs: Mapping[str, Array]) -> list[Array]:
+    outputs: list[Array] = _session(node, _threads["number"]).run(node.returned, dict(inputs))
+    return outputs
 
 
 _on_cpu = partial(OnnxAttention, _evaluate, prepare, describe)
@@ -74,24 +74,24 @@ def run(
     attributes: Mapping[str, float],
     outputs: tuple[str, ...] = ("output", "present_key", "present_value"),
 ) -> Array:
-    """Run the operator on all of its inputs in their order, None where one is left out, and return its output."""
+    """Run the operator on all of its inputs in their order (None for an omitted one), and return its output."""
     dtypes = tuple((name, None if array is None else array.dtype.name) for name, array in inputs.items())
-    node = Node(operator, 21, dtypes, outputs, tuple(sorted(attributes.items())), "com.microsoft")
-    given = {name: np.ascontiguousarray(array) for name, array in inputs.items() if array is not None}
-    found: list[Array] = _session(node, _threads["number"]).run(outputs[:1], given)
-    return found[0]
+    node = OnnxNode(operator, 21, dtypes, outputs, tuple(sorted(attributes.items())), "com.microsoft")
+    feeds = {name: np.ascontiguousarray(array) for name, array in inputs.items() if array is not None}
+    results: list[Array] = _session(node, _threads["number"]).run(outputs[:1], feeds)
+    return results[0]
 
 
 def bias_of(mask: Array | None, bias: Array | None, dtype: np.dtype[Any], lengths: tuple[int, int]) -> Array | None:
-    """Make the attention_bias: what is added to the scores, minus infinity where nobody may attend."""
+    """Make the attention_bias, which is added to the scores: minus infinity at forbidden keys."""
     if mask is not None:
         bias = np.where(mask, dtype.type(0) if bias is None else bias, dtype.type(-np.inf))
-    # Batch and heads alone may have the length 1.
+    # Only the batch and head axes may have the length 1.
     return None if bias is None else np.broadcast_to(bias, (*bias.shape[:2], *lengths))
 
 
 def number_or_default(**attributes: float | None) -> dict[str, float]:
-    """Return the attributes that are given. The number 0 stands for the operator's default, and has to be refused."""
+    """Return the attributes that are not None. The operator reads 0 as its default, so 0 is refused."""
     for name, number in attributes.items():
         if number == 0:
             raise NotImplementedError(f"a {name} of 0 stands for the operator's default")
@@ -119,7 +119,7 @@ def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) ->
         "query": side_by_side(query),
         "key": side_by_side(key),
         "value": side_by_side(value),
-        "bias": None,  # that of the projections
+        "bias": None,  # the bias of the projections
         "key_padding_mask": padding,
         "attention_bias": bias_of(per_head, bias, query.dtype, lengths),
         "past_key": past_key,
@@ -135,7 +135,7 @@ def _multi_head(query: Array, key: Array, value: Array, options: CallOptions) ->
 
 
 def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, lengths: tuple[int, int]) -> Array | None:
-    """Return lengths (B,), keys (B, T), or keys of each query (B, Lq, T), in integers."""
+    """Return the key_padding_mask in integers: lengths (B,), keys (B, T), or keys of each query (B, Lq, T)."""
     if mask is None:
         return None if key_lengths is None else key_lengths.astype(np.int32)
     if mask.shape[2] == 1:
@@ -147,7 +147,7 @@ def _padding_mask(mask: Array | None, key_lengths: Array | None, batch: int, len
 class _Step:
     """One call's node: attributes, inputs besides query, key and value, and the cache of all keys.
 
-    ``starts`` (B,) says at which key of the cache the queries stand; without a cache the keys are all there are.
+    ``starts`` (B,) are the positions of the first queries in the cache; None without a cache.
     """
 
     attributes: dict[str, float]
@@ -158,7 +158,7 @@ class _Step:
 
     @property
     def is_causal(self) -> bool:
-        """Return whether queries may attend to what is before them alone."""
+        """Return whether queries may attend only to keys up to their position."""
         return "causal" not in self.attributes
 
 
@@ -179,7 +179,10 @@ def _group_query(query: Array, key: Array, value: Array, options: CallOptions) -
     cos, sin = options.rotary_cos, options.rotary_sin
     rotary = None if cos is None or sin is None else (cos, sin)
     if rotary is not None:
-        _check_rotary(rotary[0], query.shape[-1], query_offsets is None and lengths[1] == past + lengths[0])
+        if query_offsets is not None or lengths[1] != past + lengths[0]:
+            raise NotImplementedError("GroupQueryAttention rotates new keys, of which there are as many as queries")
+        if query.shape[-1] % 16 or rotary[0].shape[1] % 8:
+            raise NotImplementedError("GroupQueryAttention rotates multiples of 8 pairs, in widths that 16 divides")
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(options.rotary_interleaved)}
     step = _Step(attributes, bias_of(mask, options.bias, query.dtype, lengths), options.sinks, rotary, starts)
     return {"output": _attend(query, key, value, step)}
@@ -194,7 +197,7 @@ def _group_query_paged(
     key_lengths: Array,
     options: CallOptions,
 ) -> Stages:
-    """Gather the pages into a cache. Its lengths are seqlens_k: the last query stands at the last key that is used."""
+    """Gather the pages into a cache with the lengths seqlens_k: the last query is at the last used key."""
     queries = query.shape[2]
     if queries > 1 and not options.is_causal and (options.window is None or options.window[1] != 0):
         raise NotImplementedError("GroupQueryAttention has lengths of its cache for causal attention, or one query")
@@ -216,31 +219,24 @@ def _attributes(query: Array, key: Array, options: CallOptions) -> dict[str, flo
     if not is_causal:
         attributes["causal"] = 0  # 1 by default; releases that have always been causal do not know the attribute
     if left is not None:
-        attributes["local_window_size"] = left + 1  # with the query's own key
+        attributes["local_window_size"] = left + 1  # including the key at the query's position
     return attributes
 
 
 def _starts(
     batch: int, lengths: tuple[int, int], past: int, query_offsets: Array | None, is_causal: bool
 ) -> Array | None:
-    """Return at which key the queries stand; None for the first prompt, of as many queries as keys."""
+    """Return the position of each entry's first query; None for a first prompt with as many queries as keys."""
     queries, keys = lengths
     if query_offsets is None and past == 0 and queries == keys:
         return None
     if not is_causal:
-        starts = np.full(batch, keys - queries)  # where they stand makes no difference
+        starts = np.full(batch, keys - queries)  # any position gives the same result
     else:
         starts = np.full(batch, past) if query_offsets is None else query_offsets
     if (starts < 0).any() or (starts + queries > keys).any():
         raise NotImplementedError("GroupQueryAttention has a key at the place of every query")
     return starts
-
-
-def _check_rotary(cos: Array, width: int, are_new: bool) -> None:
-    if not are_new:
-        raise NotImplementedError("GroupQueryAttention rotates new keys, of which there are as many as queries")
-    if width % 16 or cos.shape[1] % 8:
-        raise NotImplementedError("GroupQueryAttention rotates multiples of 8 pairs, in widths that 16 divides")
 
 
 def _attend(query: Array, key: Array, value: Array, step: _Step) -> Array:
@@ -250,15 +246,15 @@ def _attend(query: Array, key: Array, value: Array, step: _Step) -> Array:
         return _call(query, key, value, step.starts, step)
     outputs = []
     for entry in range(len(query)):
-        own = slice(entry, entry + 1)
-        bias = step.bias[own] if step.bias is not None and len(step.bias) > 1 else step.bias
+        of_entry = slice(entry, entry + 1)
+        bias = step.bias[of_entry] if step.bias is not None and len(step.bias) > 1 else step.bias
         alone = _Step(step.attributes, bias, step.sinks, step.rotary)
-        outputs.append(_call(query[own], key[own], value[own], step.starts[own], alone))
+        outputs.append(_call(query[of_entry], key[of_entry], value[of_entry], step.starts[of_entry], alone))
     return np.concatenate(outputs)
 
 
 def _call(query: Array, key: Array, value: Array, starts: Array | None, step: _Step) -> Array:
-    """Run the node: on the first prompt, or on the chunk of each sequence that is appended to its cache."""
+    """Run the node on the first prompt, or on the chunk that is appended to each sequence's cache."""
     queries, keys = query.shape[2], key.shape[2]
     new, lengths, chunk = (key, value), np.full(len(query), keys), None
     if starts is not None:

@@ -72,10 +72,10 @@ def scaled_dot_product_attention(
         attn_mask = np.zeros((1, 1, 1, 1), dtype)  # the scale comes behind a mask
     inputs = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     inputs += [] if scale is None else [np.array(scale, dtype)]
-    kinds = tuple((each.dtype.name, each.ndim) for each in inputs)
+    kinds = tuple((array.dtype.name, array.ndim) for array in inputs)
     compiled = _compiled(kinds, is_causal, _threads["number"], _HINTS[dtype.name] if hint else None)
     request = compiled.create_infer_request()
-    request.infer([_tensor(each) for each in inputs])
+    request.infer([_tensor(array) for array in inputs])
     result = request.get_output_tensor(0)
     return np.array(result.data.view(dtype) if dtype.name == "bfloat16" else result.data)
 

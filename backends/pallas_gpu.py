@@ -54,7 +54,7 @@ def _mha_packed(*, has_residuals: bool) -> Callable[..., Stages]:
     def packed_attention(
         query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, options: CallOptions
     ) -> Stages:
-        """Give every sequence a segment of its own."""
+        """Attend with one segment per sequence."""
         segments = _segments(cu_seqlens_q, cu_seqlens_k)
         return _call_mha(query, key, value, segments, options, has_residuals=has_residuals)
 
@@ -62,17 +62,17 @@ def _mha_packed(*, has_residuals: bool) -> Callable[..., Stages]:
 
 
 def _call_mha(
-    query: Tensor, key: Tensor, value: Tensor, segments: Tensor | None, given: CallOptions, *, has_residuals: bool
+    query: Tensor, key: Tensor, value: Tensor, segments: Tensor | None, options: CallOptions, *, has_residuals: bool
 ) -> Stages:
-    options = _options(query, key, given.is_causal, given.scale)
-    rows_first = [each.swapaxes(1, 2) for each in (query, key, value)]  # (B, H, L, D) -> (B, L, H, D)
+    arguments = _arguments(query, key, options.is_causal, options.scale)
+    rows_first = [tensor.swapaxes(1, 2) for tensor in (query, key, value)]  # (B, H, L, D) -> (B, L, H, D)
     if not has_residuals:
-        return {"output": mha(*rows_first, segments, **options).swapaxes(1, 2)}
-    output, log_sum_exp = mha(*rows_first, segments, return_residuals=True, **options)
+        return {"output": mha(*rows_first, segments, **arguments).swapaxes(1, 2)}
+    output, log_sum_exp = mha(*rows_first, segments, return_residuals=True, **arguments)
     return {"log_sum_exp": log_sum_exp * math.log(2), "output": output.swapaxes(1, 2)}
 
 
-def _options(query: Tensor, key: Tensor, is_causal: bool, scale: float | None) -> dict[str, Any]:
+def _arguments(query: Tensor, key: Tensor, is_causal: bool, scale: float | None) -> dict[str, Any]:
     if query.shape[1] != key.shape[1]:
         raise NotImplementedError("mha takes as many heads of keys as of queries")
     queries, keys = _block(query.shape[2]), _block(key.shape[2])
@@ -106,7 +106,7 @@ def _segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Tensor:
 
 @takes_only("scale", "window", "key_lengths", "past_key", "past_value")
 def _decode(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
-    """Attend with a single query; a window is where it starts and ends."""
+    """Attend with a single query; a window becomes the first and the last key."""
     if query.shape[2] != 1:
         raise NotImplementedError("gqa takes one query of each sequence")
     key, value, past = options.with_past(key, value, jnp.concatenate)
@@ -143,13 +143,13 @@ def _paged(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Stages:
-    """Attend with a single query, which causality leaves all keys that are used."""
+    """Attend with a single query, to which causality allows all used keys."""
     if query.shape[2] != 1:
         raise NotImplementedError("paged_attention takes one query of each sequence")
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     pages = block_table.shape[1]
     parts = _largest_divisor(pages, _MOST_PARTS)
-    by_head = (each.transpose(2, 0, 1, 3) for each in (key_pages, value_pages))
+    by_head = (cache.transpose(2, 0, 1, 3) for cache in (key_pages, value_pages))
     output = paged(
         query[:, :, 0] * jnp.asarray(factor, query.dtype), *by_head,
         block_table.astype(jnp.int32), key_lengths.astype(jnp.int32),
@@ -160,7 +160,7 @@ def _paged(
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    return max((each for each in range(1, most + 1) if number % each == 0), default=1)
+    return max((divisor for divisor in range(1, most + 1) if number % divisor == 0), default=1)
 
 
 _mha = {"attention": _mha_attention(has_residuals=True), "packed_attention": _mha_packed(has_residuals=True)}

@@ -80,7 +80,7 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
 
     @takes_only("mask", "sinks", "is_causal", "scale", "softcap", "window", "key_lengths", "past_key", "past_value")
     def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
-        """Average the values; behind a past the masks are moved by its length."""
+        """Average the values; after a past, the masks are shifted by its length."""
         lengths, scale = options.key_lengths, options.scale
         key, value, past = options.with_past(key, value, jnp.concatenate)
         kernel = splash.make_splash_mha_single_device(
@@ -91,10 +91,10 @@ def _splash(*, has_residuals: bool) -> Callable[..., Stages]:
         )
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         if lengths is None:
-            returned = jax.vmap(lambda *each: kernel(*each, None, options.sinks))(query, key, value)
+            returned = jax.vmap(lambda *inputs: kernel(*inputs, None, options.sinks))(query, key, value)
         else:
             segments = splash.SegmentIds(*_segments(query, key, lengths))
-            returned = jax.vmap(lambda *each: kernel(*each, options.sinks))(query, key, value, segments)
+            returned = jax.vmap(lambda *inputs: kernel(*inputs, options.sinks))(query, key, value, segments)
         if not has_residuals:
             return {"output": returned}
         output, (log_sum_exp,) = returned
@@ -112,17 +112,13 @@ def _mask_of_heads(options: CallOptions, past: int, heads: int, shape: tuple[int
         rules.append(masks.CausalMask(shape))
     if window is not None:
         rules.append(masks.LocalMask(shape, window, past))
-    return masks.MultiHeadMask([reduce(and_, [*rules, *own]) for own in _written_out(mask, heads, shape)])
-
-
-def _written_out(mask: Tensor | None, heads: int, shape: tuple[int, int]) -> list[list[masks.Mask]]:
-    """Return the mask of each head, in a list of its own that is empty where there is none."""
     if mask is None:
-        return [[]] * heads
+        return masks.MultiHeadMask([reduce(and_, rules)] * heads)
     allowed = np.asarray(mask)
     if (allowed != allowed[:1]).any():
         raise NotImplementedError("splash attention has one mask for all entries of a batch")
-    return [[masks.NumpyMask(each)] for each in np.broadcast_to(allowed[0], (heads, *shape))]
+    head_masks = np.broadcast_to(allowed[0], (heads, *shape))
+    return masks.MultiHeadMask([reduce(and_, [*rules, masks.NumpyMask(head_mask)]) for head_mask in head_masks])
 
 
 _flash_gradients = make_gradients(_flash, jax_backend.gradients)

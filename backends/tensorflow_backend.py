@@ -48,13 +48,14 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    # Of a tensor and a number, the tensor says what the dtype is.
-    dtype = one.dtype if tf.is_tensor(one) else other.dtype
-    return tf.where(condition, *(each if tf.is_tensor(each) else tf.constant(each, dtype) for each in (one, other)))
+def _where(condition: Tensor, if_true: Any, if_false: Any) -> Tensor:
+    # If one of the two is a number, it gets the dtype of the tensor.
+    dtype = if_true.dtype if tf.is_tensor(if_true) else if_false.dtype
+    branches = (value if tf.is_tensor(value) else tf.constant(value, dtype) for value in (if_true, if_false))
+    return tf.where(condition, *branches)
 
 
-_ARRAYS = composed.Arrays(
+_ARRAYS = composed.ArrayFunctions(
     arange=lambda length, like: tf.range(length),
     astype=tf.cast,
     broadcast_to=tf.broadcast_to,
@@ -127,8 +128,8 @@ def _add_up(weights: Tensor, parts: Tensor) -> Tensor:
 def _numbers_of_codes(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> list[Tensor]:
     """Widen keys and values of 8 bits, and multiply them with their scales: there are no other codes."""
     scales = options.pop("key_scale"), options.pop("value_scale")
-    widened = (tf.cast(each, query.dtype) * scale[..., None] for each, scale in zip((key, value), scales, strict=True))
-    return [query, *widened]
+    pairs = zip((key, value), scales, strict=True)
+    return [query, *(tf.cast(array, query.dtype) * scale[..., None] for array, scale in pairs)]
 
 
 dot_scores = composed.make_dot_scores(_ARRAYS)

@@ -23,6 +23,6 @@ def _describe() -> dict[str, str]:
 
 
 _graph, _xla = (partial(tf.function, jit_compile=jit_compile) for jit_compile in (False, True))
-GRAPH, XLA = (compiled(eager, each, describe=_describe) for each in (_graph, _xla))
-GRAPH_OUTPUT, XLA_OUTPUT = (compiled_output(eager, each, describe=_describe) for each in (_graph, _xla))
+GRAPH, XLA = (compiled(eager, transform, describe=_describe) for transform in (_graph, _xla))
+GRAPH_OUTPUT, XLA_OUTPUT = (compiled_output(eager, transform, describe=_describe) for transform in (_graph, _xla))
 ABSORBED = absorbed(eager.attention, tf.concat, partial(tf.matmul, transpose_b=True), eager)

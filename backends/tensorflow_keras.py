@@ -35,7 +35,7 @@ LIBRARY = KerasArrays(FrameworkArrays(tensorflow_backend), "tensorflow")
 
 
 def _with_lengths(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> Tensor | None:
-    """Return a mask that leaves out what is behind the lengths, where there are any."""
+    """Return a mask without the keys after the lengths; the mask itself if there are no lengths."""
     if key_lengths is None:
         return mask
     padding = tf.sequence_mask(key_lengths, keys)[:, tf.newaxis, tf.newaxis, :]
@@ -49,22 +49,19 @@ def _layer_attention(query: Tensor, key: Tensor, value: Tensor, options: CallOpt
     if key.shape[1] != heads:
         raise NotImplementedError("keras.layers.Attention has no grouped heads")
     scale = 1 / math.sqrt(width) if options.scale is None else options.scale
-    mask = _with_lengths(options.mask, options.key_lengths, key.shape[2])
-    value_mask = None if mask is None else _mask_of_keys(mask, (batch, heads, 1, key.shape[2]))
+    keys = key.shape[2]
+    value_mask = _with_lengths(options.mask, options.key_lengths, keys)
+    if value_mask is not None:  # (B*H, Lk)
+        if value_mask.shape[2] != 1:
+            raise NotImplementedError("keras.layers.Attention takes a mask of keys, not one of its own for every query")
+        value_mask = tf.reshape(tf.broadcast_to(value_mask, (batch, heads, 1, keys)), (batch * heads, keys))
     layer = keras.layers.Attention(use_scale=scale != 1, dtype=query.dtype.name)
-    inputs = [_fold_heads(each) for each in (query, value, key)]
-    layer.build([each.shape for each in inputs])
+    inputs = [_fold_heads(tensor) for tensor in (query, value, key)]
+    layer.build([tensor.shape for tensor in inputs])
     if scale != 1:
         layer.scale.assign(scale)
     output = layer(inputs, mask=None if value_mask is None else [None, value_mask], use_causal_mask=options.is_causal)
     return {"output": tf.reshape(output, (batch, heads, queries, value.shape[-1]))}
-
-
-def _mask_of_keys(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return (B*H, Lk)."""
-    if mask.shape[2] != 1:
-        raise NotImplementedError("keras.layers.Attention takes a mask of keys, not one of its own for every query")
-    return tf.reshape(tf.broadcast_to(mask, shape), (shape[0] * shape[1], shape[3]))
 
 
 def _fold_heads(inputs: Tensor) -> Tensor:
@@ -155,7 +152,7 @@ def _layer_call(*, return_attention_scores: bool) -> Callable[..., Stages]:
 
 
 def _masks(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> dict[str, Tensor]:
-    """Return the call's masks: of keys, (B, Lk), and of all, (B, Lq, Lk) as documented, with H where heads differ."""
+    """Return the call's masks: of keys, (B, Lk), and of all, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
     padding = None if key_lengths is None else tf.sequence_mask(key_lengths, keys)
     if mask is None or mask.shape[1] == 1:
         return {"value_mask": padding, "attention_mask": None if mask is None else tf.squeeze(mask, 1)}
@@ -166,7 +163,7 @@ def _masks(mask: Tensor | None, key_lengths: Tensor | None, keys: int) -> dict[s
 
 
 def _causality_and_window(is_causal: bool, window: Window | None) -> tuple[bool, int | None]:
-    """Return use_causal_mask and sliding_window: of a window the layer knows equal sides, cut off by causality."""
+    """Return use_causal_mask and sliding_window: the layer's windows have equal sides, or end at the query."""
     if window is None:
         return is_causal, None
     left, right = window
@@ -177,7 +174,7 @@ def _causality_and_window(is_causal: bool, window: Window | None) -> tuple[bool,
     return False, None if left is None else left + 1
 
 
-# Building a layer takes as long as many calls; weights are set anew for each.
+# Building a layer takes as long as many calls; its weights are set for each call.
 @lru_cache(maxsize=64)
 def _build_layer(
     heads: int,
@@ -205,7 +202,7 @@ def _build_layer(
 
 
 def _set_weights(layer: Any, weights: dict[str, Tensor], biases: dict[str, Tensor | None]) -> None:
-    """Set kernels (E, H, D) and biases (H, D); a bias that is not given is zero, as in a new layer."""
+    """Set kernels (E, H, D) and biases (H, D); a missing bias is zero, as in a new layer."""
     for name, weight in weights.items():
         dense = getattr(layer, f"{name}_dense")
         dense.kernel.assign(tf.reshape(weight, dense.kernel.shape))

@@ -73,23 +73,23 @@ def gradients(
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         output = function(*leaves, **others)
-    # Where an axis is empty, a kernel may not look at its bias at all: that gradient is zero, and here it is made so.
+    # If an axis is empty, a kernel may ignore its bias: the gradient is zero, and autograd has to create it.
     return torch.autograd.grad(output, leaves, grad_output, materialize_grads=True)
 
 
 def sequences_of(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: tuple[Tensor, Tensor], key_lengths: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the queries of each sequence, and those of its keys and values that are used."""
-    limits_of_queries, limits_of_keys = (each[1:-1].tolist() for each in cu_seqlens)
+    """Yield the queries of each sequence, and its used keys and values."""
+    limits_of_queries, limits_of_keys = (limits[1:-1].tolist() for limits in cu_seqlens)
     queries = query.tensor_split(limits_of_queries, dim=2)
-    keys, values = (each.tensor_split(limits_of_keys, dim=2) for each in (key, value))
-    used = [each.size(2) for each in keys] if key_lengths is None else key_lengths.tolist()
+    keys, values = (packed.tensor_split(limits_of_keys, dim=2) for packed in (key, value))
+    used = [part.size(2) for part in keys] if key_lengths is None else key_lengths.tolist()
     for own_query, own_key, own_value, length in zip(queries, keys, values, used, strict=True):
         yield own_query, own_key[:, :, :length], own_value[:, :, :length]
 
 
-_ARRAYS = composed.Arrays(
+_ARRAYS = composed.ArrayFunctions(
     arange=lambda length, like: torch.arange(length, device=like.device),
     astype=Tensor.to,
     broadcast_to=torch.broadcast_to,
@@ -102,7 +102,7 @@ _ARRAYS = composed.Arrays(
     stack=torch.stack,
     take=lambda rows, at: rows[at.long()],
     tanh=torch.tanh,
-    transposed_product=lambda one, other: one @ other.mT,
+    transposed_product=lambda a, b: a @ b.mT,
     where=torch.where,
 )
 
@@ -139,11 +139,11 @@ def packed_attention(
     """Attend within one sequence after the other."""
     edges = options.pop("is_causal", False), options.pop("window", None)
     parts = []
-    for own in sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths):
-        queries, keys = (torch.arange(each.size(2), device=each.device) for each in own[:2])
-        behind = keys - (queries[:, None] + own[1].size(2) - own[0].size(2))
+    for sequence in sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths):
+        queries, keys = (torch.arange(tensor.size(2), device=tensor.device) for tensor in sequence[:2])
+        behind = keys - (queries[:, None] + sequence[1].size(2) - sequence[0].size(2))
         mask = reduce(and_, composed.seen(behind, *edges), torch.ones_like(behind, dtype=torch.bool))
-        parts.append(attention(*own, mask=mask, **options))
+        parts.append(attention(*sequence, mask=mask, **options))
     return {
         "log_sum_exp": torch.cat([part["log_sum_exp"] for part in parts], dim=2),
         "output": torch.cat([part["output"] for part in parts], dim=2),

@@ -60,10 +60,10 @@ def _compiled(function: Callable[..., Stages]) -> Callable[..., Stages]:
 
 
 def _gradients(forward: Callable[..., Stages]) -> Callable[..., Stages]:
-    """Return the gradients of an operation that is compiled, whose backward pass is compiled too.
+    """Return the gradients of a compiled operation, with a compiled backward pass.
 
-    A compiled function is differentiated by all that it returns, by an unused result with a gradient of zero: through
-    the logarithm of an empty row's sum that is 0 * NaN. Whoever trains returns the output.
+    Autograd differentiates all results of a compiled function, unused ones with a gradient of zero. Through the
+    logarithm of an empty row's sum, that is 0 * NaN. So only the output is returned, as in training.
     """
     return make_gradients(_compiled(output_alone(forward)), torch_backend.gradients)
 
@@ -80,19 +80,16 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, inverse_scale: float, att
     return torch.softmax(query @ key.transpose(-2, -1) / inverse_scale + attn_mask, dim=-1) @ value
 
 
-def _specialised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    # Shapes that are symbolic hide what reads as attention.
-    made: Callable[..., Tensor] = torch.compile(function, fullgraph=True, dynamic=False)
-    return made
-
-
-_compiled_plain, _compiled_permuted, _compiled_masked = (_specialised(form) for form in (_plain, _permuted, _masked))
+# The compiler does not recognise attention if shapes are symbolic.
+_compiled_plain, _compiled_permuted, _compiled_masked = (
+    torch.compile(form, fullgraph=True, dynamic=False) for form in (_plain, _permuted, _masked)
+)
 
 
 def fused(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Attend in one compiled program; groups are spread before it."""
+    """Attend in one compiled program, after repeating the keys and values of grouped heads."""
     group = query.size(1) // key.size(1)
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
@@ -123,11 +120,11 @@ COMPILED = compiled(
 OUTPUT = FrameworkArrays(
     with_functions(torch_backend, {}, prepare=prepare, describe=describe, gradients=torch_backend.gradients)
 )
-"""What ``fused`` is called on."""
+"""The arrays of ``fused``."""
 
 
 _LEAST_WIDTH_ON_A_GPU = 16
-"""Of queries, keys and values; the kernel of torch/_inductor/kernel/flex raises for less."""
+"""The least width of queries, keys and values; the kernel of torch/_inductor/kernel/flex raises for less."""
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -150,7 +147,7 @@ class Flex:
         *("past_key", "past_value", "query_offsets"),
     )
     def attention(self, query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
-        """Attend in one call; everything that forbids a key is a mask_mod."""
+        """Attend in one call; every rule that forbids keys is a mask_mod."""
         offsets, (key, value, past) = options.query_offsets, options.with_past(key, value, torch.cat)
         scores = (*query.shape[:-1], key.size(-2))
         mods = [] if options.mask is None else [_given(options.mask.expand(scores))]
@@ -174,9 +171,9 @@ class Flex:
         cu_seqlens_k: Tensor,
         options: CallOptions,
     ) -> Stages:
-        """Attend in one call, in which a mask_mod keeps documents apart."""
+        """Attend in one call, in which a mask_mod separates documents."""
         documents = (_document_of(cu_seqlens_q), _document_of(cu_seqlens_k))
-        offsets = cu_seqlens_k[1:] - cu_seqlens_q[1:]  # from a query's index to that of the key at which it stands
+        offsets = cu_seqlens_k[1:] - cu_seqlens_q[1:]  # from a query's index to the index of the key at its position
         mods = [_same_document(*documents)]
         if options.is_causal:
             mods.append(_sliding_in_document((None, 0), documents[0], offsets))
@@ -211,7 +208,7 @@ def _given(mask: Tensor) -> MaskMod:
 
 
 def _sliding(window: Window, offsets: Tensor) -> MaskMod:
-    """Count a window from ``offsets`` (B,) + the query's index."""
+    """Return the mask_mod of a window around ``offsets`` (B,) + the query's index."""
     return _between(window, lambda batch, query: query + offsets[batch])
 
 
@@ -243,7 +240,7 @@ def _same_document(queries: Tensor, keys: Tensor) -> MaskMod:
 
 
 def _document_of(cu_seqlens: Tensor) -> Tensor:
-    """Return which sequence each place belongs to."""
+    """Return the sequence number of each position."""
     sequences = torch.arange(len(cu_seqlens) - 1, device=cu_seqlens.device)
     return torch.repeat_interleave(sequences, cu_seqlens.diff())
 

@@ -57,14 +57,14 @@ class MultiHead:
             key = value = _self_attention(layer, query, key, value, options.bias)
         masks = _masks((query.size(0), heads, query.size(1), key.size(1)), options)
         with torch.no_grad():
-            output, found = layer(
+            output, attention_weights = layer(
                 query, key, value, need_weights=self.need_weights, average_attn_weights=False, **masks
             )
-        return {"weights": found, "output": output} if self.need_weights else {"output": output}
+        return {"weights": attention_weights, "output": output} if self.need_weights else {"output": output}
 
 
 def _whole(weights: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return the weights where the module can hold them: it has one width, E, everywhere but in what it reads."""
+    """Return the weights if the module can hold them: it has one width, E, except for keys and values."""
     whole = {name: weight for name, weight in weights.items() if weight is not None}
     if "output" not in whole:
         raise NotImplementedError("nn.MultiheadAttention always has an output projection")
@@ -75,7 +75,7 @@ def _whole(weights: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 
 def _layer(heads: int, weights: Mapping[str, Tensor], biases: Mapping[str, Tensor | None]) -> nn.MultiheadAttention:
-    """Build the module and load the projections, which it holds as (out, in), and biased in all places or in none."""
+    """Build the module and load the projections, which it stores as (out, in), with all biases or none."""
     width, key_width, value_width = (weights[name].size(0) for name in ("query", "key", "value"))
     has_bias = any(bias is not None for bias in biases.values())
     layer = nn.MultiheadAttention(
@@ -97,7 +97,7 @@ def _layer(heads: int, weights: Mapping[str, Tensor], biases: Mapping[str, Tenso
 def _self_attention(
     layer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Return the one tensor that is query, key and value; without it the module leaves the fast path and says nothing.
+    """Return the one tensor that is query, key and value; without it, the module silently leaves the fast path.
 
     The conditions are those of ``nn.MultiheadAttention.forward``.
     """
@@ -113,7 +113,10 @@ def _self_attention(
 
 
 def _masks(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str, Tensor | bool | None]:
-    """Return attn_mask, key_padding_mask and the hint is_causal. Boolean, True = drop; with a bias both are added."""
+    """Return attn_mask, key_padding_mask and the hint is_causal.
+
+    The masks are boolean, and True drops a key; with a bias, both are added to the scores.
+    """
     mask, bias, is_causal, window = options.mask, options.bias, options.is_causal, options.window
     queries, keys = (torch.arange(length) for length in scores[-2:])
     rules = [*([] if mask is None else [mask]), *seen(keys - queries[:, None], is_causal, window)]
@@ -124,16 +127,11 @@ def _masks(scores: tuple[int, int, int, int], options: CallOptions) -> dict[str,
         attn_mask = bias if attn_mask is None else torch.where(attn_mask, float("-inf"), bias)
         padding = None if padding is None else bias.new_zeros(()).masked_fill(padding, float("-inf"))
     only_causal = is_causal and mask is None and bias is None and window is None
-    return {"attn_mask": _three_axes(attn_mask, scores), "key_padding_mask": padding, "is_causal": only_causal}
-
-
-def _three_axes(attn_mask: Tensor | None, scores: tuple[int, int, int, int]) -> Tensor | None:
-    """Spread a mask to (B*H, Lq, Lk), or to (Lq, Lk) where it is the same everywhere."""
-    if attn_mask is None:
-        return None
-    if all(length == 1 for length in attn_mask.shape[:-2]):
-        return attn_mask.reshape(attn_mask.shape[-2:]).expand(scores[-2:])
-    return attn_mask.expand(scores).reshape(scores[0] * scores[1], *scores[-2:])
+    if attn_mask is not None and all(length == 1 for length in attn_mask.shape[:-2]):
+        attn_mask = attn_mask.reshape(attn_mask.shape[-2:]).expand(scores[-2:])  # (Lq, Lk)
+    elif attn_mask is not None:
+        attn_mask = attn_mask.expand(scores).reshape(scores[0] * scores[1], *scores[-2:])  # (B*H, Lq, Lk)
+    return {"attn_mask": attn_mask, "key_padding_mask": padding, "is_causal": only_causal}
 
 
 WITHOUT_WEIGHTS = MultiHead()

@@ -104,7 +104,7 @@ def _attend_from_the_end(query: Tensor, key: Tensor, value: Tensor, scale: float
 def _upper_left(
     query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = False, scale: float | None = None
 ) -> Stages:
-    """Attend where query i may attend to keys up to i."""
+    """Attend with query i to keys up to i."""
     if not is_causal:
         raise NotImplementedError("causal_upper_left is causal")
     return {"output": _attend_by(query, key, value, causal_upper_left(query.size(2), key.size(2)), scale)}
@@ -112,7 +112,7 @@ def _upper_left(
 
 @takes_only("is_causal", "scale", "window", "past_key", "past_value")
 def _lower_right(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -> Stages:
-    """Attend where the last query stands at the last key: as many queries as keys, or a past in front of them."""
+    """Attend with the last query at the last key: as many queries as keys, or a past before them."""
     is_causal, window = options.is_causal, options.window
     if not (is_causal and window is None) and (is_causal or window != _UP_TO_ITSELF):
         raise NotImplementedError("causal_lower_right is causal, and has no other window")
@@ -133,11 +133,11 @@ def _lower_right_packed(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Stages:
-    """Attend within one sequence after the other, each with a bias for its lengths."""
+    """Attend within each sequence separately, with a bias for its lengths."""
     if not is_causal:
         raise NotImplementedError("causal_lower_right is causal")
     parts = sequences_of(query, key, value, (cu_seqlens_q, cu_seqlens_k), key_lengths)
-    return {"output": torch.cat([_attend_from_the_end(*own, scale) for own in parts], dim=2)}
+    return {"output": torch.cat([_attend_from_the_end(*sequence, scale) for sequence in parts], dim=2)}
 
 
 UPPER_LEFT = with_gradients(torch_backend, attention=_upper_left)

@@ -43,7 +43,7 @@ _LONGEST = 64  # keys of a mask in which chunks are looked for
 
 
 @dataclass(frozen=True)
-class Pattern:
+class MaskPattern:
     """One of the masks that masking_utils makes, with its size as transformers counts it."""
 
     name: str
@@ -57,7 +57,7 @@ class Pattern:
         return self.name in ("causal", "sliding", "chunked")
 
     def config(self, implementation: str) -> Any:
-        """Return the part of a model's config that masks and caches read."""
+        """Return the attributes of a model's config that masks and caches read."""
         config = PreTrainedConfig(
             num_hidden_layers=1,
             layer_types=[_LAYERS.get(self.name, "full_attention")],
@@ -69,10 +69,10 @@ class Pattern:
         return config
 
 
-BIDIRECTIONAL = Pattern("bidirectional")
+BIDIRECTIONAL = MaskPattern("bidirectional")
 
 
-def pattern_of(is_causal: bool, window: Window | None) -> Pattern:
+def pattern_of(is_causal: bool, window: Window | None) -> MaskPattern:
     """Return the mask of causality and a window. Raises ``NotImplementedError`` for windows that transformers lacks."""
     left, right = window or (None, None)
     if is_causal:
@@ -80,14 +80,14 @@ def pattern_of(is_causal: bool, window: Window | None) -> Pattern:
     if left is None and right is None:
         return BIDIRECTIONAL
     if right == 0 and (left is None or left >= 0):
-        return Pattern("causal") if left is None else Pattern("sliding", left + 1)
+        return MaskPattern("causal") if left is None else MaskPattern("sliding", left + 1)
     if left is not None and left == right and left >= 0:
-        return Pattern("bidirectional_sliding", left)
+        return MaskPattern("bidirectional_sliding", left)
     raise NotImplementedError("windows of transformers are causal, or reach as far before as after")
 
 
-def pattern_in(mask: Tensor, past: int) -> Pattern | None:
-    """Return which mask of transformers a boolean mask (B, H, Lq, T) is; None if it is none of them."""
+def pattern_in(mask: Tensor, past: int) -> MaskPattern | None:
+    """Return the mask of transformers that equals a boolean mask (B, H, Lq, T); None if none does."""
     if mask.size(1) != 1 or mask.size(2) + past != mask.size(3) or not mask.numel():
         return None
     positions = torch.arange(past, mask.size(3), device=mask.device).unsqueeze(-1)
@@ -98,19 +98,19 @@ def pattern_in(mask: Tensor, past: int) -> Pattern | None:
     return _with_blocks(mask, keys) if past == 0 else None
 
 
-def _candidates(mask: Tensor, positions: Tensor, keys: Tensor) -> Iterator[tuple[Pattern, Tensor]]:
+def _candidates(mask: Tensor, positions: Tensor, keys: Tensor) -> Iterator[tuple[MaskPattern, Tensor]]:
     causal = keys <= positions
-    yield Pattern("causal"), causal
-    # A query that stands where a chunk begins sees its own key alone, as with a window of 1, which no model has.
+    yield MaskPattern("causal"), causal
+    # The first query of a chunk attends only to its own key, as with a window of 1, which no model has.
     for size in range(2, min(len(keys), _LONGEST)):
-        yield Pattern("chunked", size), causal & (keys // size == positions // size)
+        yield MaskPattern("chunked", size), causal & (keys // size == positions // size)
     size = int(mask[0, 0, -1].sum())
     if size:
-        yield Pattern("sliding", size), causal & (keys > positions - size)
+        yield MaskPattern("sliding", size), causal & (keys > positions - size)
 
 
-def _with_blocks(mask: Tensor, keys: Tensor) -> Pattern | None:
-    """Return causality with blocks of tokens that attend both ways, such as an image's."""
+def _with_blocks(mask: Tensor, keys: Tensor) -> MaskPattern | None:
+    """Return causality with blocks of tokens that attend in both directions, such as those of an image."""
     blocks = torch.full((mask.size(0), len(keys)), -1, device=mask.device)
     for entry, rows in enumerate(mask[:, 0]):
         token = number = 0
@@ -123,28 +123,28 @@ def _with_blocks(mask: Tensor, keys: Tensor) -> Pattern | None:
             token = max(last, token) + 1
     together = (blocks.unsqueeze(-1) == blocks.unsqueeze(-2)) & (blocks.unsqueeze(-1) >= 0)
     allowed = (keys <= keys.unsqueeze(-1)) | together
-    return Pattern("causal", blocks=blocks) if bool((mask[:, 0] == allowed).all()) else None
+    return MaskPattern("causal", blocks=blocks) if bool((mask[:, 0] == allowed).all()) else None
 
 
 @dataclass
 class Layer:
     """The inputs of a layer of a model: a mask, and keys and values with those of its cache."""
 
-    pattern: Pattern
+    pattern: MaskPattern
     implementation: str
     query: Tensor
     key: Tensor
     value: Tensor
     past: tuple[Tensor, Tensor] | None = None
     padding: Tensor | None = None
-    """True where a key is used, (B, T)."""
-    own: Tensor | None = None
-    """A mask of the user's own, (B, 1, Lq, T)."""
+    """True for used keys, (B, T)."""
+    user_mask: Tensor | None = None
+    """A mask that is none of transformers', (B, 1, Lq, T)."""
     position_ids: Tensor | None = None
     cache: DynamicCache | None = field(init=False, default=None)
 
-    def made(self) -> Any:
-        """Make the mask, then append key and value to the cache; in that order, as models do."""
+    def make_mask(self) -> Any:
+        """Make the mask, then append key and value to the cache, in the order of models."""
         config = self.pattern.config(self.implementation)
         if self.past is not None:
             if self.query.size(2) != self.key.size(2):
@@ -161,8 +161,9 @@ class Layer:
         embeds = self.query.new_empty((batch, queries, 1))
         words: dict[str, Any] = {"past_key_values": self.cache}
         padding, same_length = self.padding, queries == self.key.size(2)
-        if self.own is not None:
-            words["and_mask_function"] = _own(self.own, 0 if self.past is None else self.past[0].size(2))
+        if self.user_mask is not None:
+            past = 0 if self.past is None else self.past[0].size(2)
+            words["and_mask_function"] = _mask_function(self.user_mask, past)
         if not self.pattern.is_causal:
             if not same_length and self.past is None:
                 words["encoder_hidden_states"] = self.key.new_empty((batch, self.key.size(2), 1))
@@ -170,7 +171,7 @@ class Layer:
             made = create_bidirectional_sliding_window_mask if sliding else create_bidirectional_mask
             return made(config, embeds, padding, position_ids=self.position_ids, **words)
         if not same_length and self.past is None:
-            # How many keys there are, only the mask of used keys tells; the shortcut is_causal is for as many queries.
+            # Only the mask of used keys has the number of keys; the shortcut is_causal needs as many queries as keys.
             every = torch.ones((batch, self.key.size(2)), dtype=torch.bool, device=self.key.device)
             padding, words["allow_is_causal_skip"] = every if padding is None else padding, False
         made = {"causal": create_causal_mask, "sliding": create_sliding_window_causal_mask}.get(
@@ -180,13 +181,13 @@ class Layer:
         return made(config, embeds, padding, **words)
 
 
-def _own(mask: Tensor, past: int) -> Any:
-    """Return a mask (B, 1, Lq, T) as a function of places: a query's index counts the past."""
+def _mask_function(mask: Tensor, past: int) -> Any:
+    """Return a mask (B, 1, Lq, T) as a function of indices; a query's index includes the past."""
     return lambda batch, _head, query, key: mask[batch, 0, query - past, key]
 
 
 class _Module(torch.nn.Module):  # type: ignore[misc]
-    """The attributes that functions read of the layer that calls them."""
+    """The attributes of the calling layer that attention functions read."""
 
     def __init__(self, query: Tensor, key: Tensor, is_causal: bool, sinks: Tensor | None) -> None:
         super().__init__()
@@ -224,21 +225,21 @@ class Interface:
         shape = (query.size(0), query.size(1), query.size(2), past + key.size(2))
         if mask is not None:
             mask = mask.expand(shape[0], mask.size(1), *shape[2:])
-            if pattern == BIDIRECTIONAL and (found := pattern_in(mask, past)) is not None:
-                pattern, mask = found, None
+            if pattern == BIDIRECTIONAL and (recognised := pattern_in(mask, past)) is not None:
+                pattern, mask = recognised, None
         layer = Layer(pattern, self.implementation, query, key, value)
         if past_key is not None and past_value is not None:
             layer.past = past_key, past_value
         if options.key_lengths is not None:
             layer.padding = torch.arange(shape[3], device=query.device) < options.key_lengths.unsqueeze(-1)
         if mask is not None and mask.size(1) == 1:
-            layer.own = mask
-        made = layer.made()
+            layer.user_mask = mask
+        layer_mask = layer.make_mask()
         if mask is not None and mask.size(1) != 1:
-            made = self._of_each_head(mask, made, query.dtype)
+            layer_mask = self._with_head_masks(mask, layer_mask, query.dtype)
         if bias is not None:
             bias = bias.expand(shape)[..., shape[3] - layer.key.size(2) :]
-        return self._attend(layer, made, shape[3], replace(options, bias=bias))
+        return self._attend(layer, layer_mask, shape[3], replace(options, bias=bias))
 
     @takes_only("sinks", "is_causal", "scale", "softcap", "window")
     def packed_attention(
@@ -250,7 +251,7 @@ class Interface:
         cu_seqlens_k: Tensor,
         options: CallOptions,
     ) -> Stages:
-        """Attend in one call; position_ids, which begin anew with each sequence, keep sequences apart."""
+        """Attend in one call; position_ids, which restart in each sequence, separate the sequences."""
         if not torch.equal(cu_seqlens_q, cu_seqlens_k):
             raise NotImplementedError("position_ids are those of queries and keys alike")
         pattern = pattern_of(options.is_causal, options.window)
@@ -260,7 +261,7 @@ class Interface:
         lengths = cu_seqlens_q.diff()
         starts = torch.repeat_interleave(cu_seqlens_q[:-1], lengths)
         layer.position_ids = (torch.arange(query.size(2), device=query.device) - starts).unsqueeze(0)
-        return self._attend(layer, layer.made(), key.size(2), options)
+        return self._attend(layer, layer.make_mask(), key.size(2), options)
 
     def _attend(self, layer: Layer, mask: Any, keys: int, options: CallOptions) -> Stages:
         query, sinks, scale = layer.query, options.sinks, options.scale
@@ -286,8 +287,8 @@ class Interface:
         if "position_bias" in asked and query.size(1) != key.size(1):
             raise NotImplementedError("T5's eager function, which has a bias, has no groups of heads")
         functions = {"softcap": gemma2_eager, "s_aux": gpt_oss_eager, "position_bias": t5_eager}
-        own: Callable[..., Any] = next((functions[name] for name in asked), llama_eager)
-        return own
+        function: Callable[..., Any] = next((functions[name] for name in asked), llama_eager)
+        return function
 
     def _refuse(self, asked: frozenset[str]) -> None:
         if "s_aux" in asked:
@@ -295,13 +296,13 @@ class Interface:
         if "softcap" in asked and self.implementation == "sdpa":
             raise NotImplementedError("sdpa attention does not support softcap")
 
-    def _of_each_head(self, mask: Tensor, made: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return a mask of the user's own in the form that is handed to the function, made by hand."""
+    def _with_head_masks(self, mask: Tensor, layer_mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return a mask with different heads, combined with the layer's mask, in the function's form."""
         if self.implementation == "flex_attention":
             raise NotImplementedError("flex_attention reads the mask of the first head alone")
         if self.implementation == "sdpa":
-            return mask if made is None else mask & made
-        allowed = torch.zeros((), dtype=dtype, device=mask.device) if made is None else made
+            return mask if layer_mask is None else mask & layer_mask
+        allowed = torch.zeros((), dtype=dtype, device=mask.device) if layer_mask is None else layer_mask
         return torch.where(mask, allowed, torch.finfo(dtype).min)
 
 

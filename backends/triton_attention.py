@@ -125,7 +125,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, options: CallOptions) -
     if not output.numel():
         return {"log_sum_exp": log_sum_exp, "output": output}
     _kernel[(triton.cdiv(queries, _QUERIES), batch * heads)](
-        query, key, value, *(blank if each is None else each for each in (mask, bias, key_lengths)),
+        query, key, value, *(blank if array is None else array for array in (mask, bias, key_lengths)),
         output, log_sum_exp,
         *query.stride(), *key.stride(), *value.stride(),
         *((0, 0, 0, 0) if mask is None else mask.stride()), *((0, 0, 0, 0) if bias is None else bias.stride()),
