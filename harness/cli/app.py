@@ -87,9 +87,9 @@ class PanelCommand(TyperCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if sum(each.param_type_name == "option" for each in self.params) >= _FEW:
+        if sum(parameter.param_type_name == "option" for parameter in self.params) >= _FEW:
             places = {name: place for place, name in enumerate(chain.from_iterable(OPTIONS.values()))}
-            self.params.sort(key=lambda each: (each.param_type_name == "option", places.get(each.name or "", -1)))
+            self.params.sort(key=lambda item: (item.param_type_name == "option", places.get(item.name or "", -1)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words after the command; errors suggest what the user probably meant."""
@@ -105,10 +105,10 @@ class PanelCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
-        parameters = {each: each.get_help_record(ctx) for each in self.get_params(ctx)}
-        shown = {each: _plain(record) for each, record in parameters.items() if record is not None}
-        _write(formatter, "Arguments", (shown[each] for each in shown if each.param_type_name == "argument"))
-        options = {each.name: shown[each] for each in shown if each.param_type_name == "option"}
+        records = {parameter: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        rows = [(parameter, _plain(record)) for parameter, record in records.items() if record is not None]
+        _write(formatter, "Arguments", (row for parameter, row in rows if parameter.param_type_name == "argument"))
+        options = {parameter.name: row for parameter, row in rows if parameter.param_type_name == "option"}
         known = {name for names in OPTIONS.values() for name in names} if len(options) > _FEW else set()
         _write(formatter, "Options", [record for name, record in options.items() if name not in known])
         for panel, names in OPTIONS.items():
@@ -123,14 +123,13 @@ class PanelGroup(TyperGroup):
         limit = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
         for panel, names in COMMANDS.items():
             commands = {name: self.get_command(ctx, name) for name in names}
-            _write(
-                formatter, panel, [(name, each.get_short_help_str(limit)) for name, each in commands.items() if each]
-            )
+            rows = [(name, command.get_short_help_str(limit)) for name, command in commands.items() if command]
+            _write(formatter, panel, rows)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, then the options that go without one."""
         self.format_commands(ctx, formatter)
-        records = (each.get_help_record(ctx) for each in self.get_params(ctx))
+        records = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
         _write(formatter, "Options", [_plain(record) for record in records if record is not None])
 
 
@@ -154,10 +153,10 @@ def _plain(record: tuple[str, str]) -> tuple[str, str]:
     return _TYPE.sub("", name), _RANGE.sub(_in_words, text)
 
 
-def _in_words(found: re.Match[str]) -> str:
-    least, most = found[1] or found[2], found[3]
+def _in_words(match: re.Match[str]) -> str:
+    least, most = match[1] or match[2], match[3]
     if least is None and most is None:
-        return found[0]
+        return match[0]
     return f"{least} to {most}" if least and most else f"at least {least}" if least else f"at most {most}"
 
 
@@ -176,7 +175,7 @@ MODULES = {name: module for commands in COMMANDS.values() for name, module in co
 
 
 class _CommandLine(Commands):
-    """The commands; modules are imported when somebody wants to know which there are, or by the one that runs."""
+    """The commands; a listing of commands imports all modules, and a command only its module."""
 
     _is_loaded = False
 
@@ -193,7 +192,7 @@ class _CommandLine(Commands):
         self._commands = commands
 
     def load(self, command: str = "") -> None:
-        """Import the module of a command; those of all where it is none of them. Tests run several in one process."""
+        """Import the module of a command, or all modules for an unknown one. Tests run several in one process."""
         self._is_loaded = True
         for name in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
             import_module(f"attncheck.cli.{name}")
@@ -228,11 +227,11 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 _ALLOCATED = 100_000
-"""Objects, after which Python looks for garbage in cycles. By default it does so 700 times in a run, for little."""
+"""New objects before Python collects cyclic garbage. By default it does so 700 times in a run, with little effect."""
 
 
 _RUN = ["check", "--no-report", "--keep-arrays", "all"]
-"""The words that `run` is short for: to judge now, and to report or compare later."""
+"""The words that `run` abbreviates: judge now, and report or compare later."""
 
 
 def main() -> None:

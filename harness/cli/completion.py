@@ -21,7 +21,7 @@ _KEYS = {
     True: re.compile(rf"[{{,] *(id|name): *(?:{_QUOTED}|([^,}}]*))"),
     False: re.compile(rf"^(?: {{4}}|  - )(id|name): *(?:{_QUOTED}|([^\n]*(?:\n {{6,}}[^\n]*)*))", re.MULTILINE),
 }
-"""Of a case in braces, and of one with a line for each field: its name and its id."""
+"""Patterns of a case's name and id: for a case in braces, and for one with a line per field."""
 _OF_FILE = re.compile(r"^for_each:", re.MULTILINE)
 _OF_CASE = re.compile(r"\b(?:for_each|design):")
 _TAG = re.compile(r"^  ([\w-]+):", re.MULTILINE)
@@ -39,22 +39,22 @@ def _last_of_several(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def complete_cases(incomplete: str) -> list[str]:
-    """Return bundled files, or the cases of the one that is named."""
+    """Return bundled files, or the cases of a bundled file."""
     root = Path(str(files("attncheck.cases")))
-    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
-    stems = [stem for stem, path in found.items() if path.name not in _NO_CASES]
+    path_by_stem = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    stems = [stem for stem, path in path_by_stem.items() if path.name not in _NO_CASES]
     inside = [stem for stem in stems if incomplete.startswith(f"{stem}/") or stem == incomplete]
-    ids = [f"{stem}/{name}" for stem in inside for name in _cases_of(found[stem].read_text(encoding="utf-8"))]
+    ids = [f"{stem}/{name}" for stem in inside for name in _cases_of(path_by_stem[stem].read_text(encoding="utf-8"))]
     return _beginning([*stems, *ids], incomplete)
 
 
 def _cases_of(text: str) -> Iterator[str]:
-    """Yield the last part of the id of every case of a file; with a * where it stands for several."""
+    """Yield the last part of the id of every case of a file; with a * if it stands for several cases."""
     from attncheck.common.wording import slug
 
     of_file = bool(_OF_FILE.search(text))
     text = text[text.find("\ncases:") :]
-    begins = [each.start() for each in _CASE.finditer(text)]
+    begins = [match.start() for match in _CASE.finditer(text)]
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
         part = text[begin:end]
         keys = {key: next(filter(None, text), "") for key, *text in _KEYS[part.startswith(_IN_LINE)].findall(part)}
@@ -75,14 +75,14 @@ def _tags() -> list[str]:
 
 
 def _listed_in(module: str, attribute: str) -> Iterable[str]:
-    found: Iterable[str] = getattr(import_module(f"attncheck.{module}"), attribute)
-    return found
+    names: Iterable[str] = getattr(import_module(f"attncheck.{module}"), attribute)
+    return names
 
 
 def _completing(
     names: Callable[[], Iterable[str]], complete: Callable[[Iterable[str], str], list[str]]
 ) -> Callable[[str], list[str]]:
-    """Return what completes names, which are looked up when a shell asks."""
+    """Return the function that completes names, which are looked up on request."""
 
     def completed(incomplete: str) -> list[str]:
         return complete(names(), incomplete)
@@ -92,7 +92,7 @@ def _completing(
 
 _BACKENDS = partial(_listed_in, "backends", "BACKENDS")
 complete_implementation = _completing(_implementations, _beginning)
-"""A file.py:function is for the shell to complete."""
+"""The shell completes a file.py:function."""
 complete_framework = _completing(_BACKENDS, _beginning)
 complete_signature = _completing(partial(_listed_in, "backends.families", "FAMILIES"), _beginning)
 complete_implementations = _completing(lambda: ["all", *_implementations()], _last_of_several)

@@ -78,8 +78,8 @@ def explain(
     document = explanation_document(answer, code, commands_about(*about, ("repro", "reduce")))
     show_outcome(document, explanation_lines(answer, subject.selection.tags), as_json=as_json)
     if opens_page:
-        own = {**vars(function), **vars(allowed), "expected_failure_lists": expected_failures}
-        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **own))
+        settings = {**vars(function), **vars(allowed), "expected_failure_lists": expected_failures}
+        open_page(_page_of((case,), (implementation,), dtypes=(subject.dtype,), **settings))
     raise typer.Exit(code)
 
 
@@ -135,8 +135,8 @@ def repro(
     path = output or Path(script_name(subject.case.id, name, subject.dtype))
     command, tries = joined(["python", str(path)]), 0
     if reduced and answer.fails and not answer.before:
-        answer, tries = _reduced(answer, subject, limits)
-    text = _script(answer, subject, command)
+        answer, tries = _reduce_failure(answer, subject, limits)
+    text = _script_text(answer, subject, command)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -169,10 +169,10 @@ def _script_document(
     )
 
 
-def _reduced(answer: Answer, subject: _CaseSubject, limits: Limits) -> tuple[Answer, int]:
-    """Return the answer to the smallest case that fails alike, and in how many tries it was found.
+def _reduce_failure(answer: Answer, subject: _CaseSubject, limits: Limits) -> tuple[Answer, int]:
+    """Return the answer to the smallest case that fails the same way, and the number of tries to find it.
 
-    Where it cannot be reduced, it is that of the case itself.
+    If the case cannot be reduced, return its answer.
     """
     from dataclasses import replace
 
@@ -184,12 +184,12 @@ def _reduced(answer: Answer, subject: _CaseSubject, limits: Limits) -> tuple[Ans
     if reduced.problem is None or not reduced.tries:
         return answer, 0
     typer.echo(f"attncheck: reduced in {reduced.tries} tries; --no-reduce keeps the case as it is", err=True)
-    own = subject.case
-    named = replace(reduced.answer.case, name=f"{own.name} (reduced)", file=own.file, line=own.line)
+    original = subject.case
+    named = replace(reduced.answer.case, name=f"{original.name} (reduced)", file=original.file, line=original.line)
     return reduced.answer.for_question(Question(named, subject.dtype)), reduced.tries
 
 
-def _script(answer: Answer, subject: _CaseSubject, command: str) -> str:
+def _script_text(answer: Answer, subject: _CaseSubject, command: str) -> str:
     """Return a short script of a small case, or else the long one."""
     from attncheck.repro import repro_script
     from attncheck.searching.search import element_of
@@ -208,7 +208,7 @@ def _script(answer: Answer, subject: _CaseSubject, command: str) -> str:
 
 
 def script_name(identity: str, implementation: str, dtype: str) -> str:
-    """Return what a script is called: of a case's long name the beginning, and what tells it from its like."""
+    """Return the name of a script; a long name of a case is truncated, with a checksum that makes it unique."""
     name = identity.rpartition("/")[2]
     if len(name) > _MAX_NAME:
         mark = f"{zlib.crc32(identity.encode()):08x}"
@@ -236,26 +236,26 @@ def _subject_of(
 
     checked = checked_in(results)
     try:
-        found, selection = select_one(case, checked)
+        chosen_case, selection = select_one(case, checked)
     except UsageError:
         from attncheck.backends import EVERYTHING
 
         if case.partition(".")[0] not in EVERYTHING and not case.partition(":")[0].endswith(".py"):
             raise
         raise UsageError(f"{case!r} is an implementation: the case comes first, {implementation} {case}") from None
-    chosen_dtype = dtype_of(found, dtype)
+    chosen_dtype = dtype_of(chosen_case, dtype)
     again, called = checked.again if checked else {}, implementation
-    if called not in again:  # it may be named as in the check, where a report may call it longer to tell two apart
+    if called not in again:  # it may be named as in the check; a report may have a longer name to distinguish two
         called = next((name for name, words in again.items() if words[0] == implementation), "")
     named = again.get(called)
-    if named and implementation != named[0]:  # as the report calls it
+    if named and implementation != named[0]:  # it has its name in the report
         options, implementation = list(pairwise(named)), named[0]
         framework, signature = (dict(options).get(option) for option in ("--framework", "--signature"))
         declare = (*(value for option, value in options if option == "--declare"), *function.declare)
         function = FunctionOptions(function.framework or framework, function.signature or signature, declare)
     chosen = find_implementation(implementation, called, **function.called)
     chosen = chosen if dtype is None else with_dtypes(chosen, [dtype])
-    return _CaseSubject(found, selection, chosen, chosen_dtype, checked)
+    return _CaseSubject(chosen_case, selection, chosen, chosen_dtype, checked)
 
 
 def _ask(subject: _CaseSubject, limits: Limits, lists: Sequence[Path] = ()) -> Answer:

@@ -162,15 +162,15 @@ def vectors(
     end(document, [*lines, f"Vectors: {folder}"], as_json=as_json, quiet=quiet)
 
 
-def _models_by_dtype(given: list[str]) -> dict[str, str]:
+def _models_by_dtype(texts: list[str]) -> dict[str, str]:
     """Read what outputs are judged by, as float16=fused. Raises ``UsageError``."""
     from attncheck.spec import ROUNDING_MODELS
 
-    found = {}
-    for text in given:
+    models = {}
+    for text in texts:
         dtype, is_there, model = text.partition("=")
         if not is_there or dtype not in ROUNDING_MODELS.get(model, ()):
             wanted = "a dtype and one of its rounding models, as float16=fused"
             raise UsageError(f"--rounding-model {text}: expected {wanted}")
-        found[dtype] = model
-    return found
+        models[dtype] = model
+    return models

@@ -88,7 +88,7 @@ def mutants(
 
 
 def _command_of_mutation() -> ModuleType:
-    """Import the score of the faults, which is installed from a checkout alone. Raises ``UsageError``."""
+    """Import the command ``mutants``, which only a checkout has. Raises ``UsageError``."""
     try:
         return import_module(_MUTATION)
     except ModuleNotFoundError as error:
@@ -162,17 +162,17 @@ def list_cases(selection: Selection) -> list[Record]:
 def case_lines(records: Sequence[Record]) -> Iterator[str]:
     """Yield the lines of cases: the id, and below it what is computed, in columns.
 
-    An id is as long as it is, to be copied; what stands below it fits into 100 columns, more tags in more lines.
+    An id is never truncated, so that it can be copied. The lines below it fit into 100 columns; tags may take several.
     """
     cells = [(str(case["operation"]), str(case["shape"]), _short(" ".join(case["dtypes"]))) for case in records]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths[1:2] = [min(width, _MAX_SHAPE) for width in widths[1:2]]  # of no case there is none
-    for each, row in zip(records, cells, strict=True):
-        yield str(each["id"])
+    for record, row in zip(records, cells, strict=True):
+        yield str(record["id"])
         columns = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         start = len(columns) + len(_INDENT) + 2
         tags = textwrap.wrap(
-            ", ".join(each["tags"]), max(_WIDTH - start, _MIN_TAGS), break_on_hyphens=False, break_long_words=False
+            ", ".join(record["tags"]), max(_WIDTH - start, _MIN_TAGS), break_on_hyphens=False, break_long_words=False
         ) or [""]
         yield f"{_INDENT}{columns}  {tags[0]}".rstrip()
         yield from (" " * start + more for more in tags[1:])
@@ -274,8 +274,8 @@ def show(
         image_format(save)  # before anything takes time
     from attncheck.reading.selection import dtype_of
 
-    found, selection = select_one(case, checked_in(None))
-    shown = work_out(found, dtype_of(found, dtype or found.dtypes[0]), split(stage))
+    chosen_case, selection = select_one(case, checked_in(None))
+    shown = work_out(chosen_case, dtype_of(chosen_case, dtype or chosen_case.dtypes[0]), split(stage))
     written = [] if save is None else save_case(shown, save)
     if as_json:
         from attncheck.showing.show import case_document
@@ -285,4 +285,4 @@ def show(
         print_case(shown, selection.tags)
     else:
         for path in written:
-            typer.echo(f"{path}: {found.name}")
+            typer.echo(f"{path}: {chosen_case.name}")

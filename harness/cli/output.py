@@ -63,13 +63,13 @@ def end(document: Document, lines: Iterable[Line], *, as_json: bool, quiet: bool
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return if a command line asks for JSON, be it right or wrong."""
+    """Return whether a command line has ``--json``, even if it is invalid."""
     words = list(arguments)
     return OPTION in (words[: words.index("--")] if "--" in words else words)
 
 
 def print_error(error: AttncheckError) -> None:
-    """Print why there is no outcome: for people on standard error, for programs as a document."""
+    """Print why there is no outcome: as text on standard error, and with ``--json`` as a document."""
     typer.echo("\n".join(map(one_line, f"attncheck: {error}".split("\n"))), err=True)
     if wants_json(sys.argv[1:]):
         from attncheck.reports.json_documents import error_document
@@ -78,14 +78,14 @@ def print_error(error: AttncheckError) -> None:
 
 
 def print_no_outcome(message: str, kind: str = "UsageError", code: int = ExitCode.BAD_INPUT) -> None:
-    """Print as a document why there is no outcome, such as a command line that cannot be read."""
+    """Print a document with the reason why there is no outcome, such as an invalid command line."""
     from attncheck.reports.json_documents import error_of
 
     print_document(error_of(command_of(sys.argv[1:]), kind, message, code))
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Return the command that a command line names, as documents name it; empty where it names none."""
+    """Return the command of a command line, as documents name it; empty if there is none."""
     words = [word for word in arguments if not word.startswith("-")]
     return " ".join(words[: 2 if words[:1] == ["vectors"] else 1])
 
@@ -105,9 +105,9 @@ def commands_about(
 
 
 def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selection]:
-    """Return the one case that is meant, and the selection that it is in.
+    """Return the one case of a name, and its selection.
 
-    What neither the folders below nor the project's configuration lead to, a check's results may.
+    A case that neither the folders below nor the project's configuration have may be in a check's results.
     """
     from attncheck.reading import selection
     from attncheck.settings.config import read_config
@@ -116,14 +116,14 @@ def select_one(case: str, checked: Checked | None = None) -> tuple[Case, Selecti
     try:
         return selection.select_one(case, config.cases, lists=config.expected_failure_lists)
     except selection.NoSuchCase:
-        found = checked.address(case) if checked else None
-        if found is None or found == case:
+        address = checked.address(case) if checked else None
+        if address is None or address == case:
             raise
-    return selection.select_one(found)
+    return selection.select_one(address)
 
 
 def checked_in(results: Path | None) -> Checked | None:
-    """Return the results of the check that commands about one case may refer to; None where there are none."""
+    """Return the results of the check to which commands about one case may refer; None if there are none."""
     from attncheck.results.last_failed import read_checked
 
     return read_checked(results or DEFAULT_RESULTS, needed=results is not None)

@@ -22,33 +22,33 @@ from attncheck.settings.options import Option, RunOptions, options_of
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command as typer calls it, with parameters for the fields of every dataclass that it takes.
+    """Return a command as typer calls it, with a parameter for each field of its dataclass parameters.
 
-    Each is read as its ``Flag`` says. Other parameters stay as they are.
+    Each is read according to its ``Flag``. Other parameters are unchanged.
     """
     taken = inspect.signature(command, eval_str=True).parameters
-    groups = {name: list(_fields(each.annotation)) for name, each in taken.items() if is_dataclass(each.annotation)}
-    flat = [each for name, parameter in taken.items() for each in groups.get(name, [parameter])]
+    groups = {name: list(_fields(item.annotation)) for name, item in taken.items() if is_dataclass(item.annotation)}
+    flat = [item for name, parameter in taken.items() for item in groups.get(name, [parameter])]
     options = options_of(command)
     for name in groups:
         options |= options_of(taken[name].annotation)
     parameters = [
-        (_for_typer(options[each.name], each) if each.name in options else each).replace(kind=each.KEYWORD_ONLY)
-        for each in flat
+        (_typer_parameter(options[item.name], item) if item.name in options else item).replace(kind=item.KEYWORD_ONLY)
+        for item in flat
     ]
-    names = {parameter.name: each.name for parameter, each in zip(parameters, flat, strict=True)}
+    names = {parameter.name: item.name for parameter, item in zip(parameters, flat, strict=True)}
 
     @wraps(command)
-    def call(**given: Any) -> None:
-        values = {names[name]: value for name, value in given.items()}
+    def call(**arguments: Any) -> None:
+        values = {names[name]: value for name, value in arguments.items()}
         values |= {name: _read(option, values[name]) for name, option in options.items()}
         made = {
-            name: taken[name].annotation(**{each.name: values.pop(each.name) for each in fields})
+            name: taken[name].annotation(**{item.name: values.pop(item.name) for item in fields})
             for name, fields in groups.items()
         }
         command(**values, **made)
 
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
@@ -57,8 +57,8 @@ def _fields(group: Any) -> Iterator[inspect.Parameter]:
     yield from inspect.signature(group, eval_str=True).parameters.values()
 
 
-def _for_typer(option: Option, parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the parameter that typer makes an argument or an option of."""
+def _typer_parameter(option: Option, parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the parameter from which typer makes an argument or an option."""
     flag = option.flag
     settings: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": flag.show_default}
     if flag.minimum is not None:
@@ -71,13 +71,13 @@ def _for_typer(option: Option, parameter: inspect.Parameter) -> inspect.Paramete
         default = list(default) or None
     return parameter.replace(
         name=option.word.replace("-", "_"),
-        annotation=Annotated[_given(option), made],
+        annotation=Annotated[_command_line_type(option), made],
         default=parameter.default if parameter.default is inspect.Parameter.empty else default,
     )
 
 
-def _given(option: Option) -> Any:
-    """Return the type of a value on the command line: of what is not imported yet, a text."""
+def _command_line_type(option: Option) -> Any:
+    """Return the type of a value on the command line; a text for types that are not imported yet."""
     if option.flag.given is not None:
         return option.flag.given
     if option.is_list:
@@ -85,22 +85,22 @@ def _given(option: Option) -> Any:
     return str | None if isinstance(option.type, ForwardRef) else option.type
 
 
-def _read(option: Option, given: Any) -> Any:
+def _read(option: Option, value: Any) -> Any:
     """Convert a value of the command line, where commas separate several names. Raises ``UsageError``."""
-    if given is None or given == option.flag.shown:
+    if value is None or value == option.flag.shown:
         return option.default
     if option.is_list and option.flag.is_split and not option.flag.is_argument:
-        given = [part for each in given for part in (each.split(",") if isinstance(each, str) else [each]) if part]
-    return option.read(given, option.flag.names[0] if option.flag.names else f"--{option.name}")
+        value = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item]) if part]
+    return option.read(value, option.flag.names[0] if option.flag.names else f"--{option.name}")
 
 
 def output_option(metavar: str, text: str) -> Any:
-    """Return ``--output`` of a command, whose default is said in the text."""
+    """Return ``--output`` of a command; the text has its default."""
     return typer.Option("--output", "-o", metavar=metavar, help=text, show_default=False)
 
 
 def dtype_option(text: str) -> Any:
-    """Return ``--dtype`` of a command that takes one, whose default is said in the text."""
+    """Return ``--dtype`` of a command that takes one; the text has its default."""
     complete = completion.complete_dtypes
     return typer.Option("--dtype", "-d", metavar="DTYPE", help=text, show_default=False, autocompletion=complete)
 
@@ -150,7 +150,7 @@ Results = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
 
 
-def _begin_again(isa: str | None) -> str | None:
+def _restart_with_isa(isa: str | None) -> str | None:
     """Start this command again with the variables of an instruction set: libraries read them once, NumPy among them."""
     if isa is not None and isa != emulated_isa():
         if not any(word.startswith("--isa") for word in sys.argv):  # run by a program within its own process
@@ -168,7 +168,7 @@ Isa = Annotated[
         metavar="|".join(INSTRUCTION_SETS),
         help="Compute as a processor with this instruction set and no newer one does. Default: everything "
         "that this one has.",
-        callback=_begin_again,
+        callback=_restart_with_isa,
         is_eager=True,
     ),
 ]

@@ -108,23 +108,23 @@ def search(
     results = SearchResults.begin(folder, chosen, chosen_dtypes, limits)
     subject = ProblemSubject(chosen, Engine(limits))
     say = lambda line: typer.echo(f"attncheck: {line}", err=True)  # noqa: E731
-    found = Search(request, subject, folder, results, say, begun=begun)
+    drawn = Search(request, subject, folder, results, say, begun=begun)
     try:
-        with suppress(SearchOver), ended_after(found.seconds_left + SECONDS_TO_FINISH, subject.stop):
-            found.run()
-            _write_scripts(found, chosen, limits)
+        with suppress(SearchOver), ended_after(drawn.seconds_left + SECONDS_TO_FINISH, subject.stop):
+            drawn.run()
+            _write_scripts(drawn, chosen, limits)
     finally:
         try:
-            found.write()
+            drawn.write()
         finally:
             subject.close()
-    code = ExitCode.NOT_RUN if found.refused == found.asked else ExitCode.AGREE
+    code = ExitCode.NOT_RUN if drawn.refused == drawn.asked else ExitCode.AGREE
     code = ExitCode.DISAGREE if folder.findings else code
     commands = {
-        each.file: commands_about({"id": str(folder.path / each.file)}, chosen, limits, each.dtype)
-        for each in folder.findings
+        finding.file: commands_about({"id": str(folder.path / finding.file)}, chosen, limits, finding.dtype)
+        for finding in folder.findings
     }
-    end(search_document(found, commands, code), search_lines(found, commands), as_json=as_json)
+    end(search_document(drawn, commands, code), search_lines(drawn, commands), as_json=as_json)
 
 
 def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tu
     return wanted or tuple(dtype for dtype in DTYPES if dtype in declared)
 
 
-def _write_scripts(found: Search, implementation: Implementation, limits: Limits) -> None:
+def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits) -> None:
     """Write a script for every finding that has none."""
     from dataclasses import replace
 
@@ -146,8 +146,8 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
     from attncheck.repro import repro_script
     from attncheck.settings.commands import joined
 
-    for position, finding in enumerate(found.folder.findings):
-        path = found.folder.path / finding.file
+    for position, finding in enumerate(drawn.folder.findings):
+        path = drawn.folder.path / finding.file
         script = path.with_suffix(".py")
         if finding.script or finding.needs_calls:
             continue
@@ -159,10 +159,10 @@ def _write_scripts(found: Search, implementation: Implementation, limits: Limits
             failing = (case, implementation, finding.dtype, answer.judgements, finding.element)
             text = repro_script(*failing, command=command, element=finding.element)
             script.write_text(text, encoding="utf-8")
-        except (AttncheckError, OSError):  # some modules cannot be taken apart: the case file is enough
+        except (AttncheckError, OSError):  # some modules cannot be copied into a script: the case file is enough
             continue
-        found.folder.findings[position] = replace(finding, script=script.name)
-        found.folder.write()
+        drawn.folder.findings[position] = replace(finding, script=script.name)
+        drawn.folder.write()
 
 
 @app.command(
@@ -203,7 +203,7 @@ def design(
     from attncheck.settings.commands import joined
 
     chosen = find_implementation(implementation, **function.called)
-    request = DesignRequest(chosen, strength, _whole_numbers(split(widths)), tile)
+    request = DesignRequest(chosen, strength, _parse_widths(split(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
     check = joined(["attncheck", "check", str(path), "-i", *request.entry.given])
@@ -212,7 +212,7 @@ def design(
     end(document, [answer, f"Check them: {check}"], as_json=as_json)
 
 
-def _whole_numbers(words: Sequence[str]) -> tuple[int, ...]:
+def _parse_widths(words: Sequence[str]) -> tuple[int, ...]:
     for word in words:
         if not word.isdecimal() or not 1 <= int(word) <= 1024:
             raise UsageError(f"--widths {word}: expected whole numbers from 1 to 1024, with commas between them")
@@ -249,20 +249,22 @@ def reduce(
     from attncheck.searching.search import reduce_case
     from attncheck.showing.probes import reduction_document, reduction_lines
 
-    found, _ = select_one(case)
-    chosen_dtype = dtype_of(found, dtype)
+    chosen_case, _ = select_one(case)
+    chosen_dtype = dtype_of(chosen_case, dtype)
     chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
-    reduced = reduce_case(found, chosen, chosen_dtype, limits)
+    reduced = reduce_case(chosen_case, chosen, chosen_dtype, limits)
     if reduced.answer.is_unsupported:
-        raise UsageError(f"{chosen.name}, {found.id} in {chosen_dtype}: {reduced.answer.failure}")
+        raise UsageError(f"{chosen.name}, {chosen_case.id} in {chosen_dtype}: {reduced.answer.failure}")
     if reduced.problem is None:
-        nothing = f"{found.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce"
-        end(reduction_document(found, reduced, None, []), [nothing], as_json=as_json)
-    path = output or Path(f"reduced_{found.id.rpartition('/')[2][:60]}.yaml")
-    write_case(reduced.problem, path, f"{found.name[:180]} (reduced)", f"attncheck reduce {found.id}"[:4000])
+        nothing = f"{chosen_case.id}: {chosen.name} does not fail it in {chosen_dtype}; there is nothing to reduce"
+        end(reduction_document(chosen_case, reduced, None, []), [nothing], as_json=as_json)
+    path = output or Path(f"reduced_{chosen_case.id.rpartition('/')[2][:60]}.yaml")
+    write_case(
+        reduced.problem, path, f"{chosen_case.name[:180]} (reduced)", f"attncheck reduce {chosen_case.id}"[:4000]
+    )
     commands = commands_about({"id": str(path)}, chosen, limits, chosen_dtype)
-    document = reduction_document(found, reduced, path, commands)
+    document = reduction_document(chosen_case, reduced, path, commands)
     end(document, reduction_lines(reduced, path, commands), as_json=as_json)
 
 
@@ -332,9 +334,9 @@ def properties(
     from attncheck.settings.config import check_own_cases
 
     limits = allowed.limits()
-    asking = Asking(_known_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
+    asking = Asking(_property_names(name), dtypes, limits, store_of(cache=True, size=DEFAULT_CACHE_SIZE))
     check_own_cases(RunOptions(cases=tuple(cases or ()), expected_failure_lists=expected_failures), asking.store)
-    chosen = _chosen(implementations, function, limits)
+    chosen = _select_implementations(implementations, function, limits)
     selection = select_property_cases(cases or (), expected_failures, asking.store)
     print_faults(selection)
     questions = questions_of(selection.cases, asking)
@@ -357,14 +359,14 @@ def properties(
     code = ExitCode.NOT_RUN if chosen.missing and code is ExitCode.AGREE else code
     code = ExitCode.BAD_INPUT if selection.faults else code
     notes = [*map(str, selection.faults), *(f"{missing} is not installed" for missing in chosen.missing)]
-    calls = {(each.name, each.case.id, each.dtype): described_call(each) for each in questions}
-    told = [row for row in rows if explain and row.verdict not in ("bitwise", "unsupported")]
-    explained = ((row, calls[row.property_name, row.case, row.dtype]) for row in told)
+    calls = {(question.name, question.case.id, question.dtype): described_call(question) for question in questions}
+    shown = [row for row in rows if explain and row.verdict not in ("bitwise", "unsupported")]
+    explained = ((row, calls[row.property_name, row.case, row.dtype]) for row in shown)
     document = properties_document(rows, again, code, notes)
     end(document, property_lines(rows, again, explained, quiet=quiet), as_json=as_json)
 
 
-def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> ImplementationSelection:
+def _select_implementations(names: list[str], function: FunctionOptions, limits: Limits) -> ImplementationSelection:
     """Choose implementations, and print which of them are not installed."""
     from attncheck.execution.implementation_selection import select_implementations
 
@@ -374,13 +376,13 @@ def _chosen(names: list[str], function: FunctionOptions, limits: Limits) -> Impl
     return chosen
 
 
-def _known_names(given: list[str] | None) -> list[str]:
+def _property_names(texts: list[str] | None) -> list[str]:
     from attncheck.spec import PROPERTIES
 
-    names = split(given)
-    for each in names:
-        if each not in PROPERTIES:
-            raise UsageError(f"unknown property {each!r}; {expected(each, PROPERTIES, one_of=False)}")
+    names = split(texts)
+    for name in names:
+        if name not in PROPERTIES:
+            raise UsageError(f"unknown property {name!r}; {expected(name, PROPERTIES, one_of=False)}")
     return names
 
 
@@ -413,15 +415,15 @@ def conventions(
     from attncheck.showing.probes import convention_lines, conventions_document
 
     limits = allowed.limits()
-    chosen = _chosen(implementations, function, limits)
-    dtypes = {each.name: most_exact_dtype(each, dtype) for each in chosen.implementations}
+    chosen = _select_implementations(implementations, function, limits)
+    dtypes = {item.name: most_exact_dtype(item, dtype) for item in chosen.implementations}
     writer = ResultsWriter(output) if output is not None and chosen.implementations else None
-    measured = {each.name: ask_all(each, dtypes[each.name], limits) for each in chosen.implementations}
+    measured = {item.name: ask_all(item, dtypes[item.name], limits) for item in chosen.implementations}
     if writer is not None:
         from attncheck.searching.convention_results import write_conventions
 
         write_conventions(writer, chosen, measured, dtypes, limits)
-    answers = [answer for each in measured.values() for answer in each]
+    answers = [answer for measured_answers in measured.values() for answer in measured_answers]
     code = ExitCode.DISAGREE if any(answer.contradicts for answer in answers) else ExitCode.AGREE
     if not any(answer.kind in ("measured", "open") for answer in answers):
         code = ExitCode.NOT_RUN
@@ -457,24 +459,24 @@ def accuracy(
     selection = selected(RunOptions(cases=tuple(cases or ()), dtypes=dtypes), store)
     print_faults(selection)
     chosen = with_dtypes(find_implementation(implementation, **function.called), dtypes)
-    found = [
+    measurements = [
         measure_accuracy(chosen, selection.cases if cases else small_cases(selection.cases), dtype, limits, store)
         for dtype in _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
     ]
-    code = ExitCode.DISAGREE if not all(each.holds_declared for each in found) else ExitCode.AGREE
-    code = code if any(each.is_measured for each in found) else ExitCode.NOT_RUN
-    lines = (line for each in found for line in lines_of(each))
-    end(_accuracy_document(chosen.name, found, code), lines, as_json=as_json)
+    code = ExitCode.DISAGREE if not all(measurement.holds_declared for measurement in measurements) else ExitCode.AGREE
+    code = code if any(measurement.is_measured for measurement in measurements) else ExitCode.NOT_RUN
+    lines = (line for measurement in measurements for line in lines_of(measurement))
+    end(_accuracy_document(chosen.name, measurements, code), lines, as_json=as_json)
 
 
-def _accuracy_document(name: str, found: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
+def _accuracy_document(name: str, measurements: Sequence[MeasuredAccuracy], code: ExitCode) -> AccuracyDocument:
     from attncheck.reports.json_documents import opening
     from attncheck.showing.json_schema import AccuracyDocument
 
     by_dtype = ("computed", "declared", "wrong_anyhow", "classes")
     return AccuracyDocument.derive(
-        {field: {each.dtype: getattr(each, field) for each in found} for field in by_dtype},
-        **opening("accuracy", code, "; ".join(each.answer for each in found)),
+        {field: {measurement.dtype: getattr(measurement, field) for measurement in measurements} for field in by_dtype},
+        **opening("accuracy", code, "; ".join(measurement.answer for measurement in measurements)),
         implementation=name,
     )
 
@@ -520,7 +522,7 @@ def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> D
     from attncheck.showing.json_schema import RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
-    said = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
+    answer = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
     again = [] if broken else [joined(["attncheck", "check", "-i", program])]
     records = [RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules]
-    return outcome_of("protocol", code, said, next=again, program=program, rules=records)
+    return outcome_of("protocol", code, answer, next=again, program=program, rules=records)

@@ -118,22 +118,22 @@ _NO_MEMORY = re.compile(
     r"|resource temporarily unavailable|cannot create thread|out of memory|std::bad_alloc",
     re.IGNORECASE,
 )
-"""Messages of the loader, of Python and of libraries, where memory or address space for a thread is what is missing."""
+"""Messages of the loader, of Python and of libraries about missing memory or address space for a thread."""
 _MOST_SAID = 200
 
 
 def memory_error(error: BaseException) -> OutOfMemory | None:
     """Return the error of a command that ended for lack of memory; None if it ended for another reason.
 
-    A library of which an import failed halfway raises strange errors later, so that the errors before it count too.
+    A partially imported library raises unrelated errors later, so earlier errors count, too.
     """
-    lacks = [one for one in _chain(error) if _is_lack_of_memory(one)]
+    lacks = [item for item in _chain(error) if _is_lack_of_memory(item)]
     if not lacks:
         return None
     limit = _address_limit()
     allowed = f"; this process may have {limit >> 20:,} MiB of addresses (ulimit -v)" if limit else ""
-    said = one_line(" ".join(str(lacks[-1]).split()), _MOST_SAID) or type(lacks[-1]).__name__
-    return OutOfMemory(f"not enough memory ({said}){allowed}; raise the limit, or free some memory")
+    message = one_line(" ".join(str(lacks[-1]).split()), _MOST_SAID) or type(lacks[-1]).__name__
+    return OutOfMemory(f"not enough memory ({message}){allowed}; raise the limit, or free some memory")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -141,11 +141,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [one.__context__, one.__cause__]
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            waiting += [current.__context__, current.__cause__]
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:
@@ -155,7 +155,7 @@ def _is_lack_of_memory(error: BaseException) -> bool:
 
 
 def _address_limit() -> int:
-    """Return how many bytes of addresses this process may have; 0 if there is no limit, or none is known."""
+    """Return the address space limit of this process in bytes; 0 if there is none, or it is unknown."""
     try:
         import resource
     except ImportError:  # Windows

@@ -27,12 +27,12 @@ _LONGEST_REASON = 400
 
 
 class ReleaseError(AttncheckError):
-    """A release cannot be installed, or nothing can be run with it; says why."""
+    """A release cannot be installed, or cannot run anything; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a distribution, and further requirements that are installed beside it."""
+    """A version of a distribution, and further requirements that are installed with it."""
 
     distribution: str
     version: str
@@ -45,7 +45,7 @@ class Release:
 
     @property
     def folder(self) -> Path:
-        """Where its environment is kept: another one for another Python, or another environment around it."""
+        """The folder of its environment, by the Python, the packages of this environment and the requirements."""
         made_of = digest_of(sys.version, _site_folders(), self.requirements)[:12]
         return cache_folder() / _FOLDER / f"{self.distribution}-{self.version}-{made_of}"
 
@@ -58,14 +58,17 @@ class Release:
 def install(release: Release) -> bool:
     """Make the environment of a release, unless there is one; return whether it was made now. Raises ``ReleaseError``.
 
-    What pip is told by its own variables and files counts here, too: another index, a folder of wheels.
+    pip's variables and configuration files apply: another index, a folder of wheels.
     """
     if (release.folder / _READY).exists():
         return False
     shutil.rmtree(release.folder, ignore_errors=True)
     try:
         venv.create(release.folder, symlinks=os.name != "nt")
-        (_packages_of(release) / "attncheck-around.pth").write_text(
+        paths = {"base": str(release.folder), "platbase": str(release.folder)}
+        packages = Path(sysconfig.get_path("purelib", "nt" if os.name == "nt" else "posix_prefix", vars=paths))
+        packages.mkdir(parents=True, exist_ok=True)
+        (packages / "attncheck-around.pth").write_text(
             "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders()), encoding="utf-8"
         )
         command = [sys.executable, "-m", "pip", "--python", str(release.python), "install", "--quiet"]
@@ -80,7 +83,7 @@ def install(release: Release) -> bool:
 
 
 def check(release: Release, arguments: Sequence[str], output: Path) -> None:
-    """Run ``attncheck check`` in the environment of a release. Raises ``ReleaseError`` where it leaves no results."""
+    """Run ``attncheck check`` in the environment of a release. Raises ``ReleaseError`` if it writes no results."""
     shutil.rmtree(output, ignore_errors=True)
     command = [str(release.python), "-m", "attncheck", "check", *arguments]
     done = _run([*command, "--output", str(output), "--no-report", "--quiet"])
@@ -93,20 +96,13 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(printed: str) -> str:
-    """Return the last thing that a command said of its failure."""
+    """Return the last line in which a command explains its failure."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "attncheck"))] or lines
     return (errors or ["it says nothing"])[-1][:_LONGEST_REASON]
 
 
-def _packages_of(release: Release) -> Path:
-    paths = {"base": str(release.folder), "platbase": str(release.folder)}
-    folder = Path(sysconfig.get_path("purelib", "nt" if os.name == "nt" else "posix_prefix", vars=paths))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _site_folders() -> list[str]:
-    """Return the folders of packages of the environment that this runs in."""
-    own = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    return [folder for folder in dict.fromkeys(own) if Path(folder).is_dir()]
+    """Return the package folders of the current environment."""
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]

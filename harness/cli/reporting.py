@@ -168,18 +168,18 @@ def survey(
         raise UsageError("nothing to check; expected a run, whose counts are compared with the survey's")
     if not (runs or conventions or properties or findings):
         raise UsageError("nothing to put into the survey; expected a run, --conventions, --properties or --findings")
-    found, notes = Survey(), list[str]()
+    survey, notes = Survey(), list[str]()
     for run in read_runs(find_runs(runs)) if runs else ():
         frames = make_frames(merge_runs([run], across=False))
-        found.update(survey_of(frames))
+        survey.update(survey_of(frames))
         notes += stood_for(frames)
-    found.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
+    survey.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
     asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
-    found.update(Survey(properties=property_counts(asked)))
-    found.findings = read_findings(findings) if findings is not None else []
-    kept, number = read_survey(output), len(found.newest())
+    survey.update(Survey(properties=property_counts(asked)))
+    survey.findings = read_findings(findings) if findings is not None else []
+    kept, number = read_survey(output), len(survey.newest())
     if not check:
-        kept.update(found)
+        kept.update(survey)
         path = write_survey(kept, output)
         document = _document("survey", path, number, None)
         end(document, [f"Survey: {path}"], as_json=as_json, quiet=quiet)
@@ -187,7 +187,7 @@ def survey(
         "survey",
         output,
         "counts",
-        differences(kept, found),
+        differences(kept, survey),
         number,
         notes,
         agreement=f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.",
@@ -334,16 +334,16 @@ def bisect(
     asked = split([versions])
     if len(asked) < 2:
         raise UsageError("--versions: expected at least two releases, such as --versions 1.0,1.1,2.0")
-    distribution = package or _distribution(implementation)
+    distribution = package or _distribution_of(implementation)
     arguments = [*(cases or []), "--implementation", implementation]
-    for option, given in (
+    for option, value in (
         ("--dtype", ",".join(dtypes)),
         ("--framework", function.framework),
         ("--signature", function.signature),
         *(("--declare", text) for text in function.declare),
     ):
-        arguments += [option, given] if given else []
-    found = Bisection(distribution)
+        arguments += [option, value] if value else []
+    bisection = Bisection(distribution)
     for version in asked:
         release = Release(distribution, version, tuple(beside or ()))
         try:
@@ -351,14 +351,14 @@ def bisect(
             install(release)
             typer.echo(f"attncheck: {distribution} {version}: checking", err=True)
             check(release, arguments, output / version)
-            found.add(version, read_frames(output / version))
+            bisection.add(version, read_frames(output / version))
         except ReleaseError as error:
-            found.missed[version] = str(error)
-    code = ExitCode.NOT_RUN if found.missed else ExitCode.DISAGREE if found.made_worse else ExitCode.AGREE
-    end(bisection_document(found, code), bisection_lines(found), as_json=as_json)
+            bisection.missed[version] = str(error)
+    code = ExitCode.NOT_RUN if bisection.missed else ExitCode.DISAGREE if bisection.made_worse else ExitCode.AGREE
+    end(bisection_document(bisection, code), bisection_lines(bisection), as_json=as_json)
 
 
-def _distribution(implementation: str) -> str:
+def _distribution_of(implementation: str) -> str:
     """Return the distribution that an implementation's version is of. Raises ``UsageError`` for one's own."""
     from attncheck.execution.implementations import every_implementation
 

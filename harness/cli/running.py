@@ -64,20 +64,12 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     from attncheck.execution.user_code import Target, check_function, is_own
 
     options = request.options
-    own = [pattern for pattern in options.implementations if is_own(pattern)]
-    targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in own]
+    user_patterns = [pattern for pattern in options.implementations if is_own(pattern)]
+    targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in user_patterns]
     for target in targets:
         check_function(target)
     of_run = options.framework, options.threads, options.compilation_cache
     described.begin(*(DescriptionRequest(target, *of_run) for target in targets))
-    _check_own(options)
-    needed = [*_NEEDED, *(_needed_to_show(report=options.report) if own else ())]
-    while needed and not described.has_failed:  # which is said where they are looked at
-        _load([needed.pop(0)])
-
-
-def _check_own(options: RunOptions) -> None:
-    """Raise ``UsageError`` for two implementations that reports cannot tell apart, ``CaseError`` for bad case files."""
     if len(options.implementations) > 1:
         from attncheck.execution.implementation_selection import requested_functions, with_distinct_names
 
@@ -86,6 +78,9 @@ def _check_own(options: RunOptions) -> None:
     from attncheck.settings.config import check_own_cases
 
     check_own_cases(options, options.store)
+    needed = [*_NEEDED, *(_needed_to_show(report=options.report) if user_patterns else ())]
+    while needed and not described.has_failed:  # which is said where they are looked at
+        _load([needed.pop(0)])
 
 
 def _needed_to_show(*, report: bool) -> tuple[str, ...]:
@@ -103,8 +98,8 @@ def _run(
     from attncheck.execution.implementation_selection import select_implementations
 
     options, store = request.options, request.options.store
-    own = (options.backends or None, options.implementations)
-    chosen = select_implementations(*own, limits=options.worker_limits, described=described, **options.called)
+    patterns = (options.backends or None, options.implementations)
+    chosen = select_implementations(*patterns, limits=options.worker_limits, described=described, **options.called)
 
     from attncheck.attention.exact_array import SETTLED
     from attncheck.common.progress import show_progress
@@ -123,7 +118,7 @@ def _run(
         selection = selected(options, store)
     if selection.faults:  # such as one id in two files; the last results stay as they are
         raise CaseError(list(selection.faults))
-    narrowed = _narrowed(request, chosen, selection)
+    narrowed = _select_cases(request, chosen, selection)
     settings = Settings.of(options, chosen, selection.tags, narrowed.only, store)
     settings = replace(settings, command=["attncheck", *_without_cluster(sys.argv[1:])], times=request.times)
     # while the first worker imports its framework
@@ -162,7 +157,7 @@ def _run(
 
 @contextmanager
 def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
-    """Do something once what is done takes longer than people wait without wondering."""
+    """Call ``begin`` if the block takes longer than a moment, so that the user sees progress."""
     timer = Timer(_MOMENT, begin)
     timer.daemon = True
     timer.start()
@@ -173,7 +168,7 @@ def _after_a_moment(begin: Callable[[], None]) -> Iterator[None]:
 
 
 def _begin_to_judge(words: str, processes: int) -> None:
-    """Print what is being done, and start processes meanwhile: of cases that are new, answers are not known either."""
+    """Print the current activity, and start processes for judging: new cases have no cached answers."""
     from attncheck.execution.call import start_ahead
 
     typer.echo(f"attncheck: {words}", err=True)
@@ -184,7 +179,7 @@ def _begin_to_judge(words: str, processes: int) -> None:
 def _with_properties(
     options: RunOptions, chosen: ImplementationSelection, settings: Settings, summary: RunSummary
 ) -> RunSummary:
-    """Ask properties of what was chosen, write what was found beside the run's rows, and count it in its exit code."""
+    """Test properties of the chosen implementations, write their rows to the run, and include them in its exit code."""
     from attncheck.properties.run import Asking, ask_properties, questions_of, select_property_cases
     from attncheck.reports.properties import exit_code_of
     from attncheck.results.writer import note_exit_code, write_property_rows
@@ -205,8 +200,8 @@ def _with_properties(
 _BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
 
 
-def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
-    """Print what people may want to know before a run, and return the cases that run."""
+def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
+    """Print notes before a run, and return the cases that run."""
     from attncheck.reading.selection import left_out
     from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
     from attncheck.settings.config import tiles_of
@@ -228,8 +223,8 @@ def _narrowed(request: RunRequest, chosen: ImplementationSelection, selection: S
 
 
 def _without_cluster(arguments: list[str]) -> list[str]:
-    """Leave out where it was computed: the report is the same, and says the same of how to make it again."""
-    kept = [each for each in arguments if not each.startswith("--cluster=")]
+    """Leave out ``--cluster``: the report is the same, and so is the command that makes it again."""
+    kept = [argument for argument in arguments if not argument.startswith("--cluster=")]
     index = kept.index("--cluster") if "--cluster" in kept else len(kept)
     return [*kept[:index], *kept[index + 2 :]]
 
@@ -258,8 +253,8 @@ def check(
         raise UsageError("--open opens the report, and --no-report writes none: give one")
     if watch:
         of_outlets = {f"--{name.replace('_', '-')}": value for name, value in vars(outlets).items()}
-        given = {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}
-        if names := [name for name, value in given.items() if value]:
+        excluded = {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}
+        if names := [name for name, value in excluded.items() if value]:
             raise UsageError(f"--watch runs again and again, for people, and does not go with {' or '.join(names)}")
         from attncheck.cli.watching import watch as watch_files
 

@@ -66,7 +66,7 @@ def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Fin
     try:
         runs.run(())
         while has_reader():
-            if told != (names := _named([path for path, state in states.items() if state])):
+            if told != (names := _file_names([path for path, state in states.items() if state])):
                 _say(f"watching {names}; Ctrl-C ends")
                 told = names
             saved, states = files.wait(states)
@@ -79,10 +79,10 @@ def watch(request: RunRequest, run_request: Callable[..., RunSummary], show: Fin
 
 
 def files_of(request: RunRequest) -> WatchedFiles:
-    """Return the files of kernels and cases of one's own that a run depends on. Raises ``UsageError`` for none."""
+    """Return the user's files of kernels and cases that a run depends on. Raises ``UsageError`` if there are none."""
     kernels = [path for pattern in request.options.implementations if (path := _file_of(pattern)) is not None]
     config = read_config()
-    cases = [Path(each) for each in request.options.cases or config.cases if exists(Path(each))]
+    cases = [Path(path) for path in request.options.cases or config.cases if exists(Path(path))]
     tags = [(path if path.is_dir() else path.parent) / TAG_FILE for path in cases]
     lists = [*config.expected_failure_lists, *request.options.expected_failure_lists]
     if not kernels and not cases:
@@ -91,7 +91,7 @@ def files_of(request: RunRequest) -> WatchedFiles:
 
 
 def _file_of(pattern: str) -> Path | None:
-    """Return the file of an implementation; None of one that is installed. Raises ``UsageError`` for a missing file."""
+    """Return the file of an implementation; None if it is installed. Raises ``UsageError`` for a missing file."""
     if not is_own(pattern):
         return None
     target = Target.of(pattern)
@@ -99,12 +99,14 @@ def _file_of(pattern: str) -> Path | None:
     if module.endswith(".py") or target.program:
         return Path(module)
     path = Path.cwd().joinpath(*module.split("."))
-    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    return next(
+        (candidate for candidate in (path.with_suffix(".py"), path / "__init__.py") if candidate.is_file()), None
+    )
 
 
 @dataclass
 class _Runs:
-    """Runs one time after the other. What failed before runs first, and is what the next run is compared with."""
+    """Consecutive runs. Earlier failures run first, and each run is compared with the one before."""
 
     request: RunRequest
     run_request: Callable[..., RunSummary]
@@ -112,15 +114,17 @@ class _Runs:
     write: Finish
     code: ExitCode = ExitCode.INTERRUPTED
     failing: Outcomes | None = None
-    """None before the first run that came to its end."""
+    """None before the first complete run."""
 
     def run(self, saved: Sequence[Path]) -> None:
-        """Run, and show the answer, or what changed; what cannot be run is a message."""
+        """Run, and show the answer, the changes or an error."""
         try:
             if self.failing is None:
-                self._end_first(self.run_request(self.request))
+                summary = self.run_request(self.request)
+                self.code, self.failing = summary.exit_code, failing_outcomes(summary.failures)
+                self.show(summary)
             else:
-                self._end_next(self.run_request(self._again(), self._show_failure), self.failing, saved)
+                self._show_changes(self.run_request(self._next_request(), self._show_failure), self.failing, saved)
         except NothingFailed:
             self.request = replace(self.request, options=replace(self.request.options, failed=False))
             self.run(saved)
@@ -128,33 +132,29 @@ class _Runs:
             typer.echo(f"attncheck: {error}", err=True)
             self.code = error.exit_code
 
-    def _end_first(self, summary: RunSummary) -> None:
-        self.code, self.failing = summary.exit_code, failing_outcomes(summary.failures)
-        self.show(summary)
-
-    def _end_next(self, summary: RunSummary, before: Outcomes, saved: Sequence[Path]) -> None:
+    def _show_changes(self, summary: RunSummary, before: Outcomes, saved: Sequence[Path]) -> None:
         failed = read_failed(self.request.options.output)
         unfinished = {evaluation_of(key) for key in failed.evaluations} if failed else set[Evaluation]()
-        found = RunChanges.between(before, failing_outcomes(summary.failures), unfinished)
-        self.code, self.failing = summary.exit_code, found.failing
-        if found.changes or not self.request.options.quiet:
+        comparison = RunChanges.between(before, failing_outcomes(summary.failures), unfinished)
+        self.code, self.failing = summary.exit_code, comparison.failing
+        if comparison.changes or not self.request.options.quiet:
             code = f" (exit code {self.code:d})" if self.code else ""
-            typer.echo(f"{strftime('%H:%M:%S', localtime())} {_named(saved)}: {found.headline}{code}")
-            for line in found.lines():
+            typer.echo(f"{strftime('%H:%M:%S', localtime())} {_file_names(saved)}: {comparison.headline}{code}")
+            for line in comparison.lines():
                 typer.echo(f"  {line}")
         self.write(summary)
 
-    def _again(self) -> RunRequest:
+    def _next_request(self) -> RunRequest:
         options = self.request.options
         return replace(self.request, is_announced=True, options=replace(options, failed_first=not options.failed))
 
     def _show_failure(self, progress: Watcher, failed: FailedEvaluation) -> None:
-        """Count every failing evaluation; show at once those that did not fail before."""
+        """Count every failing evaluation; print it immediately if it did not fail before."""
         progress.fail(str(failed), is_shown=evaluation_of(failed.key) not in (self.failing or {}))
 
 
-def _named(paths: Sequence[Path]) -> str:
-    """Name files as people do: by their paths below the working directory, in alphabetical order."""
+def _file_names(paths: Sequence[Path]) -> str:
+    """Return the names of files relative to the working directory, in alphabetical order."""
     here = Path.cwd()
     names = sorted(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths)
     more = len(names) - _MAX_NAMED
@@ -172,14 +172,14 @@ def failing_outcomes(rows: Iterable[Row]) -> dict[Evaluation, Outcome]:
     """Return how each evaluation among failing rows fails, with the size of its error or a reason."""
     rows = list(rows)
     rows_of = {(row.case, row.dtype, row.implementation, row.stage): row for row in reversed(rows)}
-    found = {}
+    outcomes = {}
     for failed in failed_evaluations(rows):
         row = rows_of.get((*failed.key, failed.stage))
         stage = (row.begins_at if row else None) or failed.stage
         detail = _size(row) if stage else _reason(row)
         evaluation = evaluation_of(failed.key)
-        found[evaluation] = Outcome(level_of(failed.verdict), failed.verdict, stage, detail)
-    return found
+        outcomes[evaluation] = Outcome(level_of(failed.verdict), failed.verdict, stage, detail)
+    return outcomes
 
 
 def evaluation_of(key: tuple[str, str, str]) -> Evaluation:
@@ -204,7 +204,7 @@ PASSES = Outcome(HARMLESS, "passes")
 
 @dataclass(frozen=True)
 class RunChanges:
-    """Differences from the run before, and what fails now, as far as it is known."""
+    """Differences from the run before, and the known failures now."""
 
     changes: Sequence[Mapping[str, Any]]
     failing: Mapping[Evaluation, Outcome]
@@ -214,75 +214,75 @@ class RunChanges:
         """Compare two runs.
 
         Args:
-            before: What failed before.
-            now: What failed in the run since.
-            unfinished: What is known to fail after it, among it what it did not come to.
+            before: The failures of the run before.
+            now: The failures of this run.
+            unfinished: The evaluations that are known to fail, including those that this run did not reach.
         """
         failing = {**{key: outcome for key, outcome in before.items() if key in unfinished}, **now}
         return cls(changes(before, failing, PASSES), failing)
 
     @property
     def headline(self) -> str:
-        """How many evaluations changed, and how many fail."""
+        """The numbers of changed and of failing evaluations."""
         summary = summary_of(change["change"] for change in self.changes) if self.changes else "nothing changed"
         count = len(self.failing)
         return f"{summary}; {'nothing fails' if not count else f'{count:,} fails' if count == 1 else f'{count:,} fail'}"
 
     def lines(self) -> Iterator[str]:
-        """Give a line for each case on an implementation that is otherwise than before, dtypes together."""
+        """Yield a line for each case on an implementation that changed, with its dtypes together."""
         yield from listed_changes("verdicts", self.changes)
 
 
 SECONDS_BETWEEN = 0.2
-"""Between two looks at the files."""
+"""The pause between two checks of the files."""
 SECONDS_AT_REST = 0.1
-"""For so long nothing may change before a save counts as done: editors write in several steps."""
+"""The time without a change after which a save counts as done: editors write in several steps."""
 SECONDS_AWAY = 5.0
-"""For so long a file that was there may be missing: some editors rename it away before they write it again."""
+"""The longest time that a file may be missing: some editors rename it before they write it again."""
 _MAX_FILES = 500
 _CASE_FILES = ("*.yaml", "*.yml")
 
 State = tuple[int, int, int] | None
-"""When a file was modified, its size and its number on the disk; None where there is none."""
+"""The modification time, the size and the inode of a file; None if it does not exist."""
 FileStates = Mapping[Path, State]
 
 
 def state_of(path: Path) -> State:
-    """Look at a file without opening it."""
+    """Return the state of a file without opening it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def changed_files(before: FileStates, now: FileStates) -> list[Path]:
-    """Return the files that are new, gone or not what they were."""
+    """Return the files that are new, removed or changed."""
     return sorted(path for path in {*before, *now} if before.get(path) != now.get(path))
 
 
 @dataclass
 class WatchedFiles:
-    """The files of kernels, what they import from their own folders, and files and folders of cases."""
+    """The files of kernels, their imports from their folders, and files and folders of cases."""
 
     kernels: Sequence[Path]
     cases: Sequence[Path] = ()
     _imported: dict[Path, tuple[State, tuple[Path, ...]]] = field(default_factory=dict)
 
     def states(self) -> FileStates:
-        """Look at all files: which they are may have changed, too."""
-        found = {path: state_of(path) for path in self._case_files()}
+        """Return the states of all files; the set of files may have changed, too."""
+        states = {path: state_of(path) for path in self._case_files()}
         for kernel in self.kernels:
             waiting = [kernel]
-            while waiting and len(found) < _MAX_FILES:
+            while waiting and len(states) < _MAX_FILES:
                 path = waiting.pop()
-                if path not in found:
-                    found[path] = state_of(path)
-                    waiting += self._imports(path, found[path], kernel.parent)
-        return found
+                if path not in states:
+                    states[path] = state_of(path)
+                    waiting += self._imports(path, states[path], kernel.parent)
+        return states
 
     def wait(self, before: FileStates, pause: Callable[[float], None] = sleep) -> tuple[list[Path], FileStates]:
-        """Wait until something is not as it was ``before`` and is at rest; return what changed, and how all is now."""
+        """Wait for a complete change from the states ``before``; return the changed files and all states."""
         while not changed_files(before, now := self.states()):
             pause(SECONDS_BETWEEN)
         begun = monotonic()
@@ -291,18 +291,18 @@ class WatchedFiles:
             earlier, now = now, self.states()
             is_away = any(now.get(path) is None and before.get(path) is not None for path in self.kernels)
             if earlier == now and not (is_away and monotonic() - begun < SECONDS_AWAY):
-                # A file that was written back as it was is no change after all.
-                return (found, now) if (found := changed_files(before, now)) else self.wait(before, pause)
+                # A file that was written back unchanged is no change.
+                return (changed, now) if (changed := changed_files(before, now)) else self.wait(before, pause)
 
     def _case_files(self) -> Iterator[Path]:
         for path in self.cases:
             if path.is_dir():
-                yield from (found for pattern in _CASE_FILES for found in path.rglob(pattern))
+                yield from (case_file for pattern in _CASE_FILES for case_file in path.rglob(pattern))
             else:
                 yield path
 
     def _imports(self, path: Path, state: State, folder: Path) -> tuple[Path, ...]:
-        """Return the files beside a kernel that one of its files imports; while it cannot be read, those of before."""
+        """Return the files below a kernel's folder that a file imports; the earlier ones if it cannot be read."""
         known = self._imported.get(path)
         if known is not None and known[0] == state:
             return known[1]
@@ -310,25 +310,27 @@ class WatchedFiles:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             return known[1] if known else ()
-        found = tuple(dict.fromkeys(_files_of(tree, path, folder)))
-        self._imported[path] = (state, found)
-        return found
+        imported = tuple(dict.fromkeys(_files_of(tree, path, folder)))
+        self._imported[path] = (state, imported)
+        return imported
 
 
 def _files_of(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                yield from _files_called(folder, each.name.split("."))
+            for alias in node.names:
+                yield from _files_called(folder, alias.name.split("."))
         elif isinstance(node, ast.ImportFrom):
             start = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
             parts = node.module.split(".") if node.module else []
-            for each in node.names:
-                yield from _files_called(start, [*parts, each.name])
+            for alias in node.names:
+                yield from _files_called(start, [*parts, alias.name])
 
 
 def _files_called(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Give the files that an import of a dotted name reads below a folder; the last part may be no module."""
+    """Yield the files that an import of a dotted name reads below a folder; the last part may be no module."""
     for part in parts:
-        yield from (found for found in (folder / f"{part}.py", folder / part / "__init__.py") if found.is_file())
+        yield from (
+            candidate for candidate in (folder / f"{part}.py", folder / part / "__init__.py") if candidate.is_file()
+        )
         folder /= part

@@ -82,7 +82,7 @@ def test_a_folder_that_holds_something_else_is_refused_before_anything_is_asked(
 
 def test_who_is_not_installed_has_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = ImplementationSelection((), missing=("torch",))
-    monkeypatch.setattr("attncheck.cli.probing._chosen", lambda *_: nobody)
+    monkeypatch.setattr("attncheck.cli.probing._select_implementations", lambda *_: nobody)
     result = CliRunner().invoke(app, ["conventions", "torch", "--output", str(tmp_path / "new")])
     assert (result.exit_code, (tmp_path / "new").exists()) == (3, False)
 
