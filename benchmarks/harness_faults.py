@@ -578,8 +578,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "answer_not_run_is_agree",
         "reports/summary.py",
-        "return ExitCode.NOT_RUN if codes or frames.problems or coverage.unjudged(frames) else ExitCode.AGREE",
-        "return ExitCode.NOT_RUN if codes or coverage.unjudged(frames) else ExitCode.AGREE",
+        "return ExitCode.NOT_RUN if codes or frames.problems or coverage.shortfall_lines(frames) else ExitCode.AGREE",
+        "return ExitCode.NOT_RUN if codes or coverage.shortfall_lines(frames) else ExitCode.AGREE",
         "a report of an incomplete run agrees",
         "reports/test_summary.py",
     ),

@@ -29,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.common.store import Store
-from attncheck.common.wording import AND, counted
+from attncheck.common.wording import AND, count_noun
 from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import DIAGNOSABLE, OR, decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.run import diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import Parameters, conventions_lacking
+from attncheck.execution.operations import Parameters, missing_conventions
 from attncheck.execution.worker import Computed
 from attncheck.judging.truth import truth_of_case
 from attncheck.judging.units import Evaluation, Judge
@@ -381,7 +381,7 @@ def _named_by_a_run(faults: Sequence[str], plan: Plan, judge: Judge) -> Counter[
     for unit in plan:
         case, inputs = plan.case(unit), plan.inputs(unit)
         call = problem_of(case, inputs).as_call()
-        unasked = conventions_lacking(TAKEN, call.options)
+        unasked = missing_conventions(TAKEN, call.options)
         given = {name: value for name, value in {**call.inputs, **call.options}.items() if name not in unasked}
         small = 0 < score_elements(case.operation, case.options, inputs.arrays) <= MAX_SCORES
         if not small or unasked or TAKEN.lacking(given):
@@ -451,7 +451,7 @@ def main(patterns: Sequence[str]) -> int:
         counts[len(faults)][outcome] += 1
         print(f"{outcome:10} {' and '.join(faults):48} {len(cases):4} failing cases: {', '.join(names) or '-'}")
     for number, of in counts.items():
-        print(f"{counted(number, 'fault')}: {', '.join(f'{count} {outcome}' for outcome, count in of.items())}")
+        print(f"{count_noun(number, 'fault')}: {', '.join(f'{count} {outcome}' for outcome, count in of.items())}")
     return int(any(of["wrongly"] for of in counts.values()))
 
 

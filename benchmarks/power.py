@@ -39,7 +39,7 @@ from attncheck.mutation.mutant import Mutant
 from attncheck.mutation.unit import Unit, UnitScorer
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import show
-from attncheck.searching.concrete import asked_of, read_concrete
+from attncheck.searching.concrete import read_concrete, required_features
 from attncheck.searching.findings import ProblemSubject, Symptom
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import reduce_problem
@@ -168,7 +168,9 @@ def _medians(found: Sequence[Found], name: str) -> list[float]:
 def _by_options(found: Sequence[Found]) -> Mapping[str, list[Found]]:
     by_option: dict[str, list[Found]] = defaultdict(list)
     for each in found:
-        asked = sorted({_SHARED if name.endswith("shared") else name.split(" ")[0] for name in asked_of(each.problem)})
+        asked = sorted(
+            {_SHARED if name.endswith("shared") else name.split(" ")[0] for name in required_features(each.problem)}
+        )
         for name in asked or ["nothing"]:
             by_option[name].append(each)
         for pair in combinations(asked, 2):
@@ -181,7 +183,7 @@ def _write(path: Path, found: Sequence[Found]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("mutant", "topic", "seed", "problems", "seconds", "operation", "asked", "dtype"))
         for each in found:
-            asked = " ".join(sorted(asked_of(each.problem)))
+            asked = " ".join(sorted(required_features(each.problem)))
             row = (each.mutant.name, each.mutant.topic, each.seed, each.problems, f"{each.seconds:.2f}")
             writer.writerow((*row, each.problem.operation, asked, each.problem.dtype))
 

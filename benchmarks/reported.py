@@ -21,8 +21,8 @@ import reported_kernels
 from measuring import on_one_thread
 
 import attncheck
-from attncheck.common.wording import AND, counted
-from attncheck.reports.defects import cause_line, declaration_lines, defects_of
+from attncheck.common.wording import AND, count_noun
+from attncheck.reports.defects import declaration_lines, defects_of, diagnosis_sentence
 from attncheck.reports.failure_patterns import in_common_lines
 
 RIGHT_NAMES: Mapping[str, frozenset[str]] = {
@@ -76,7 +76,7 @@ def outcome_of(name: str, patterns: Sequence[str]) -> tuple[str, int, list[str]]
         (column,) = frames.columns
         found = [each for each in defects_of(frames, column) if each.is_shown_by_calls]
         declared, located = declaration_lines(frames), in_common_lines(frames)
-        said = [text for text in (cause_line(found), *declared, *located) if text]
+        said = [text for text in (diagnosis_sentence(found), *declared, *located) if text]
     red = {case for each in found for case in each.cases}
     names = {part for each in found if each.diagnosis for part in each.diagnosis.replace(" or ", AND).split(AND)}
     if not red:
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.kernels or kernels():
         outcome, red, said = outcome_of(name, options.cases)
         counts[outcome] += 1
-        print(f"{outcome:10} {name:30} red in {counted(red, 'case')}: {'; '.join(said) or '-'}", flush=True)
+        print(f"{outcome:10} {name:30} red in {count_noun(red, 'case')}: {'; '.join(said) or '-'}", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     return int(counts["misleading"] + counts["green"] > 0)
 

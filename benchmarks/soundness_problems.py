@@ -15,7 +15,7 @@ import numpy as np
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients, show, stage_shapes
-from attncheck.searching.concrete import asked_of
+from attncheck.searching.concrete import required_features
 from attncheck.searching.drawing import DrawnInputs
 from attncheck.searching.problems import Draw, draw_kind, fits, is_wide, largest_step, outline, stored
 from attncheck.searching.shapes import HEADS, KERNEL_HEADS, WIDTHS, Dimensions, Random, max_entries
@@ -89,7 +89,9 @@ def draw_problem(draw: PooledDraw, number: int) -> DrawnProblem:
     while found is None:
         found = outline(draw_kind(draw.kinds, random), "", random, shape=shape)
     drawing = DrawnInputs(found, random)
-    words = [word for word in asked_of(found) if word not in {form.partition(" ")[0] for form in drawing.forms}]
+    words = [
+        word for word in required_features(found) if word not in {form.partition(" ")[0] for form in drawing.forms}
+    ]
     names = " + ".join(sorted([*words, *drawing.forms])) or "nothing"
     lengths = found.lengths
     scores = tuple(lengths.get(letter, lengths.get("N", 1)) for letter in ("B", "H", "Lq", "T"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from soundness_problems import DrawnProblem
 
-from attncheck.common.wording import stored_index
+from attncheck.common.wording import index_text
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Failure, Outcome
@@ -160,7 +160,7 @@ def _stage_fields(judgement: StageJudgement) -> dict[str, Any]:
         "empty_rows": judgement.empty_rows,
         **_measured_fields("", judgement.accumulated),
         **_measured_fields("step_", judgement.introduced),
-        "index": "" if judgement.index is None else stored_index(judgement.index),
+        "index": "" if judgement.index is None else index_text(judgement.index),
         "value": judgement.value,
         "exact": judgement.exact,
         "error": judgement.error,

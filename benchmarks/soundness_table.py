@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attncheck.common.wording import written_element
+from attncheck.common.wording import format_element
 from attncheck.judging.compare import MIN_CAUSES, MIN_FOR_MEAN
 from attncheck.spec.verdicts import Verdict
 
@@ -162,7 +162,7 @@ def _alarm_lines(alarms: pd.DataFrame, command: str) -> Iterable[str]:
             for prefix, name in (("", "exact answer"), ("step_", "exact step"))
             if row[f"{prefix}tier"] in _TIERS
         )
-        where = written_element(str(row["index"]), str(row["stage"])) if row["stage"] else "no stages"
+        where = format_element(str(row["index"]), str(row["stage"])) if row["stage"] else "no stages"
         yield (
             f"- {row['implementation']} {row['dtype']}, {row['operation']}, {row['regime']}, {row['asked']}, "
             f"scores {row['scores']}, {where}: {row['verdict']}{': ' if tiers else ''}{tiers} {row['message']} "

@@ -31,7 +31,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.selection import Selection, dtype_of, select_one
 from attncheck.reports.merge import merge_runs
 from attncheck.results.format import Row
-from attncheck.results.last_failed import CaseInDtype, failed_alone, what_became_of
+from attncheck.results.last_failed import CaseInDtype, only_failed, outcomes_of
 from attncheck.results.reader import read_runs
 from attncheck.run import Settings, run_cases
 from attncheck.searching.own_calls import question_of_arrays
@@ -119,7 +119,7 @@ class CheckResult:
         """Return what became of every call, in the plan's order."""
         rows = self.frames.results
         planned = ((case.id, dtype) for case in self._selection.cases for dtype in case.dtypes)
-        return what_became_of(planned, rows[rows["implementation"].eq(name)].to_dict("records"))
+        return outcomes_of(planned, rows[rows["implementation"].eq(name)].to_dict("records"))
 
 
 @with_keywords(CheckKeywords, name=None, output=None)
@@ -186,7 +186,7 @@ def _checked(
     only = None
     if options.failed:
         names = [item.name for item in chosen.implementations]
-        narrowed = failed_alone(selection.cases, options.dtypes, names, options.output)
+        narrowed = only_failed(selection.cases, options.dtypes, names, options.output)
         if narrowed.cases:
             selection, only = replace(selection, cases=narrowed.cases), narrowed.only
     settings = Settings.of(options, chosen, selection.tags, only, store)
@@ -199,8 +199,8 @@ def _checked(
         confirm_hints(options.output, selection.cases, chosen.implementations, limits, selection.tags)
 
     frames = make_frames(merge_runs(read_runs([options.output])))
-    found = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
-    return CheckResult(*found, judged=min(summary.judged.values(), default=0), asked=summary.cases)
+    outcome = (summary.exit_code, summary.failures, frames, selection, chosen.implementations, limits)
+    return CheckResult(*outcome, judged=min(summary.judged.values(), default=0), asked=summary.cases)
 
 
 def ask(

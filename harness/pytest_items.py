@@ -52,8 +52,8 @@ class _CaseCollector(pytest.Collector):
 class CaseItem(pytest.Item):
     """One case in one dtype."""
 
-    def __init__(self, *, judge: ImplementationJudge, case: Case, dtype: str, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, judge: ImplementationJudge, case: Case, dtype: str, **node: Any) -> None:
+        super().__init__(**node)
         self.judge, self.case, self.dtype = judge, case, dtype
         self.add_marker(pytest.mark.attncheck(implementation=judge.implementation.name))
 
@@ -74,14 +74,14 @@ def items_of(
     Raises ``UsageError`` for an id that names no test.
     """
     collector = _CaseCollector.from_parent(session, name=NODE, nodeid=NODE)
-    found = []
+    items = []
     for judge in judges:
         for case, dtype in cases_in_dtypes(judge.selection, dtypes):
             name = f"{judge.implementation.name}[{case.id}-{dtype}]"
             # An id that pytest composes itself is, since 9.2, another one than the same text read back.
-            given = {"name": name, "nodeid": f"{NODE}::{name}"}
-            found.append(CaseItem.from_parent(collector, judge=judge, case=case, dtype=dtype, **given))
-    return _named(found, ids)
+            node = {"name": name, "nodeid": f"{NODE}::{name}"}
+            items.append(CaseItem.from_parent(collector, judge=judge, case=case, dtype=dtype, **node))
+    return _named(items, ids)
 
 
 def _named(items: list[CaseItem], ids: Sequence[str]) -> list[CaseItem]:
@@ -163,7 +163,7 @@ class ImplementationJudge:
         from attncheck.asking.again import ask_again, failure_of_answer
         from attncheck.execution.call import Limits
         from attncheck.reading.case import case_record
-        from attncheck.settings.commands import command, words_again, words_of
+        from attncheck.settings.commands import command, command_words_by_name, words_of
         from attncheck.showing.explanation import explanation_text
 
         explained, lines = seen, []
@@ -176,7 +176,7 @@ class ImplementationJudge:
             again = ask_again(_engine(self.store), self.implementation, seen.question, met)
             explained = again if again.repeated else explained
         standard = Limits(case_seconds=_TIME_LIMIT)
-        words = words_of(self.implementation.name, words_again([self.implementation], standard, None))
+        words = words_of(self.implementation.name, command_words_by_name([self.implementation], standard, None))
         if words and explained.repeated is None:  # the command starts a fresh process, and knows of no other
             lines.append(command("explain", case_record(seen.case, {}), words, seen.dtype))
         return "\n".join([explanation_text(explained, self.selection.tags), *lines])
@@ -267,7 +267,7 @@ class JudgedSummary:
     """A plugin for a session with tests of attncheck: it hears every report, from workers of pytest-xdist too."""
 
     minimum: Minimum | None = None
-    found: dict[str, dict[str, tuple[str, str, str]]] = field(default_factory=dict)
+    results: dict[str, dict[str, tuple[str, str, str]]] = field(default_factory=dict)
     """By implementation and case: what became of it, what it lacks, and what was said."""
     deselected: int = 0
 
@@ -291,7 +291,7 @@ class JudgedSummary:
         if recorded is None:
             return
         implementation, case, outcome, lacks, message = recorded
-        cases = self.found.setdefault(implementation, {})
+        cases = self.results.setdefault(implementation, {})
         known = cases.get(case)
         if known is None or _rank(outcome, lacks) < _rank(*known[:2]):
             cases[case] = (outcome, lacks, message)
@@ -308,30 +308,34 @@ class JudgedSummary:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print how many of the cases were judged, a line per implementation."""
-        if not self.found:
+        if not self.results:
             return
         terminalreporter.section("attncheck")
-        for name, each in self._coverage().items():
-            terminalreporter.line(f"{name}: {each.words}")
+        for name, coverage in self._coverage().items():
+            terminalreporter.line(f"{name}: {coverage.words}")
         for line in self._short():
             terminalreporter.line(f"too little was judged: {line}", red=True)
 
     def _short(self) -> list[str]:
         from attncheck.results.coverage import RequestedRun, shortfalls
 
-        found = {} if self.deselected else self._coverage()
-        asked = {name: RequestedRun(each.asked, (name,), self.minimum) for name, each in found.items()}
-        absent = {name: each.lacks.not_offered for name, each in found.items()}
-        return [line for name, each in found.items() for line in shortfalls({name: each.judged}, asked[name], absent)]
+        by_name = {} if self.deselected else self._coverage()
+        asked = {name: RequestedRun(coverage.asked, (name,), self.minimum) for name, coverage in by_name.items()}
+        absent = {name: coverage.lacks.not_offered for name, coverage in by_name.items()}
+        return [
+            line
+            for name, coverage in by_name.items()
+            for line in shortfalls({name: coverage.judged}, asked[name], absent)
+        ]
 
     def _coverage(self) -> dict[str, Coverage]:
         from attncheck.reports.coverage import Coverage, Lacks
         from attncheck.reports.frames import Column
 
         covered = {}
-        for name, cases in self.found.items():
-            count = {outcome: sum(each[0] == outcome for each in cases.values()) for outcome in _OUTCOMES}
-            lacks = Lacks.of([each[1:] for each in cases.values() if each[0] == _UNSUPPORTED])
+        for name, cases in self.results.items():
+            count = {outcome: sum(result[0] == outcome for result in cases.values()) for outcome in _OUTCOMES}
+            lacks = Lacks.of([result[1:] for result in cases.values() if result[0] == _UNSUPPORTED])
             column = Column("", name, "")
             covered[name] = Coverage(column, len(cases), count[_JUDGED], lacks, count[_UNVERIFIED], count[_STOPPED])
         return covered

@@ -72,13 +72,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _options(config: pytest.Config) -> RunOptions:
     """Return the options of the command line. Raises ``UsageError`` where one cannot be read."""
-    found = {}
+    values = {}
     for option in options_of(RunOptions).values():
         if option.flag.pytest:
             name = f"--attncheck-{option.word}"
             with _without_traceback():
-                found[option.name] = option.read(config.getoption(name) or None, name)
-    return RunOptions(**found)
+                values[option.name] = option.read(config.getoption(name) or None, name)
+    return RunOptions(**values)
 
 
 @contextmanager
@@ -117,13 +117,13 @@ def _judges(options: RunOptions, targets: Sequence[str], ids: Sequence[str]) -> 
     Raises ``UsageError`` where an implementation or a case cannot be used.
     """
     from attncheck.execution.implementation_selection import select_implementations
-    from attncheck.reading.selection import tiles_named
+    from attncheck.reading.selection import tiles_in_names
 
     with _without_traceback():
-        selection = pytest_items.select_cases(replace(options, tiles=options.tiles + tiles_named(ids)))
+        selection = pytest_items.select_cases(replace(options, tiles=options.tiles + tiles_in_names(ids)))
         chosen = select_implementations(None, targets, **options.called)
         judges = [
-            pytest_items.ImplementationJudge.of(each, selection, options.store) for each in chosen.implementations
+            pytest_items.ImplementationJudge.of(item, selection, options.store) for item in chosen.implementations
         ]
     if chosen.missing:
         raise pytest.UsageError(f"attncheck: {', '.join(chosen.missing)}: not installed")

@@ -16,7 +16,7 @@ from attncheck.common.errors import ExitCode
 from attncheck.common.processors import available_processors
 from attncheck.common.progress import Times
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import counted
+from attncheck.common.wording import count_noun
 from attncheck.diagnosis.on_demand import DIAGNOSIS
 from attncheck.execution.call import Limits, end_strays, with_memory_per_worker
 from attncheck.execution.describing import DescribedWorkers
@@ -26,17 +26,17 @@ from attncheck.execution.runner import Group, GroupRunner, group_by_process, gro
 from attncheck.executors.base import ResultRecorder
 from attncheck.executors.local import LocalExecutor, compares_frameworks
 from attncheck.judging.units import Judge
-from attncheck.judging.xfail import ExpectedFailureRecord, recorded_alike, unit_order
+from attncheck.judging.xfail import ExpectedFailureRecord, similar_expected_failures, unit_order
 from attncheck.planning.plan import Plan, Unit
 from attncheck.reading.case import Case, case_records
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reading.model import TagEntry
 from attncheck.results.coverage import Minimum, RequestedRun, Stop, shortfalls
 from attncheck.results.format import Row
-from attncheck.results.last_failed import FAILED_FILE, CaseInDtype, FailedEvaluation, FailedRecord, RunWatch
+from attncheck.results.last_failed import FAILED_FILE, CaseInDtype, FailedEvaluation, FailedRecord, FailureLimit
 from attncheck.results.resume import ResumeState, read_resume_state
 from attncheck.results.writer import ResultsWriter
-from attncheck.settings.commands import words_again
+from attncheck.settings.commands import command_words_by_name
 from attncheck.settings.config import expected_failures_of, minimum_of, tiles_of
 from attncheck.settings.options import RecordedOptions, RunOptions
 from attncheck.spec import DTYPES
@@ -95,11 +95,11 @@ class Settings(RecordedOptions):
         """Return how these implementations are run as the options say. Raises ``CaseError`` for a list of failures."""
         picked = options.picked | {"failed": [str(options.output)] if only is not None else []}
         complete = not any(picked.values())
-        given = {each.name: getattr(options, each.name) for each in fields(RecordedOptions)}
-        given |= {"tiles": tiles_of(options), "max_failures": 1 if options.exitfirst else options.max_failures}
+        recorded = {field.name: getattr(options, field.name) for field in fields(RecordedOptions)}
+        recorded |= {"tiles": tiles_of(options), "max_failures": 1 if options.exitfirst else options.max_failures}
         backends = [item.entry.name for item in chosen.implementations]
         return cls(
-            **given,
+            **recorded,
             limits=options.worker_limits,
             expected_failures=expected_failures_of(backends, options.expected_failure_lists),
             complete=complete,
@@ -183,7 +183,7 @@ def run_cases(
             plan = with_standard(plan)
         if count := plan.standard_cases:
             on_plan(_words_of(cases, chosen, standard, count))
-    watch = RunWatch(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
+    watch = FailureLimit(FailedRecord.begun(settings.output, settings.only), settings.max_failures, on_failure)
     groups = [
         group
         for implementation in chosen.implementations
@@ -208,7 +208,7 @@ class _CaseRun:
     chosen: ImplementationSelection
     settings: Settings
     judge: Judge
-    watch: RunWatch
+    watch: FailureLimit
     on_progress: Callable[[int, int], None]
     begun: float = field(default_factory=time.monotonic)
 
@@ -280,7 +280,7 @@ class _CaseRun:
             return ()
         from attncheck.asking.conventions import ask_within
 
-        item = next(each for each in self.chosen.implementations if each.name == name)
+        item = next(known for known in self.chosen.implementations if known.name == name)
         return ask_within(item, seconds, self.settings.limits)
 
     def _diagnosed(self, recorder: ResultRecorder) -> list[Row]:
@@ -310,24 +310,26 @@ class _CaseRun:
 
         table, _ = read_rows(self.settings.output)
         rows = list(table.records(("case", "implementation", "verdict", "lacks")))
-        found = {}
+        suggestions = {}
         for item in few:
             of_item = (row for row in rows if row["implementation"] == item.name and not row["lacks"])
             refused = {row["case"] for row in of_item if row["verdict"] in (Verdict.UNSUPPORTED, Verdict.ERROR)}
             refused -= judged.get(item.name, set())
             cases = [case for case in self.plan.cases if case.id in refused]
             if suggestion := suggest_requirements(item, cases, self.settings.limits):
-                found[item.name] = suggestion.words(item)
-        return found
+                suggestions[item.name] = suggestion.words(item)
+        return suggestions
 
     def _alike(self, failing: Sequence[Row]) -> dict[str, str]:
         """Return by users' functions that fail the functions of their framework that are recorded to fail alike."""
-        found = {}
+        sentences = {}
         for item in self.chosen.implementations:
             rows = [row for row in failing if row.implementation == item.name and row.fails_run]
             if rows and isinstance(item.entry, UserImplementation):
-                found[item.name] = recorded_alike(rows, bundled_expected_failures([item.entry.framework]))
-        return {name: words for name, words in found.items() if words}
+                sentences[item.name] = similar_expected_failures(
+                    rows, bundled_expected_failures([item.entry.framework])
+                )
+        return {name: words for name, words in sentences.items() if words}
 
 
 def _standard_only(chosen: ImplementationSelection) -> set[str]:
@@ -341,8 +343,8 @@ def _words_of(cases: Sequence[Case], chosen: ImplementationSelection, standard: 
         ", ".join(item.short_name for item in chosen.implementations if (item.name in standard) == in_part)
         for in_part in (False, True)
     )
-    whole = f"{every}: {len(cases):,} of {counted(len(cases), 'case')}; " if every else ""
-    return f"{whole}{some}: the {counted(count, 'standard case')}, which cover the rest"
+    whole = f"{every}: {len(cases):,} of {count_noun(len(cases), 'case')}; " if every else ""
+    return f"{whole}{some}: the {count_noun(count, 'standard case')}, which cover the rest"
 
 
 @contextmanager
@@ -387,17 +389,19 @@ def _workers(groups: Sequence[Group], limits: Limits) -> int:
 def environment_record(chosen: ImplementationSelection, settings: Settings) -> dict[str, Any]:
     """Return what environment.json says of a run before anything was computed."""
     entries = [implementation.entry for implementation in chosen.implementations]
-    own = {item.name: item.entry for item in chosen.implementations if isinstance(item.entry, UserImplementation)}
-    conventions = {name: dict(entry.conventions) for name, entry in own.items() if entry.conventions}
+    user_entries = {
+        item.name: item.entry for item in chosen.implementations if isinstance(item.entry, UserImplementation)
+    }
+    conventions = {name: dict(entry.conventions) for name, entry in user_entries.items() if entry.conventions}
     kept = settings.output if settings.keeps_results else None
     return {
         "label": settings.label,
         "command": shlex.join(settings.command),
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "asked": {
-            **{name: list(each) for name, each in settings.picked.items()},
+            **{name: list(values) for name, values in settings.picked.items()},
             "by_name": list(chosen.by_name),
-            "own": [*own],
+            "own": [*user_entries],
             **({"conventions": conventions} if conventions else {}),
             **({"tiles": list(settings.tiles)} if settings.tiles else {}),
             "min_judged": None if settings.minimum is None else str(settings.minimum),
@@ -405,9 +409,11 @@ def environment_record(chosen: ImplementationSelection, settings: Settings) -> d
         **describe_environment(entries, settings.limits.threads),
         "compilation_cache": settings.limits.compilation_cache,
         "implementations": {item.name: item.package for item in chosen.implementations},
-        "sources": {item.name: dict(each) for item in chosen.implementations if (each := source_of(item.entry))},
-        "classes": {item.name: {each: item.rounding_model(each) for each in DTYPES} for item in chosen.implementations},
-        "again": words_again(chosen.implementations, settings.limits, kept),
+        "sources": {item.name: dict(source) for item in chosen.implementations if (source := source_of(item.entry))},
+        "classes": {
+            item.name: {dtype: item.rounding_model(dtype) for dtype in DTYPES} for item in chosen.implementations
+        },
+        "again": command_words_by_name(chosen.implementations, settings.limits, kept),
         "left_out": dict.fromkeys(chosen.left_out, "not installed"),
         "missing": dict.fromkeys(chosen.missing, "asked for by name, not installed"),
         "faults": [],  # of results of earlier releases, which ran the cases of other files where one had a fault

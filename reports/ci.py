@@ -25,10 +25,10 @@ from typing import Any
 from urllib.parse import quote
 
 from attncheck.common.errors import ExitCode, OutputError
-from attncheck.common.wording import at_most
+from attncheck.common.wording import truncate_list
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage
-from attncheck.reports.defects import Defect, defects, grouped
+from attncheck.reports.defects import Defect, defects, group_by_defect
 from attncheck.reports.failures import failures_of
 from attncheck.reports.frames import Frames
 from attncheck.reports.html.contents import environment
@@ -57,7 +57,7 @@ def render_ci_summary(frames: Frames, report: Path, *, is_written: bool = True) 
     answer = make_summary(frames)
     bad = wrong(frames, _MAX_LISTED, most_letters=_MAX_LETTERS)
     counts = [implementations(frames)] if frames.columns else []
-    notes = at_most(_MAX_LISTED, frames.notes, "and {} more that could not be run")
+    notes = truncate_list(_MAX_LISTED, frames.notes, "and {} more that could not be run")
     listed = [escape(cut(line, _MAX_LETTERS)) for line in (*answer.sentences, *notes)]
     return "\n".join(
         [
@@ -179,7 +179,7 @@ def render_sarif(frames: Frames, below: PurePosixPath | None = None) -> str:
 
     ``below`` is the folder of the run in its repository; paths of files are relative to the repository.
     """
-    every_defect = [*defects(frames), *grouped(frames, noisy_stages(frames), {})]
+    every_defect = [*defects(frames), *group_by_defect(frames, noisy_stages(frames), {})]
     rules = sorted({defect.name for defect in every_defect})
     place = below or PurePosixPath()
     has_failed = bool(frames.problems) or frames.has_faults

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from attncheck.common.errors import ExitCode, OutputError, ResultsError, UsageError
-from attncheck.common.wording import at_stage, counted
+from attncheck.common.wording import at_stage, count_noun
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures
 from attncheck.reports.cells import Cell, State, cell_table
 from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text
@@ -114,7 +114,7 @@ def _change(evaluation: Evaluation, before: Outcome, after: Outcome) -> Row:
 def summary_of(kinds: Iterable[str]) -> str:
     """Count verdicts that changed, by kind, as a sentence without its end."""
     counts = Counter(kinds)
-    worse = counted(counts[WORSE], "verdict")
+    worse = count_noun(counts[WORSE], "verdict")
     return f"{worse} got worse, {counts[BETTER]:,} got better, {counts[OTHER]:,} changed otherwise"
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import at_most, counted, listed, told_apart
+from attncheck.common.wording import count_noun, format_distinct, join_words, truncate_list
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -81,7 +81,7 @@ class Lacks:
 
     def __str__(self) -> str:
         texts = [f"{what} {count:,}" for what, count in self.singly]
-        return ", ".join(texts if len(texts) == _MAX_LACKS + 1 else at_most(_MAX_LACKS, texts))
+        return ", ".join(texts if len(texts) == _MAX_LACKS + 1 else truncate_list(_MAX_LACKS, texts))
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,12 @@ class Coverage:
     @property
     def words(self) -> str:
         """Return how many cases of the offered operations were judged, and what the rest lacks."""
-        cases = counted(self.offered or self.standard, "standard case" if self.stood_for else "case")
+        cases = count_noun(self.offered or self.standard, "standard case" if self.stood_for else "case")
         rest = ", which cover the rest" if self.stood_for else ""
         few = (
-            listed(self.operations) if len(self.operations) <= _MAX_OPERATIONS else f"{len(self.operations)} operations"
+            join_words(self.operations)
+            if len(self.operations) <= _MAX_OPERATIONS
+            else f"{len(self.operations)} operations"
         )
         of = f" of {few}" if self.lacks.not_offered and self.operations else ""
         return "; ".join(filter(None, (f"judged {self.judged:,} of {cases}{self.in_dtypes}{of}{rest}", self.rest)))
@@ -218,7 +220,7 @@ def _count_similar(messages: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def unjudged(frames: Frames) -> tuple[str, ...]:
+def shortfall_lines(frames: Frames) -> tuple[str, ...]:
     """Return a line for each shortfall of judged cases; any shortfall makes the exit code 3."""
     lines: list[str] = []
     bad = failing(frames.results)
@@ -236,18 +238,18 @@ def unjudged(frames: Frames) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def stood_for(frames: Frames) -> Iterable[str]:
+def covered_sentences(frames: Frames) -> Iterable[str]:
     """Count the evaluations that were not requested because others cover them, in a sentence per implementation."""
     results = frames.results
     rows = results[results["lacks"].eq(ALL_CASES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
     rows = rows.drop_duplicates([*_KEYS, "dtype"])
     for column in frames.columns:
         if count := len(of_column(rows, column)):
-            few = f"{frames.title(column, with_version=False)} was not asked for {counted(count, 'evaluation')}"
+            few = f"{frames.title(column, with_version=False)} was not asked for {count_noun(count, 'evaluation')}"
             yield f"{few}, which others cover; {ALL_CASES} asks for all."
 
 
-def untested(frames: Frames) -> Iterable[str]:
+def undeclared_dtype_sentences(frames: Frames) -> Iterable[str]:
     """Name the dtypes in which an implementation was not tested, because it does not declare them."""
     results = frames.results
     rows = results[results["lacks"].isin(DTYPES) & results["verdict"].eq(Verdict.UNSUPPORTED)]
@@ -259,10 +261,10 @@ def untested(frames: Frames) -> Iterable[str]:
             names.append(frames.title(column, with_version=False))
     for (dtypes, is_own), names in together.items():
         whose = f", which {'does' if len(names) == 1 else 'do'} not declare {'it' if len(dtypes) == 1 else 'them'}."
-        yield f"{listed(dtypes)} not tested on {listed(names)}{': declare `dtypes`.' if is_own else whose}"
+        yield f"{join_words(dtypes)} not tested on {join_words(names)}{': declare `dtypes`.' if is_own else whose}"
 
 
-def picked(frames: Frames) -> Iterable[str]:
+def selection_sentences(frames: Frames) -> Iterable[str]:
     """Return a sentence for each environment that ran only a selection of cases."""
     words = {
         "cases": "the cases",
@@ -277,7 +279,7 @@ def picked(frames: Frames) -> Iterable[str]:
         quoted = {**asked.picked, "match": tuple(f'"{pattern}"' for pattern in asked.picked.get("match", ()))}
         parts = [
             f"{words[name]}{'s' if len(picks) > 1 and not words[name].endswith('s') else ''} "
-            f"{listed(at_most(_MAX_PICKS, picks, '{} more'))}"
+            f"{join_words(truncate_list(_MAX_PICKS, picks, '{} more'))}"
             for name, picks in quoted.items()
             if picks
         ]
@@ -313,7 +315,7 @@ def padded_sentences(frames: Frames) -> Iterator[str]:
             parts = [f"{count:,} with {kind}" for kind, count in counts.items()]
             how = f" with {counts.index[0]}, as it requires" if len(parts) == 1 else ""
             how = (
-                f", as it requires: {listed(parts)}" if len(parts) > 1 else how
+                f", as it requires: {join_words(parts)}" if len(parts) > 1 else how
             )  # without a kind, somebody else's rows
             yield f"{on}, {_case_count(rows.loc[~is_folded, 'case'].nunique())} padded{how}."
 
@@ -447,7 +449,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
         for row, (_, text, _) in zip(by_index.values(), numbers, strict=True)
     ]
     more = len(sentences) - _MAX_NUMBERS
-    rest = [f"And {counted(more, 'more number')} of it"] if more > 0 else []
+    rest = [f"And {count_noun(more, 'more number')} of it"] if more > 0 else []
     hints = Counter(row["hint"] for row in by_index.values() if row["hint"] is not None)
     rest += [
         f"{hint[0].upper()}{hint[1:]}"
@@ -461,7 +463,7 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
 def _distinct_exact_text(row: Mapping[str, Any]) -> str:
     """Write an exact answer with enough digits to differ from the printed text, which may not be a number."""
     try:
-        return told_apart(float(row["printed"]), row["exact"])[1]
+        return format_distinct(float(row["printed"]), row["exact"])[1]
     except (TypeError, ValueError):
         return _value_text(row["exact"])
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, counted, listed
+from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, count_noun, join_words
 from attncheck.execution.user_code import declaration
-from attncheck.reports.failure_patterns import LACKING, in_common
+from attncheck.reports.failure_patterns import MISSING_CAPABILITIES, common_features
 from attncheck.reports.failures import failures
 from attncheck.reports.frames import (
     Column,
@@ -37,7 +37,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.one_failure import how_wrong
-from attncheck.spec import DECLARED_READINGS, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec import CONVENTION_OF_READING, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
@@ -110,19 +110,19 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
     # An untried call comes after the failure because of which it was not tried.
     return tuple(
         sorted(
-            grouped(frames, failures(frames), first),
+            group_by_defect(frames, failures(frames), first),
             key=lambda of: (not of.is_shown_by_calls, _did_not_run(of.first), of.name == Verdict.UNTRIED, -of.others),
         )
     )
 
 
-def grouped(frames: Frames, all_failures: Iterable[Failure], diagnosed: Diagnosed) -> list[Defect]:
+def group_by_defect(frames: Frames, all_failures: Iterable[Failure], diagnosed: Diagnosed) -> list[Defect]:
     """Group failures by defect, in the order of each defect's first failure."""
     numbered_groups = by_key(enumerate(all_failures), lambda pair: _defect_key(pair[1], diagnosed, pair[0]))
     return [_defect(frames, [failure for _, failure in pairs], diagnosed) for pairs in numbered_groups.values()]
 
 
-def cause_line(causing: Sequence[Defect]) -> str:
+def diagnosis_sentence(causing: Sequence[Defect]) -> str:
     """Return why one implementation's numbers are wrong, without the last full stop; empty if no cause is known."""
     wrong = [defect for defect in causing if defect.is_shown_by_calls and defect.first.verdict in _WRONG_NUMBERS]
     named, unnamed = (
@@ -150,21 +150,21 @@ def cause_line(causing: Sequence[Defect]) -> str:
     if rest:
         where = f": {rest[0]}" if len(rest) == 1 else f", the first {rest[0]}"
         taken = f"{BY_ITSELF}{hint}" if hint else ""
-        others.append(f"no cause found ({counted(len(rest), 'case')}{where}{taken})")
+        others.append(f"no cause found ({count_noun(len(rest), 'case')}{where}{taken})")
     if not texts:
         return "; ".join(others)
     them = "this" if len(texts) == 1 else "these"
     outcome = f"it is right if it means {them}"
     if unexplained:
-        outcome = f"if it means {them}, it is wrong in {counted(len(unexplained), 'case')}"
+        outcome = f"if it means {them}, it is wrong in {count_noun(len(unexplained), 'case')}"
     return f"{outcome}: {'; '.join(texts)}{'; what is left: ' if others else ''}{'; '.join(others)}"
 
 
 def _counted_texts(causes: Sequence[_Cause]) -> list[str]:
     """Return the causes of most cases, each with its number of cases, and the number of cases with other causes."""
     more = {case for cause in causes[_MAX_CAUSES:] for case in cause.cases}
-    texts = [f"{cause.text} ({counted(len(cause.cases), 'case')})" for cause in causes[:_MAX_CAUSES]]
-    return [*texts, *([f"other causes ({counted(len(more), 'case')})"] if more else [])]
+    texts = [f"{cause.text} ({count_noun(len(cause.cases), 'case')})" for cause in causes[:_MAX_CAUSES]]
+    return [*texts, *([f"other causes ({count_noun(len(more), 'case')})"] if more else [])]
 
 
 def declaration_lines(frames: Frames) -> list[str]:
@@ -214,12 +214,16 @@ def _capability_line(frames: Frames, column: Column) -> str:
         return ""
     own_defects = defects_of(frames, column)
     where = [
-        pattern for pattern in in_common(frames) if pattern.column == column and pattern.failing == pattern.holding
+        pattern
+        for pattern in common_features(frames)
+        if pattern.column == column and pattern.failing == pattern.holding
     ]
-    lacking: dict[str, Any] = {LACKING[pattern.where]: False for pattern in where if pattern.where in LACKING}
+    lacking: dict[str, Any] = {
+        MISSING_CAPABILITIES[pattern.where]: False for pattern in where if pattern.where in MISSING_CAPABILITIES
+    }
     if any(defect.diagnosis == "accuracy-of-float32" and defect.dtypes == ("float64",) for defect in own_defects):
         lacking["dtypes"] = ["float32"]
-    words = listed([_LACKS[name] for name in lacking])
+    words = join_words([_LACKS[name] for name in lacking])
     return f"if it {words}, declare it: {_declaration_code(frames, column, 'capabilities', lacking)}" if lacking else ""
 
 
@@ -256,7 +260,7 @@ def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
         return []
     if BUT in defect.text:  # no author intends a reading that fits only some cases
         return [None for _ in defect.diagnosis.split(AND)]
-    options = [DECLARED_READINGS.get(name) for name in defect.diagnosis.split(AND)]
+    options = [CONVENTION_OF_READING.get(name) for name in defect.diagnosis.split(AND)]
     is_default = _DEFAULT_SCALE in defect.text
     return [option if option is None or option[0] != "scale" or is_default else None for option in options]
 

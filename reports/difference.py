@@ -38,13 +38,13 @@ from typing import Any
 import pandas as pd
 
 from attncheck.common.errors import ExitCode, OutputError, UsageError
-from attncheck.common.wording import counted
+from attncheck.common.wording import count_noun
 from attncheck.judging.compare import Tier, noise_limit
 from attncheck.reports import comparison
 from attncheck.reports.cells import FAILS_A_RUN, cell_table
 from attncheck.reports.defects import expected_failure_groups
 from attncheck.reports.document_model import Block, Items, Mark, Page, Section, Table, Text, more_in
-from attncheck.reports.failures import what_is_wrong
+from attncheck.reports.failures import failures_by_case
 from attncheck.reports.frames import Frames, environment_facts, failing, make_frames, records
 from attncheck.reports.json_documents import BisectionDocument, DifferenceDocument, DifferenceRecord, opening
 from attncheck.reports.markdown import page_text
@@ -146,7 +146,7 @@ def outcomes(frames: Frames) -> dict[comparison.Evaluation, comparison.Outcome]:
     bad = pd.concat([failing(frames.results), failing(frames.numbers)])[[*_KEYS, "verdict"]]
     is_stale = bad["verdict"].eq(Verdict.XPASS)  # an expected failure or erratum that no longer happens
     xpassed = set(map(_key, records(bad[is_stale]))) - set(map(_key, records(bad[~is_stale])))
-    for failure in what_is_wrong(frames):
+    for failure in failures_by_case(frames):
         key = _key(vars(failure))
         outcome = outcome_by_key.get(key)
         # A pair that differs although no stage is blamed leaves the cell itself harmless.
@@ -350,17 +350,16 @@ _EXPLAINED = {
 def sentences(difference: Difference) -> list[str]:
     """Summarize the changes, the worst first; one sentence if nothing changed."""
     changed = comparison.summary_of(difference.verdicts["change"])
-    lines = [f"{changed}; {counted(difference.compared, 'evaluation')} compared."]
+    lines = [f"{changed}; {count_noun(difference.compared, 'evaluation')} compared."]
     if any(difference.only):
         before, after = difference.only
         lines.append(
-            f"{counted(before, 'evaluation')} only in {difference.before}, {after:,} only in {difference.after}."
+            f"{count_noun(before, 'evaluation')} only in {difference.before}, {after:,} only in {difference.after}."
         )
     if len(difference.errors):
         grew = int(difference.errors["change"].eq("grew").sum())
-        lines.append(
-            f"{counted(grew, 'error')} grew beyond rounding noise, {len(difference.errors) - grew:,} shrank below it."
-        )
+        shrank = len(difference.errors) - grew
+        lines.append(f"{count_noun(grew, 'error')} grew beyond rounding noise, {shrank:,} shrank below it.")
     for name, what in (("expected_failures", "expected failure"), ("cases", "case")):
         frame = difference.tables()[name]
         if len(frame):
@@ -491,7 +490,7 @@ def difference_document(difference: Difference, after: Frames) -> DifferenceDocu
     """Return the changes between two results; ``after`` has the numbers of verdicts that got worse."""
     worse = difference.verdicts[difference.verdicts["change"].eq(comparison.WORSE)]
     keys = set(map(_key, records(worse)))
-    failures = [failure for failure in what_is_wrong(after) if _key(vars(failure)) in keys]
+    failures = [failure for failure in failures_by_case(after) if _key(vars(failure)) in keys]
     return DifferenceDocument.derive(
         difference,
         **opening("diff", difference.exit_code, sentences(difference)[0]),

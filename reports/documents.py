@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.common.wording import DocumentLayout, counted, index_from, written_element
+from attncheck.common.wording import DocumentLayout, count_noun, format_element, index_from
 from attncheck.reports.cells import State
 from attncheck.reports.document_model import (
     Block,
@@ -174,7 +174,7 @@ def _expectation(
         for dtype, rows_in_dtype in parts.items():
             table = _number_table(frames, rows_in_dtype, dtype, expected, computation.kept.get(dtype))
             is_open = not tables and (_fails(rows) or len(table.rows) <= _MANY_LINES)
-            tables.append(Details(f"{dtype}: {counted(len(table.rows), 'number')}", [table], is_open=is_open))
+            tables.append(Details(f"{dtype}: {count_noun(len(table.rows), 'number')}", [table], is_open=is_open))
         blocks += tables if is_printed else [OnPage(tables, [_matrix(*next(iter(parts.items())), expected)])]
     return Subsection((named, *(part for tag in _tags(expected, rows) for part in (" ", tag))), blocks, 5)
 
@@ -270,7 +270,7 @@ def _exact_cell(row: Mapping[str, Any], exact: Array | None) -> str:
 
 def element(text: str, expected: Mapping[str, Any]) -> str:
     """Write an element's index in the document's layout."""
-    return written_element(text, layout=DocumentLayout(tuple(expected["shape"]), bool(expected["transpose"])))
+    return format_element(text, layout=DocumentLayout(tuple(expected["shape"]), bool(expected["transpose"])))
 
 
 def beside(value: float, dtype: str, half_unit: float) -> str:
@@ -336,8 +336,8 @@ def _matrix(dtype: str, rows: Rows, expected: Record) -> Block:
     exact = {places[row["index"] or ""]: row["reference"] for row in reversed(rows)}
     matrix: dict[str, list[str]] = {}
     for (*row, _), value in sorted(exact.items()):
-        matrix.setdefault(written_element(row) if row else "", []).append(f"{np.float64(value):.8g}")
+        matrix.setdefault(format_element(row) if row else "", []).append(f"{np.float64(value):.8g}")
     headings = [f"exact answer for {dtype}", *map(str, range(max(map(len, matrix.values()))))]
     table = Table(headings[0], headings, [[row, *cells] for row, cells in matrix.items()], "l" + "r" * len(headings))
     many = len(exact) > _MANY_LINES
-    return Details(f"{headings[0]}: {counted(len(exact), 'number')}", [table]) if many else table
+    return Details(f"{headings[0]}: {count_noun(len(exact), 'number')}", [table]) if many else table

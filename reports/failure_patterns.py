@@ -81,7 +81,7 @@ class FailurePattern:
         name = self.column.title(with_environment=with_environment, with_version=False)
         only = "" if self.failing == self.holding else " only"
         counted = "" if self.noun == "case" else f" {self.noun}s"
-        takes_none = self.is_own and self.verb == _CANNOT_RUN and not only and self.where not in LACKING
+        takes_none = self.is_own and self.verb == _CANNOT_RUN and not only and self.where not in MISSING_CAPABILITIES
         return (
             f"{name} {self.verb}{only} where {self.where}: {self.failing:,} of {self.holding:,}{counted}; "
             f"passes elsewhere: {self.passing_elsewhere:,} of {self.others:,}"
@@ -90,7 +90,7 @@ class FailurePattern:
 
 
 @once_for_frames
-def in_common(frames: Frames) -> tuple[FailurePattern, ...]:
+def common_features(frames: Frames) -> tuple[FailurePattern, ...]:
     """Return the candidates that further problems confirmed."""
     return tuple(
         pattern
@@ -111,13 +111,13 @@ def candidates(frames: Frames) -> tuple[FailurePattern, ...]:
     return tuple(patterns)
 
 
-LACKING = {"H differs from Hkv": "grouped_heads", "D differs from Dv": "value_width"}
+MISSING_CAPABILITIES = {"H differs from Hkv": "grouped_heads", "D differs from Dv": "value_width"}
 """The capability that a function lacks if it fails in all cases with this feature."""
 
 
 def in_common_lines(frames: Frames) -> list[str]:
     """Return each pattern as a line."""
-    return [pattern.text(with_environment=frames.has_several_environments) for pattern in in_common(frames)]
+    return [pattern.text(with_environment=frames.has_several_environments) for pattern in common_features(frames)]
 
 
 _Label = Callable[[str, str], str]
@@ -472,7 +472,7 @@ def given_of(case: Record) -> list[str]:
     ]
 
 
-def described(case: Record) -> str:
+def describe(case: Record) -> str:
     """Return the shape of a case record and its tags, in words."""
     probes = f"probes {', '.join(case['tags'])}" if case["tags"] else ""
     return "; ".join(filter(None, (shape_text(case), probes)))
@@ -545,7 +545,7 @@ def _map_of(frames: Frames, column: Column) -> LengthMap | None:
     if not cases["fails"].any() or len(cases[["Lq", "Lk"]].drop_duplicates()) < _MIN_PLACES:
         return None
     (places, queries), (across, keys) = (pd.factorize(cases[name], sort=True) for name in ("Lq", "Lk"))
-    pattern = next((pattern for pattern in in_common(frames) if pattern.tile and pattern.column == column), None)
+    pattern = next((pattern for pattern in common_features(frames) if pattern.tile and pattern.column == column), None)
     tile = pattern.tile if pattern else _explaining_tile(cases)
     explained = pattern.text(with_environment=frames.has_several_environments) if pattern else ""
     cases = cases.assign(row=places, column=across, width=1 + np.searchsorted(WIDTHS, cases["width"]))

@@ -40,7 +40,7 @@ def failures(frames: Frames) -> tuple[Failure, ...]:
 @once_for_frames
 def wrong_implementations(frames: Frames) -> tuple[Failure, ...]:
     """Return the failures that implementations are to blame for, the simplest case first."""
-    wrong = what_is_wrong(frames, with_records=False)
+    wrong = failures_by_case(frames, with_records=False)
     order = {case: simplicity(frames.cases[case]) for case in {failure.case for failure in wrong}}
     return tuple(sorted(wrong, key=lambda failure: order[failure.case]))
 
@@ -51,7 +51,7 @@ def outdated_records(frames: Frames) -> list[Failure]:
     return failures_of(frames, rows[rows["verdict"].eq(Verdict.XPASS)])
 
 
-def what_is_wrong(frames: Frames, *, with_records: bool = True) -> list[Failure]:
+def failures_by_case(frames: Frames, *, with_records: bool = True) -> list[Failure]:
     """Return a failure for each failing case, dtype and implementation, with the number of its failing rows.
 
     A pair is listed only if no stage is blamed. ``with_records`` also lists misprints and outdated records, for every

@@ -34,7 +34,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import DocumentLayout, at_most, index_from, layout_of, rows_judged, written_element
+from attncheck.common.wording import DocumentLayout, format_element, index_from, layout_of, rows_judged, truncate_list
 from attncheck.results.coverage import RequestedRun
 from attncheck.results.format import COLUMNS as ROW_COLUMNS
 from attncheck.results.format import ROW_SCHEMA, Row, columns_of
@@ -324,7 +324,7 @@ def layout_in(case: Mapping[str, Any], row: Mapping[str, Any]) -> DocumentLayout
 
 def element_in(case: Mapping[str, Any], row: Mapping[str, Any], name: str = "") -> str:
     """Write the element that a row names, in the shape in which the case's document counts, if it has one."""
-    return written_element(row["index"] or "", name, layout_in(case, row))
+    return format_element(row["index"] or "", name, layout_in(case, row))
 
 
 def documents_of(frames: Frames) -> dict[str, list[Mapping[str, Any]]]:
@@ -496,7 +496,7 @@ def _environments(merged: Merged) -> pd.DataFrame:
 def _warnings(merged: Merged) -> list[str]:
     """Return the distinct warnings of the cases."""
     lines = list(dict.fromkeys(line for case in merged.cases.values() for line in case.get("warnings", ())))
-    return at_most(_MAX_WARNINGS, [f"warning: {line}" for line in lines], "and {} more warnings")
+    return truncate_list(_MAX_WARNINGS, [f"warning: {line}" for line in lines], "and {} more warnings")
 
 
 def _notes(run: Run, merged: Merged) -> Iterator[tuple[int, str]]:

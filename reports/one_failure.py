@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attncheck.common.wording import index_from, told_apart, written_element, written_ratio
+from attncheck.common.wording import format_distinct, format_element, format_ratio, index_from
 from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.json_documents import Failure
 from attncheck.results.format import FAILURE_NUMBERS, Row
@@ -119,13 +119,13 @@ def how_wrong(failure: Failure, *, of_several: bool) -> str:
     """Describe a wrong element: its value, the right one, and the error in units of the bound."""
     if failure.element is None or failure.computed is None or failure.exact is None:
         return failure.message
-    computed, exact = told_apart(failure.computed, failure.exact)
-    element = written_element(failure.element, failure.element_stage or "")
+    computed, exact = format_distinct(failure.computed, failure.exact)
+    element = format_element(failure.element, failure.element_stage or "")
     where = f" in {failure.dtype}" if of_several else ""
     text = f"{element} is {computed}{where}, should be {exact}"
     if failure.ratio is None or not abs(failure.ratio) < float("inf"):
         return text
-    return f"{text}: off by {written_ratio(failure.ratio)} times the error bound"
+    return f"{text}: off by {format_ratio(failure.ratio)} times the error bound"
 
 
 def comparisons_fail(number: int) -> str:

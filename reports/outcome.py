@@ -9,10 +9,10 @@ import pandas as pd
 
 from attncheck.common.errors import ExitCode
 from attncheck.reports import json_documents, properties
-from attncheck.reports.coverage import coverage, number_counts, padded_cases, unjudged
+from attncheck.reports.coverage import coverage, number_counts, padded_cases, shortfall_lines
 from attncheck.reports.defects import defects, first_commands
 from attncheck.reports.document_model import plain_text
-from attncheck.reports.failure_patterns import in_common
+from attncheck.reports.failure_patterns import common_features
 from attncheck.reports.failures import failures
 from attncheck.reports.frames import Frames, by_key, records
 from attncheck.reports.summary import make_summary, verdict_table
@@ -43,7 +43,7 @@ def outcome_document(
     answer = make_summary(frames)
     padded = padded_cases(frames)
     titles = {column: column.title(with_environment=True) for column in frames.columns}
-    asked = properties.property_table(properties.asked_rows(frames))
+    asked = properties.property_table(properties.property_rows(frames))
     broken = properties.broken_properties(frames)
     worst = {name: {title: properties.worst_of(rows) for title, rows in cells.items()} for name, cells in asked.items()}
     return json_documents.Outcome(
@@ -66,7 +66,7 @@ def outcome_document(
             )
             for entry in coverage(frames)
         },
-        too_few_judged=list(unjudged(frames)),
+        too_few_judged=list(shortfall_lines(frames)),
         numbers=json_documents.plain(number_counts(frames)),
         sentences=list(answer.sentences),
         stopped={
@@ -78,7 +78,7 @@ def outcome_document(
             json_documents.InCommon.derive(
                 pattern, text=pattern.text(with_environment=False), counted=f"{pattern.noun}s"
             )
-            for pattern in in_common(frames)
+            for pattern in common_features(frames)
         ],
         verdicts={
             case: {titles[column]: plain_text(words) for column, words in cells.items()}

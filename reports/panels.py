@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.common.wording import DocumentLayout, index_from, told_apart, written_element
+from attncheck.common.wording import DocumentLayout, format_distinct, format_element, index_from
 from attncheck.reports.frames import KeptArrays
 from attncheck.results.format import EXACT, INPUTS
 from attncheck.spec import LOGITS, MEANS, ON_SCORES, PROJECTIONS, STAGES
@@ -65,7 +65,7 @@ def cell_text(panel: Panel, row: int, column: int) -> tuple[str, str]:
     """Write a cell's number, and the misprint there if any, with enough digits to show how they differ."""
     value, printed = panel.matrix[row, column].item(), panel.printed.get((row, column), "")
     with suppress(ValueError):
-        return (told_apart(float(printed), float(value))[1] if printed else short_number(value)), printed
+        return (format_distinct(float(printed), float(value))[1] if printed else short_number(value)), printed
     return short_number(value, _DIGITS), printed
 
 
@@ -89,7 +89,7 @@ def describe(panel: Panel) -> str:
     rows, columns = panel.matrix.shape
     start = f"{safe_text(panel.title)}: {rows} x {columns} matrix"
     if panel.printed:
-        places = (f"{safe_text(text)} at {written_element(place)}" for place, text in panel.printed.items())
+        places = (f"{safe_text(text)} at {format_element(place)}" for place, text in panel.printed.items())
         return f"{describe(replace(panel, printed={}))}; printed otherwise: {', '.join(places)}"
     if panel.matrix.size <= MAX_CELLS:
         spelt = [", ".join(map(short_number, row)) for row in panel.matrix.tolist()]
@@ -187,7 +187,7 @@ def describe_errors(ratio: Real, title: str, layout: DocumentLayout | None = Non
         return f"{start}: no element was judged."
     flat = int(np.nanargmax(ratio))
     index = tuple(int(axis) for axis in np.unravel_index(flat, ratio.shape))
-    where = f" at {written_element(index, layout=layout)}" if index else ""
+    where = f" at {format_element(index, layout=layout)}" if index else ""
     beyond = int((ratio > 1).sum())
     many = (
         f"{beyond:,} of {ratio.size - unjudged:,} elements exceed the limit 1" if beyond else "none exceeds the limit 1"
@@ -223,7 +223,7 @@ def named_matrices(leading: tuple[int, ...], *, is_document: bool) -> Iterator[t
     several = [axis for axis, length in enumerate(leading) if length > 1]
     among = several if is_document or not several else range(len(leading))
     for index in np.ndindex(leading):
-        yield index, written_element([index[axis] for axis in among]) if among else ""
+        yield index, format_element([index[axis] for axis in among]) if among else ""
 
 
 def _thinned_matrix(title: str, errors: Real, worst: tuple[int, int] | None, most_cells: int) -> ErrorMatrix:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import counted, written_element
+from attncheck.common.wording import count_noun, format_element
 from attncheck.reports.frames import Frames, by_key, once_for_frames
 from attncheck.results.format import Row
-from attncheck.settings.commands import joined, words_of
+from attncheck.settings.commands import shell_command, words_of
 from attncheck.spec import PROPERTIES
 from attncheck.spec.verdicts import PropertyOutcome
 
@@ -44,7 +44,7 @@ def sentence_of(rows: Sequence[Row]) -> str:
     if not asked:
         return "No property was judged."
     properties = "1 property" if len(names) == 1 else f"{len(names)} properties"
-    what = f"{properties}, {counted(len(asked), 'comparison')}"
+    what = f"{properties}, {count_noun(len(asked), 'comparison')}"
     if not failing:
         return f"Properties hold: {what}."
     broken = list(dict.fromkeys(f"{row.implementation}: {row.property_name}" for row in failing))
@@ -68,7 +68,7 @@ def state_of(row: Row) -> str:
     return "unsupported" if row.verdict == PropertyOutcome.UNSUPPORTED else "unverified"
 
 
-def asked_rows(frames: Frames) -> list[Row]:
+def property_rows(frames: Frames) -> list[Row]:
     """Return the rows of properties of all environments, with the implementations named as their columns."""
     return [
         replace(row, implementation=frames.named(row.implementation, label))
@@ -108,7 +108,7 @@ def facts_of(row: Row) -> dict[str, str]:
         "bound of the further": row.second_bound,
     }
     facts = {"further calls": row.variant}
-    facts |= {"the element": written_element(row.index, row.stage)} if row.index else {}
+    facts |= {"the element": format_element(row.index, row.stage)} if row.index else {}
     facts |= {name: f"{value:.9g}" for name, value in numbers.items() if value is not None}
     differing = f"{row.differing} of {row.elements} elements in some bits"
     return facts | ({"what differs": differing} if row.elements else {})
@@ -120,4 +120,4 @@ def command_for(row: Row, again: Mapping[str, Sequence[str]]) -> str:
     if not words:
         return ""
     where = ["--cases", row.case, "--property", row.property_name, "--dtype", row.dtype, "--explain"]
-    return joined(["attncheck", "properties", *words, *where])
+    return shell_command(["attncheck", "properties", *words, *where])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from attncheck.common.wording import counted
+from attncheck.common.wording import count_noun
 from attncheck.reports import defects
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.coverage import coverage, number_counts_of, unverified_on
@@ -25,7 +25,7 @@ from attncheck.reports.document_model import (
     Text,
     more_in,
 )
-from attncheck.reports.failure_patterns import described, in_common_lines
+from attncheck.reports.failure_patterns import describe, in_common_lines
 from attncheck.reports.frames import (
     Column,
     Frames,
@@ -40,9 +40,9 @@ from attncheck.reports.frames import (
 from attncheck.reports.one_failure import comparisons_fail
 from attncheck.reports.properties import (
     OUTCOMES_NOTE,
-    asked_rows,
     broken_properties,
     facts_of,
+    property_rows,
     property_table,
     state_of,
     worst_of,
@@ -167,7 +167,7 @@ def wrong(
         entries.append(_defect_entry(frames, defect, message, shown_by, most_cases))
         most_cases -= len(defect.cases)
     more = len(every_defect) - len(entries)
-    rest = [more_in(counted(more, "more defect"), "results.csv", "numbers.csv")] if more else []
+    rest = [more_in(count_noun(more, "more defect"), "results.csv", "numbers.csv")] if more else []
     lines = (*defects.declaration_lines(frames), *(f"{cut(line, most_letters)}." for line in in_common_lines(frames)))
     common = [Text(Mark(line, "strong"), "in-common") for line in lines]
     return Section("What is wrong", "wrong", [*common, Entries(entries), *rest, *maps])
@@ -185,10 +185,10 @@ def _defect_entry(
     simplest: Inline = (("The simplest: " if defect.others else ""), Mark(first.case, "case", column=defect.column))
     blocks: list[Block] = [
         Text((Mark(first.verdict, state), what), "what"),
-        Text(f"{f'{who}: ' if who else ''}{counted(len(cases), 'case')}{dtypes}; {comparisons_fail(defect.rows)}"),
+        Text(f"{f'{who}: ' if who else ''}{count_noun(len(cases), 'case')}{dtypes}; {comparisons_fail(defect.rows)}"),
         Text(simplest, "where"),
     ]
-    shape = described(frames.cases[first.case]) if first.implementation else ""
+    shape = describe(frames.cases[first.case]) if first.implementation else ""
     blocks += [Text(shape, "muted")] if shape else []
     blocks += [Text(message, "message")] if message else []
     blocks += pictures
@@ -232,7 +232,7 @@ def expected_to_fail(frames: Frames) -> Section | None:
     ]
     table = Table("Expected failures by implementation and reason", headings, rows)
     following = sum(len(expected_failures(rows)) for rows in (frames.pairs, frames.numbers))
-    what = f"In {counted(following, 'comparison')} with other implementations or numbers"
+    what = f"In {count_noun(following, 'comparison')} with other implementations or numbers"
     last = [Text(f"{what}, these are the reason for the difference.")] if following else []
     return Section(
         "Expected failures", "expected-failures", [Text(defects.EXPECTED_FAILURES_NOTE), table, *folded, *last]
@@ -296,7 +296,7 @@ def environments(frames: Frames) -> Section:
 
 def properties(frames: Frames, most: int = 50) -> Section | None:
     """Return the outcome of each property on each implementation, and the broken ones; None if none was tested."""
-    rows = asked_rows(frames)
+    rows = property_rows(frames)
     if not rows:
         return None
     broken = broken_properties(frames)

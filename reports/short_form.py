@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from attncheck.common.wording import at_most, counted
-from attncheck.reports.coverage import picked, unjudged
-from attncheck.reports.defects import Defect, cause_line, declaration_lines, defects, defects_of, first_commands
+from attncheck.common.wording import count_noun, truncate_list
+from attncheck.reports.coverage import selection_sentences, shortfall_lines
+from attncheck.reports.defects import Defect, declaration_lines, defects, defects_of, diagnosis_sentence, first_commands
 from attncheck.reports.document_model import Text
 from attncheck.reports.failure_patterns import in_common_lines
 from attncheck.reports.frames import Frames
@@ -54,7 +54,7 @@ def _wrong_lines(frames: Frames) -> Iterator[Line]:
         yield Text(first, "red")
         yield from rest
     if unsaid := len(all_defects) - len(shown):
-        yield f"and {counted(unsaid, 'more defect')}"
+        yield f"and {count_noun(unsaid, 'more defect')}"
 
 
 def _broken_lines(broken: Sequence[tuple[Row, str]]) -> Iterator[Line]:
@@ -69,8 +69,8 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
     """Yield which implementations agree or are wrong, and what the failing cases of wrong ones have in common."""
     answer, wrong = make_summary(frames), [column for column in frames.columns if defects_of(frames, column)]
     if quiet:
-        yield from (Text(f"too little was judged: {line}", "red") for line in unjudged(frames))
-    texts = {column: text for column in wrong if (text := cause_line(defects_of(frames, column)))}
+        yield from (Text(f"too little was judged: {line}", "red") for line in shortfall_lines(frames))
+    texts = {column: text for column in wrong if (text := diagnosis_sentence(defects_of(frames, column)))}
     first = answer.word
     is_of_one = len(wrong) == 1 and first.startswith(wrong[0].implementation)
     if texts and is_of_one and ";" not in first and ". " not in first:
@@ -83,7 +83,7 @@ def _answer_lines(frames: Frames, announced: Collection[str], *, quiet: bool) ->
     yield from (Text(_LINE_BREAK.sub(" ", line), "bold") for line in lines)
     if not quiet:
         yield from [f"{answer.judged}."] if first != answer.word and answer.judged else []
-        yield from (*answer.warnings, *picked(frames)) if wrong else answer.sentences
+        yield from (*answer.warnings, *selection_sentences(frames)) if wrong else answer.sentences
         yield from (f"{note}." for note in frames.notes if note not in announced)
         yield implementations(frames)
 
@@ -111,7 +111,7 @@ def property_lines(
     if not quiet:  # each reason once
         open_ = [row for row in rows if row.verdict in (PropertyOutcome.FAILED, PropertyOutcome.NOT_JUDGED)]
         reasons = (f"{row.implementation}  {row.property_name}: {row.verdict}: {row.message}" for row in open_)
-        yield from at_most(_MAX_PROPERTIES, list(dict.fromkeys(reasons)))
+        yield from truncate_list(_MAX_PROPERTIES, list(dict.fromkeys(reasons)))
     for row, call in explained:
         yield from ("", *explanation_of(row, call))
 

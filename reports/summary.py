@@ -14,7 +14,7 @@ import pandas as pd
 
 from attncheck.backends import EAGER_MODE, EVERYTHING
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import READ_AS, at_most, counted, listed
+from attncheck.common.wording import READ_AS, count_noun, join_words, truncate_list
 from attncheck.reports import coverage
 from attncheck.reports.cells import FAILS_A_RUN, Cell, cell_table
 from attncheck.reports.document_model import Inline, Mark
@@ -59,7 +59,7 @@ class Summary:
 @once_for_frames
 def make_summary(frames: Frames) -> Summary:
     """Summarize whether the implementations agree, how many of the requested cases were judged, and the evidence."""
-    short = tuple(f"Too little was judged: {line}." for line in coverage.unjudged(frames))
+    short = tuple(f"Too little was judged: {line}." for line in coverage.shortfall_lines(frames))
     asked = [row for rows in frames.properties.values() for row in rows]
     part = [entry for entry in coverage.coverage(frames) if not entry.is_whole]
     lacking: list[str] = []
@@ -69,13 +69,18 @@ def make_summary(frames: Frames) -> Summary:
         *short,
         *facts(frames),
         *([sentence_of(asked)] if frames.properties else []),
-        *at_most(_MAX_IN_PART, lacking, "And {} more implementations were judged in part."),
+        *truncate_list(_MAX_IN_PART, lacking, "And {} more implementations were judged in part."),
         *(line for lines_of in _OMISSIONS for line in lines_of(frames)),
     )
     return Summary(headline(frames), extent(frames), sentences, short)
 
 
-_OMISSIONS = (coverage.padded_sentences, coverage.stood_for, coverage.untested, coverage.picked)
+_OMISSIONS = (
+    coverage.padded_sentences,
+    coverage.covered_sentences,
+    coverage.undeclared_dtype_sentences,
+    coverage.selection_sentences,
+)
 """Functions that list padded cases, cases that others stand for, undeclared dtypes, and the selection of a run."""
 
 
@@ -89,7 +94,7 @@ def exit_code_of(frames: Frames) -> ExitCode:
         return ExitCode.BAD_INPUT
     if ExitCode.DISAGREE in codes:
         return ExitCode.DISAGREE
-    return ExitCode.NOT_RUN if codes or frames.problems or coverage.unjudged(frames) else ExitCode.AGREE
+    return ExitCode.NOT_RUN if codes or frames.problems or coverage.shortfall_lines(frames) else ExitCode.AGREE
 
 
 @once_for_frames
@@ -133,8 +138,8 @@ def _evaluations_sentence(frames: Frames) -> str:
     part = "all" if judged == evaluations else f"{judged:,}" if judged else "none"
     share = f", {part} of them judged" if evaluations else ""
     return (
-        f"{counted(results['case'].nunique(), 'case')} on {counted(len(columns), 'implementation')}{where} "
-        f"in {listed(dtypes) or 'no dtype'}: {counted(evaluations, 'evaluation')}{share}."
+        f"{count_noun(results['case'].nunique(), 'case')} on {count_noun(len(columns), 'implementation')}{where} "
+        f"in {join_words(dtypes) or 'no dtype'}: {count_noun(evaluations, 'evaluation')}{share}."
     )
 
 
@@ -149,26 +154,26 @@ def _stages_sentence(frames: Frames) -> str:
     one = len(judged) == 1
     held = "it is within its error bound" if one else "all are within their error bounds"
     text = (
-        f"{counted(len(judged), 'stage')} {'was' if one else 'were'} compared with the exact answer; "
+        f"{count_noun(len(judged), 'stage')} {'was' if one else 'were'} compared with the exact answer; "
         f"{f'{bad} fail' if bad > 1 else '1 fails' if bad else held}{_except_for(judged)}."
     )
     if noisy:
         text += f" {noisy} {'are' if noisy > 1 else 'is'} noisier than known good implementations, a warning."
     if (open_ := int(judged["unjudged"].sum())) > 0:
-        stages_of = counted(int(judged["unjudged"].gt(0).sum()), "stage")
-        text += f" {counted(open_, 'element')} of {stages_of} have no exact answer and were not judged."
+        stages_of = count_noun(int(judged["unjudged"].gt(0).sum()), "stage")
+        text += f" {count_noun(open_, 'element')} of {stages_of} have no exact answer and were not judged."
     sampled = judged.loc[judged["query_rows"].notna(), "case"].nunique()
     if sampled:
-        text += f" In {counted(sampled, 'large case')}, only a sample of the query rows was checked."
+        text += f" In {count_noun(sampled, 'large case')}, only a sample of the query rows was checked."
     return text
 
 
 def _except_for(rows: pd.DataFrame) -> str:
     expected = expected_failures(rows)
     conventions = int(by_convention(expected).sum())
-    parts = [counted(len(expected) - conventions, "expected failure")] if len(expected) > conventions else []
+    parts = [count_noun(len(expected) - conventions, "expected failure")] if len(expected) > conventions else []
     parts += [f"{conventions:,} of another convention"] if conventions else []
-    return f", except for {listed(parts)}" if parts else ""
+    return f", except for {join_words(parts)}" if parts else ""
 
 
 def _known_sentence(frames: Frames) -> str:
@@ -180,8 +185,10 @@ def _known_sentence(frames: Frames) -> str:
         (expected[is_convention], ("follows", "follow"), "another convention for queries without a key"),
     ):
         evaluations = len(rows[["environment", "implementation", "case", "dtype"]].drop_duplicates())
-        whose = f"of {counted(len(rows[_KEYS].drop_duplicates()), 'implementation')}"
-        sentence = f"{counted(evaluations, 'evaluation')} {whose} {verbs[evaluations > 1]} {how}, which fails no run."
+        whose = f"of {count_noun(len(rows[_KEYS].drop_duplicates()), 'implementation')}"
+        sentence = (
+            f"{count_noun(evaluations, 'evaluation')} {whose} {verbs[evaluations > 1]} {how}, which fails no run."
+        )
         sentences += [sentence] if evaluations else []
     return " ".join(sentences)
 
@@ -196,7 +203,7 @@ def _pairs_sentence(frames: Frames) -> str:
     if frames.pairs.empty and len(frames.columns) == 1:
         return ""
     text = (
-        f"Of {counted(compared, 'comparison')} of two implementations at one stage, "
+        f"Of {count_noun(compared, 'comparison')} of two implementations at one stage, "
         f"{'none disagrees' if bad == 0 else f'{bad} disagree' if bad > 1 else '1 disagrees'}"
         f"{_except_for(frames.pairs)}."
     )
@@ -232,13 +239,13 @@ def _without_documents(frames: Frames) -> str:
         return "No printed number was compared."
     bad = len(failing(given_numbers))
     held = "every one holds" if not bad else f"{bad} of {len(given_numbers)} comparisons fail"
-    return f"The cases give {counted(count_numbers(given_numbers), 'number')} to compare with: {held}."
+    return f"The cases give {count_noun(count_numbers(given_numbers), 'number')} to compare with: {held}."
 
 
 def _printed_sentence(counts: coverage.NumberCounts) -> str:
     """Count every printed number once."""
     if counts.hold == counts.printed:
-        return f"The documents print {counted(counts.printed, 'number')}: every one holds."
+        return f"The documents print {count_noun(counts.printed, 'number')}: every one holds."
     one_or_many = (
         (counts.hold, "holds", "hold"),
         (counts.misprints, "does not hold", "do not hold"),
@@ -247,7 +254,7 @@ def _printed_sentence(counts: coverage.NumberCounts) -> str:
     )
     parts = [f"{number:,} {one if number == 1 else many}" for number, one, many in one_or_many if number]
     why = ": there is no exact answer to compare with" if counts.unverified else ""
-    return f"Of {counted(counts.printed, 'printed number')} {listed(parts)}{why}."
+    return f"Of {count_noun(counts.printed, 'printed number')} {join_words(parts)}{why}."
 
 
 def _unprinted_sentence(frames: Frames) -> list[str]:
@@ -319,7 +326,7 @@ def extent(frames: Frames) -> str:
     if whole:
         asked = {(entry.offered, entry.in_dtypes) for entry in whole}
         number, in_dtypes = next(iter(asked))
-        cases = f"{number:,} of {counted(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of their cases"
+        cases = f"{number:,} of {count_noun(number, 'case')}{in_dtypes}" if len(asked) == 1 else "all of their cases"
         others = "The other" if len(whole) == 1 else "The others"
         sentences.append(f"{others}: judged {cases}" if sentences else f"Judged {cases} on each")
     return ". ".join(sentences)
@@ -332,9 +339,9 @@ def _of_standard_cases(
     alike = by_key(
         [*whole, *standard],
         lambda entry: (
-            f"the {counted(entry.judged, 'standard case')}, which cover the rest"
+            f"the {count_noun(entry.judged, 'standard case')}, which cover the rest"
             if entry.stood_for
-            else f"{entry.judged:,} of {counted(entry.offered, 'case')}{entry.in_dtypes}"
+            else f"{entry.judged:,} of {count_noun(entry.offered, 'case')}{entry.in_dtypes}"
         ),
     )
     names = ([_name(frames, entry.column) for entry in entries] for entries in alike.values())
@@ -373,10 +380,10 @@ def _of_implementations(frames: Frames, covered: Sequence[coverage.Coverage]) ->
         names = _names(frames, not_judged)
         clauses.append(f"{names} {'was' if len(not_judged) == 1 else 'were'} judged in no case")
     if ended := [asked.stopped for asked in frames.asked.values() if asked.stopped]:
-        failing_cases = counted(sum(stop.failing for stop in ended), "failing case")
+        failing_cases = count_noun(sum(stop.failing for stop in ended), "failing case")
         clauses.append(f"{'the run was' if len(frames.asked) == 1 else 'a run was'} stopped after {failing_cases}")
     if stopped:
-        cases = counted(len(set().union(*stopped.values())), "case")
+        cases = count_noun(len(set().union(*stopped.values())), "case")
         clauses.append(
             f"in {cases}, {_names(frames, [item for item in covered if item.column.key in stopped])} could not be run"
         )
@@ -395,7 +402,7 @@ def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tupl
         many = "all" if cases == entry.judged else f"{cases:,} of the"
         part = f"{many} {entry.judged:,} cases that it" if entry.judged > 1 else "the only case that it"
         clauses.append(f"{_name(frames, entry.column)} is wrong in {part} was judged in{_read_as(frames, [entry])}")
-    return at_most(MAX_NAMED, clauses, "{} more implementations are wrong")
+    return truncate_list(MAX_NAMED, clauses, "{} more implementations are wrong")
 
 
 def _read_as(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
@@ -405,12 +412,12 @@ def _read_as(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
         column, whose = entry.column, "" if len(entries) == 1 else f"{_name(frames, entry.column)} "
         declared = frames.asked[column.environment].conventions.get(column.implementation, {})
         if words := [values[declared[name]] for name, values in DECLARABLE.items() if name in declared]:
-            parts.append(f", {whose}{READ_AS}{listed(words)}")
+            parts.append(f", {whose}{READ_AS}{join_words(words)}")
         classes = frames.classes.get(column.key, {})
         if traded := {dtype: name for dtype, name in classes.items() if is_composed(name)}:
             ran = frames.results["dtype"][frames.results["implementation"].eq(column.implementation)].unique()
             held = [f"{name} in {dtype}" for dtype, name in traded.items() if dtype in ran]
-            parts += [f", {whose}held to {listed(held)}"] if held else []
+            parts += [f", {whose}held to {join_words(held)}"] if held else []
     return "".join(parts)
 
 
@@ -421,8 +428,8 @@ def _right(frames: Frames, right: Sequence[coverage.Coverage], *, alone: bool) -
     by_choice = by_convention(expected)
     for rows, what in ((expected[~by_choice], "expected failures"), (expected[by_choice], "another convention")):
         if cases := set().union(*(cases for key, cases in _cases_of(rows).items() if key in keys)):
-            parts.append(f"{what} in {counted(len(cases), 'case')}")
-    aside = f", except for {listed(parts)}" if parts else ""
+            parts.append(f"{what} in {count_noun(len(cases), 'case')}")
+    aside = f", except for {join_words(parts)}" if parts else ""
     verb = "agrees" if len(right) == 1 else "agree"
     names = _names(frames, right)
     if len(right) > MAX_NAMED and not alone:
@@ -446,13 +453,13 @@ def _disagreeing(frames: Frames, wrong: dict[tuple[str, str], set[str]]) -> list
     first_environment, first, second_environment, second = names.iloc[0]
     who = f"{frames.named(first, first_environment)} and {frames.named(second, second_environment)}"
     who = who if len(names) == 1 else f"{len(names)} pairs of implementations"
-    return [f"{who} differ in {counted(loose['case'].nunique(), 'case')}"]
+    return [f"{who} differ in {count_noun(loose['case'].nunique(), 'case')}"]
 
 
 def _of_documents(frames: Frames) -> list[str]:
     """Count the printed numbers that do not hold, and the unverified ones, in a sentence each."""
     numbers = coverage.number_counts(frames)
-    of_all = f"of {counted(numbers.printed, 'printed number')}"
+    of_all = f"of {count_noun(numbers.printed, 'printed number')}"
     kinds = (
         (numbers.misprints, "does not hold", "do not hold"),
         (numbers.unverified, "is unverified", "are unverified"),
@@ -472,7 +479,7 @@ def _names(frames: Frames, entries: Sequence[coverage.Coverage]) -> str:
     """Name a few implementations, count many."""
     if len(entries) > MAX_NAMED:
         return f"{'all ' if len(entries) == len(frames.columns) else ''}{len(entries)} implementations"
-    return listed(_name(frames, entry.column) for entry in entries)
+    return join_words(_name(frames, entry.column) for entry in entries)
 
 
 def _name(frames: Frames, column: Column) -> str:

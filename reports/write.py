@@ -33,7 +33,7 @@ import pandas as pd
 from attncheck.common.errors import ExitCode, OutputError, ResultsError
 from attncheck.common.wording import ESCAPED
 from attncheck.reports.cells import Cell, State, cell_table
-from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, unjudged
+from attncheck.reports.coverage import Coverage, Misprint, coverage, misprints, printed_numbers, shortfall_lines
 from attncheck.reports.failures import outdated_records, wrong_implementations
 from attncheck.reports.frames import (
     PROPERTIES,
@@ -400,7 +400,7 @@ def _matrix_test(case: Mapping[str, Any], stage: str, numbers: pd.DataFrame, wro
 
 def _problems(frames: Frames) -> Iterator[Suite]:
     """Make an error of every missing unit that was requested, so that a green file means a complete run."""
-    if problems := [*frames.problems, *(f"too little was judged: {line}" for line in unjudged(frames))]:
+    if problems := [*frames.problems, *(f"too little was judged: {line}" for line in shortfall_lines(frames))]:
         tests = []
         for number, problem in enumerate(problems, 1):
             tests.append(test := Element("testcase", {"classname": "attncheck.run", "name": f"problem {number}"}))

@@ -14,8 +14,8 @@ from attncheck.asking.answer import known_conventions
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import counted
-from attncheck.diagnosis.declared import truth_for
+from attncheck.common.wording import count_noun
+from attncheck.diagnosis.declared import truth_for_implementation
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed
@@ -75,7 +75,7 @@ class MeasuredAccuracy:
         """The result in a line."""
         if not self.is_measured:
             return f"{self.dtype}: none measured"
-        wrong = counted(len(self.wrong_anyhow), "case")
+        wrong = count_noun(len(self.wrong_anyhow), "case")
         exception = f", but in {wrong} that no class permits" if self.wrong_anyhow else ""
         return f"{self.dtype}: {self.tightest or 'no class'} holds{exception}"
 
@@ -149,7 +149,7 @@ def _judge_by_class(
             outcome = engine.compute(implementation, question)
             if not isinstance(outcome, Computed):
                 continue
-            truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
+            truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
             known = known_conventions(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
@@ -161,10 +161,10 @@ def _judge_by_class(
 
 def lines_of(accuracy: MeasuredAccuracy) -> Iterator[str]:
     """Yield the result for people: a line for each class, and the line that would declare the tightest."""
-    of = f"{accuracy.computed:,} of {counted(accuracy.asked, 'case')}"
+    of = f"{accuracy.computed:,} of {count_noun(accuracy.asked, 'case')}"
     yield f"{accuracy.implementation} in {accuracy.dtype}, {of} computed. Used: largest error / what the class permits."
     if accuracy.wrong_anyhow:
-        number = counted(len(accuracy.wrong_anyhow), "case")
+        number = count_noun(len(accuracy.wrong_anyhow), "case")
         yield f"  {number} wrong by every class, and left out: the first {accuracy.wrong_anyhow[0]}"
     if not accuracy.is_measured:
         return

@@ -19,8 +19,8 @@ from attncheck.asking.question import Question
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import group_by_process
 from attncheck.reading.case import Case, case_record
-from attncheck.reading.selection import read_called
-from attncheck.results.last_failed import CaseInDtype, Checked, killed_the_worker, what_was_found
+from attncheck.reading.selection import read_by_address
+from attncheck.results.last_failed import CaseInDtype, Checked, failure_text, killed_the_worker
 from attncheck.results.records import changed
 
 MAX_TRIES = 60
@@ -87,7 +87,7 @@ def failure_in(checked: Checked, implementation: Implementation, question: Quest
         return None
 
     def read(identities: Iterable[str]) -> Mapping[str, Case]:
-        return read_called({identity: checked.address(identity) or identity for identity in identities})
+        return read_by_address({identity: checked.address(identity) or identity for identity in identities})
 
     path = Path(implementation.declared.module)
     is_younger = path.suffix == ".py" and path.is_file() and path.stat().st_mtime > checked.written
@@ -127,7 +127,7 @@ def failure_among(
 def failure_of_answer(answer: Answer, preceding: Sequence[Question]) -> ReportedFailure:
     """Return the failure of an answer that is still in memory, after the calls that preceded it."""
     failing = next((judgement for judgement in answer.judgements if judgement.verdict.exit_code), None)
-    description = answer.failure if failing is None else what_was_found(failing.verdict, failing.stage, failing.message)
+    description = answer.failure if failing is None else failure_text(failing.verdict, failing.stage, failing.message)
     return ReportedFailure(description, lambda: preceding, answer)
 
 

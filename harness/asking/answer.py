@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
-from attncheck.diagnosis.declared import truth_for
+from attncheck.diagnosis.declared import truth_for_implementation
 from attncheck.diagnosis.examine import DiagnosedStages, examine
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
@@ -21,9 +21,9 @@ from attncheck.judging.truth import Truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import (
     ExpectedFailureRecord,
-    OwnEmptyRows,
-    beyond_expected,
+    KnownEmptyRows,
     blank_row,
+    exceeded_ratio_message,
     failure_row,
     largest_ratio,
 )
@@ -179,7 +179,7 @@ def judge_outcome(
         rows = marks.mark([failure_row(blank, implementation.name, outcome)])
         return Answer(*asked, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
-    truth = truth_for(implementation, case, question.inputs, outcome.stages, store)
+    truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
     known = known_conventions(implementation, outcome, expected_failures, question)
     examined = examine(blank, case, truth, outcome, rounding_model, known)
     judged = examined.judged
@@ -197,7 +197,7 @@ def judge_outcome(
 
 def known_conventions(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
-) -> OwnEmptyRows:
+) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
     known = own_empty_rows(implementation, expected_failures, *question.key)
     return replace(known, is_asked=not outcome.not_asked)
@@ -223,5 +223,5 @@ def _with_exceeded_limit(
     """Add to the message if an error is larger than its expected failure allows."""
     measured = (judgement.accumulated, judgement.introduced)
     ratio = largest_ratio(*(errors.ratio for errors in measured if errors is not None))
-    beyond = beyond_expected(expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=ratio)
+    beyond = exceeded_ratio_message(expected_failures, *evaluation, judgement.stage, judgement.verdict, ratio=ratio)
     return replace(judgement, message=f"{judgement.message}; {beyond}") if beyond else judgement

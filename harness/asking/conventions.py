@@ -27,7 +27,7 @@ from attncheck.diagnosis.declared import rewrite_for_conventions
 from attncheck.diagnosis.readings import ASKED, problems_read_as
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.padding import lack_of
+from attncheck.execution.padding import unsupported_reason
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.execution.workers import Workers
@@ -35,8 +35,8 @@ from attncheck.judging.judge_stages import agrees
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
-from attncheck.spec import DECLARED_READINGS, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
-from attncheck.spec.dtypes import rounded_once
+from attncheck.spec import CONVENTION_OF_READING, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec.dtypes import round_to
 
 WIDTH = 4
 """D and Dv: 1/sqrt(D) and 1/D are exact in every dtype."""
@@ -271,7 +271,7 @@ def _hidden_numbers() -> Iterable[ConventionQuestion]:
 
 def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:
     """Return a question with the declarations of its meanings that are readings."""
-    options = {words: DECLARED_READINGS.get(name) for name, words in ASKED.get(question.name, {}).items()}
+    options = {words: CONVENTION_OF_READING.get(name) for name, words in ASKED.get(question.name, {}).items()}
     of_readings = {words: option for words, option in options.items() if option is not None}
     return replace(question, declaration={**of_readings, **question.declaration})
 
@@ -335,7 +335,9 @@ def readings_of_answers(answers: Sequence[MeasuredConvention]) -> list[str]:
             continue
         names = [name for name, text in ASKED.get(question.name, {}).items() if text == words]
         option = question.declaration.get(words)
-        readings |= dict.fromkeys(names or [name for name, declared in DECLARED_READINGS.items() if declared == option])
+        readings |= dict.fromkeys(
+            names or [name for name, declared in CONVENTION_OF_READING.items() if declared == option]
+        )
     return list(readings)
 
 
@@ -348,7 +350,7 @@ def ask_within(implementation: Implementation, seconds: float, limits: Limits) -
         return []
     until = time.monotonic() + seconds
     problems = ((asked, asked.call) for asked in QUESTIONS if asked.is_in_cases)
-    questions = [asked for asked, call in problems if lack_of(implementation, call, lambda: call) is None]  # noqa: B023
+    questions = [asked for asked, call in problems if unsupported_reason(implementation, call, lambda: call) is None]  # noqa: B023
     return readings_of_answers(ask_all(implementation, None, limits, questions, until))
 
 
@@ -511,7 +513,7 @@ def truth_of_meaning(meaning: CallMeaning, dtype: str) -> Truth:
 
 def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
     """Round inputs to a dtype, except for masks and counts."""
-    return {name: array if array.dtype.kind in "bi" else rounded_once(array, dtype) for name, array in inputs.items()}
+    return {name: array if array.dtype.kind in "bi" else round_to(array, dtype) for name, array in inputs.items()}
 
 
 def _describe_result(question: ConventionQuestion, array: Array) -> str:

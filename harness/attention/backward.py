@@ -36,7 +36,7 @@ from attncheck.attention.logits import cap_of, exact_grad_scores, exact_slope, r
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import scale_of
 from attncheck.attention.softmax import (
-    Rows,
+    SoftmaxError,
     Weights,
     exact_grad_logits,
     further_exponent_error,
@@ -60,7 +60,7 @@ class BackwardWeights:
     """Weights that a backward pass uses: (..., Lq, Lk) per key, (..., Lq, 1) per row; ``attended`` is 1 or 0."""
 
     value: Real  # p
-    rows: Rows
+    rows: SoftmaxError
     attended: Real
     largest: Real  # p, at most
     moved: Real  # G
@@ -136,18 +136,18 @@ def _variance_of_exponents(problem: Computation, query: Operand, square: Real) -
 BACKWARD_WEIGHTS = Step(pass_through, _error_of_weights, reach=pass_through)
 
 
-def _largest_weights(rows: Rows) -> Real:
+def _largest_weights(rows: SoftmaxError) -> Real:
     p = rows.weights
     most = (p + rows.grown) / rows.least_sum
     return np.where(p > 0, np.where(np.isnan(most), np.inf, most), 0.0)
 
 
-def _error_of_stored(rows: Rows, largest: Real, moved: Real, rounding: RoundingModel) -> Real:
+def _error_of_stored(rows: SoftmaxError, largest: Real, moved: Real, rounding: RoundingModel) -> Real:
     relative = normalisation_error(rows, rounding) + rounding.weight_unit
     return relative * (1 + 2 * relative) * (largest + moved)
 
 
-def _error_of_recomputed(rows: Rows, rounding: RoundingModel) -> Real:
+def _error_of_recomputed(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return how far e^(s - L) is from p, L being stored in the format of the computation."""
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     # p e^(E + F) - p, written so that nothing cancels: in float64, E + F is but some dozens of units.

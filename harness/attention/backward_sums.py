@@ -33,7 +33,7 @@ from attncheck.attention.errors import (
     ORDER_FACTOR,
     ZERO,
     Bound,
-    Finished,
+    BoundedStage,
     Operand,
     Real,
     added,
@@ -192,13 +192,13 @@ def bound_of_stored(
     return Bound(np.where(some, bound.max_error, 0.0), np.where(some, bound.sigma, 0.0))
 
 
-def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> Finished:
+def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> BoundedStage:
     """Return a gradient with its bound; no statistical scale if weights that reach it are no longer linear."""
     bent = of_bent_weights(weights)
     if not bent.any():
-        return Finished(exact, bound)
+        return BoundedStage(exact, bound)
     reached = _reached_elements(stage, bent, bound.max_error.shape)
-    return Finished(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
+    return BoundedStage(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
 
 
 def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
@@ -216,7 +216,7 @@ def _reached_elements(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...
     return np.broadcast_to(shared, shape)
 
 
-def _error_of_query(at: ErrorContext, scores: GradScores, key: Operand) -> Finished:
+def _error_of_query(at: ErrorContext, scores: GradScores, key: Operand) -> BoundedStage:
     key = stored_operand_of("backward_key", key, at.rounding)
     keys = every_head(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
@@ -227,7 +227,7 @@ def _error_of_query(at: ErrorContext, scores: GradScores, key: Operand) -> Finis
     return finished("grad_query", scores.logits.weights, at.value, bound)
 
 
-def _error_of_key(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> Finished:
+def _error_of_key(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> BoundedStage:
     factor, query = scale_of(at.problem), stored_operand_of("backward_query", query, at.rounding)
     sums = _with_operand_errors(
         _sums_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True
@@ -236,18 +236,18 @@ def _error_of_key(at: ErrorContext, scores: GradScores, query: Operand, _: Opera
     return finished("grad_key", scores.logits.weights, at.value, bound)
 
 
-def _error_of_value(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> Finished:
+def _error_of_value(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> BoundedStage:
     sums = _sums_of_weights(weights, stored_operand_of("grad_output", grad_output, at.rounding), at.rounding)
     bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
     return finished("grad_value", weights, at.value, bound)
 
 
-def _error_of_bias(at: ErrorContext, logits: GradLogits) -> Finished:
+def _error_of_bias(at: ErrorContext, logits: GradLogits) -> BoundedStage:
     columns = slice(None, logits.value.shape[-1] - at.problem.added_keys)
     return bound_of_summed_logits(at, logits, at.value.shape, columns)
 
 
-def bound_of_summed_logits(at: ErrorContext, logits: GradLogits, shape: Shape, columns: slice) -> Finished:
+def bound_of_summed_logits(at: ErrorContext, logits: GradLogits, shape: Shape, columns: slice) -> BoundedStage:
     """Bound some columns of the logits' gradient, added up over the axes that a shape has not, or has of length 1.
 
     The value that the step returns has as many elements as the shape.
@@ -257,7 +257,7 @@ def bound_of_summed_logits(at: ErrorContext, logits: GradLogits, shape: Shape, c
     bent = of_bent_weights(logits.weights)[..., columns]
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
     max_error, scale = (array.reshape(at.value.shape) for array in (bound.max_error, scale))
-    return Finished(at.value, Bound(max_error, scale))
+    return BoundedStage(at.value, Bound(max_error, scale))
 
 
 def _with_operand_errors(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real, product_variance, transposed
+from attncheck.attention.errors import Ball, Bound, BoundedStage, Operand, Real, product_variance, transposed
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
@@ -177,11 +177,11 @@ def _storage_error(at: ErrorContext, query: Real, key: Real) -> tuple[Real, Real
     return unit * (content + rotary) + underflow, unit**2 * (content**2 + rotary**2)
 
 
-def _error_of_mean(at: ErrorContext, weights: Weights | Operand, value: Operand) -> Finished:
+def _error_of_mean(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
     made = WEIGHTED_MEAN.error(at, weights, value).finished
     exact_values = WEIGHTED_MEAN.error(at, weights, Operand(value.value)).finished
     absorbed = _absorbed_mean(at, weights, exact_values)
-    return Finished(
+    return BoundedStage(
         at.value, Bound(np.maximum(made.max_error, absorbed.max_error), np.maximum(made.sigma, absorbed.sigma))
     )
 

@@ -151,7 +151,7 @@ def split_logits(
 
 
 @dataclass(frozen=True, eq=False)
-class Finished:
+class BoundedStage:
     """A stage after the softmax, with its bound as it is returned."""
 
     value: Real

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Bound, Finished, Logits, Operand, Real, bound_of, exact_logits, finite
+from attncheck.attention.errors import Ball, Bound, BoundedStage, Logits, Operand, Real, bound_of, exact_logits, finite
 from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
-from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Rows, Softmax, Weights
+from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Softmax, SoftmaxError, Weights
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 from attncheck.spec import statistics_dtype
@@ -120,8 +120,8 @@ class _PartWeights(Weights):
         return super().bound(statistics_rounding(rounding))
 
 
-def _exponentials_error(at: ErrorContext, logits: Logits) -> Rows:
-    rows: Rows = EXPONENTIALS.error(replace(at, rounding=statistics_rounding(at.rounding)), logits)
+def _exponentials_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
+    rows: SoftmaxError = EXPONENTIALS.error(replace(at, rounding=statistics_rounding(at.rounding)), logits)
     return rows
 
 
@@ -146,7 +146,7 @@ def _log_sum_exp_radius(around: RadiusContext, _: Real, both: Any) -> Real:
     return radius if _is_natural(around.problem) else radius / math.log(2)
 
 
-def _log_sum_exp_error(at: ErrorContext, rows: Rows) -> Finished:
+def _log_sum_exp_error(at: ErrorContext, rows: SoftmaxError) -> BoundedStage:
     rounding, base = statistics_rounding(at.rounding), 1.0 if _is_natural(at.problem) else math.log(2)
     natural = replace(at, rounding=rounding, own_value=lambda: at.value * base)
     natural_bound: Bound = LOG_SUM_EXP.error(natural, rows).finished
@@ -157,7 +157,7 @@ def _log_sum_exp_error(at: ErrorContext, rows: Rows) -> Finished:
         size = np.abs(finite(at.value))
         max_error = max_error + 2 * rounding.compute_unit * (size + max_error)
         variance = variance + 2 * (rounding.compute_unit * size) ** 2
-    return Finished(at.value, bound_of(at.value, max_error, variance, rounding.output_underflow))
+    return BoundedStage(at.value, bound_of(at.value, max_error, variance, rounding.output_underflow))
 
 
 PART_LOG_SUM_EXP = replace(
@@ -180,7 +180,7 @@ def _mean_radius(around: RadiusContext, value: Real, weights: Ball, values: Ball
     return moved
 
 
-def _mean_error(at: ErrorContext, weights: Weights | Operand, values: Operand) -> Finished:
+def _mean_error(at: ErrorContext, weights: Weights | Operand, values: Operand) -> BoundedStage:
     rounding, has_keys = _mean_rounding(at.rounding), at.problem.array("scores") > -np.inf
     if isinstance(weights, Weights):
         rows: Weights | Operand = Weights(_as_rows(weights.value), weights.rows.mapped(_as_rows))
@@ -194,7 +194,7 @@ def _mean_error(at: ErrorContext, weights: Weights | Operand, values: Operand) -
     moved = 4 * others * rounding.compute_unit * largest
     max_error = bound.max_error[..., 0, :] + moved
     variance = bound.sigma[..., 0, :] ** 2 + moved**2
-    return Finished(at.value, bound_of(at.value, max_error, variance, 0.0))
+    return BoundedStage(at.value, bound_of(at.value, max_error, variance, 0.0))
 
 
 def _as_rows(array: Real) -> Real:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from attncheck.attention.backward import storage_of
-from attncheck.attention.errors import Finished, Operand, Real, bound_of
+from attncheck.attention.errors import BoundedStage, Operand, Real, bound_of
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, pass_through
 from attncheck.attention.problem import Computation
@@ -70,7 +70,7 @@ def _error_of_slope(at: ErrorContext, gate: Operand) -> Operand:
     return Operand(at.value, moved + unit * (at.value + moved) + floor, variance)
 
 
-def _error_of_output(at: ErrorContext, context: Finished | Operand, sigmoid: Operand) -> Finished:
+def _error_of_output(at: ErrorContext, context: BoundedStage | Operand, sigmoid: Operand) -> BoundedStage:
     max_error, variance = _errors_of_product(_before_storage(at, context), sigmoid)
     return _stored_result(at, max_error, variance, 0.0)
 
@@ -83,8 +83,8 @@ def _error_of_gradient(at: ErrorContext, grad_output: Operand, sigmoid: Operand)
 
 
 def _error_of_grad_gate(
-    at: ErrorContext, grad_output: Operand, context: Finished | Operand, slope: Operand
-) -> Finished:
+    at: ErrorContext, grad_output: Operand, context: BoundedStage | Operand, slope: Operand
+) -> BoundedStage:
     (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
     max_error, variance = _errors_of_product(_before_storage(at, context), slope)
     max_error, variance = gradient * max_error, gradient**2 * variance
@@ -93,15 +93,15 @@ def _error_of_grad_gate(
     return _stored_result(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
 
 
-def _before_storage(at: ErrorContext, context: Finished | Operand) -> Finished | Operand:
+def _before_storage(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
     """Add the rounding of storage to a returned context: the gate may multiply it before it is stored."""
-    if isinstance(context, Finished):
+    if isinstance(context, BoundedStage):
         return context
     moved = at.rounding.output_unit * np.abs(context.value) + at.rounding.output_underflow
     return Operand(context.value, moved, moved**2)
 
 
-def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real, Real]:
+def _errors_of_product(first: BoundedStage | Operand, second: Operand) -> tuple[Real, Real]:
     """Return the largest error of a product, element by element, before it is rounded, and its variance."""
     of_first, variance_of_first = first.errors
     of_second, variance_of_second = second.errors
@@ -110,12 +110,14 @@ def _errors_of_product(first: Finished | Operand, second: Operand) -> tuple[Real
     return of_first * second_size + (first_size + of_first) * of_second, variance
 
 
-def _stored_result(at: ErrorContext, max_error: Real, variance: Real, floor: Real | float) -> Finished:
+def _stored_result(at: ErrorContext, max_error: Real, variance: Real, floor: Real | float) -> BoundedStage:
     """Return a result with its bound, after the roundings of its storage."""
     count, unit, underflow = at.rounding.output_count, at.rounding.output_unit, at.rounding.output_underflow
     size = np.abs(at.value)
     max_error = max_error + count * unit * (size + max_error) + underflow
-    return Finished(at.value, bound_of(at.value, max_error, variance + count * (unit * size) ** 2, floor + underflow))
+    return BoundedStage(
+        at.value, bound_of(at.value, max_error, variance + count * (unit * size) ** 2, floor + underflow)
+    )
 
 
 def _reach_of_product(_: Reach, *flags: Flags) -> Flags:

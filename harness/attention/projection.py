@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import ORDER_FACTOR, Ball, Finished, Operand, Real, product_variance, sum_error
+from attncheck.attention.errors import ORDER_FACTOR, Ball, BoundedStage, Operand, Real, product_variance, sum_error
 from attncheck.attention.exact_array import ExactArray, joined
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
@@ -81,7 +81,7 @@ def _radius_of_output(around: RadiusContext, _: Real, context: Ball) -> Real:
     return _linear_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
 
 
-def _error_of_output(at: ErrorContext, context: Finished | Operand) -> Finished | Operand:
+def _error_of_output(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
     exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
     if isinstance(context, Operand):
         merged = context.mapped(merge_heads)
@@ -90,7 +90,7 @@ def _error_of_output(at: ErrorContext, context: Finished | Operand) -> Finished 
         return linear_layer(merged, weight, bias, exact, at.rounding)
     bound = context.finished
     if weight is None:
-        return Finished(exact, bound.mapped(merge_heads))
+        return BoundedStage(exact, bound.mapped(merge_heads))
     heads, width = context.value.shape[1], context.value.shape[-1]
     per_head = bound.sigma @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
     inputs = Operand(merge_heads(context.value), merge_heads(bound.max_error))

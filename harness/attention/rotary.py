@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Bound, Finished, Operand, Real
+from attncheck.attention.errors import Ball, Bound, BoundedStage, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.problem import Computation
@@ -46,13 +46,13 @@ def rotation_of(name: str, sign: int = 1) -> Step:
         carried = _rotated_sum(variance, cos**2, sin**2, pairs)
         return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance, operand.common)
 
-    def error_of_gradient(at: ErrorContext, finished: Finished) -> Finished:
+    def error_of_gradient(at: ErrorContext, finished: BoundedStage) -> BoundedStage:
         cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
         # The errors of a pair may have causes in common.
         sigma = _rotated_sum(finished.finished.sigma, cos, sin, pairs_of(at.problem, name))
         rounded = np.sqrt(_roundings(at, name, finished.value).variance)
         max_error = _moved(at, name, finished.value, finished.finished.max_error)
-        return Finished(at.value, Bound(max_error, np.minimum(sigma + rounded, max_error)))
+        return BoundedStage(at.value, Bound(max_error, np.minimum(sigma + rounded, max_error)))
 
     def radius(around: RadiusContext, _: Real, ball: Ball) -> Real:
         pairs = pairs_of(around.problem, name)

@@ -29,10 +29,10 @@ JUDGED_ROWS = 64
 _SMALLEST_TILE = 16
 _SEED = 0
 
-Rows = NDArray[np.intp]
+RowIndices = NDArray[np.intp]
 
 
-def sampled_rows(problem: Problem) -> Rows | None:
+def sampled_rows(problem: Problem) -> RowIndices | None:
     """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
     queries, elements = queries_of(problem.inputs), score_elements(problem.operation, problem.options, problem.inputs)
     if queries <= JUDGED_ROWS or elements <= MAX_ELEMENTS or problem.operation in ADDS_QUERIES_UP:
@@ -45,7 +45,7 @@ def sampled_rows(problem: Problem) -> Rows | None:
     return np.array(sorted({*chosen, *drawn}), dtype=np.intp)
 
 
-def every_row_counts(problem: Problem, rows: Rows | None) -> bool:
+def needs_all_rows(problem: Problem, rows: RowIndices | None) -> bool:
     """Tell if there are many rows and none stands for another: they are added up, or their numbers are known."""
     return rows is None and (problem.operation in ADDS_QUERIES_UP or queries_of(problem.inputs) > JUDGED_ROWS)
 
@@ -57,19 +57,19 @@ def queries_of(inputs: Mapping[str, Array]) -> int:
     return int(inputs["query" if "query" in inputs else "scores"].shape[-2])
 
 
-def rows_of_stage(stage: str, array: Array, rows: Rows | None) -> Array:
+def rows_of_stage(stage: str, array: Array, rows: RowIndices | None) -> Array:
     """Keep these query rows of a stage; all of one that has none."""
     axis = query_axis(stage)
     return array if rows is None or axis is None else array.take(rows, axis)
 
 
-def has_rows(stage: str, array: Array, rows: Rows) -> bool:
+def has_rows(stage: str, array: Array, rows: RowIndices) -> bool:
     """Tell if an implementation's array, which may have any shape, is long enough to have these query rows."""
     axis = query_axis(stage)
     return axis is None or (array.ndim >= -axis and array.shape[axis] > int(rows.max(initial=-1)))
 
 
-def index_in_all(stage: str, index: tuple[int, ...] | None, rows: Rows | None) -> tuple[int, ...] | None:
+def whole_index(stage: str, index: tuple[int, ...] | None, rows: RowIndices | None) -> tuple[int, ...] | None:
     """Return the index in the whole array of an element of its kept rows."""
     axis = query_axis(stage)
     if index is None or rows is None or axis is None:
@@ -79,8 +79,8 @@ def index_in_all(stage: str, index: tuple[int, ...] | None, rows: Rows | None) -
     return tuple(moved)
 
 
-def spread(
-    stage: str, kept: NDArray[np.float64], rows: Rows | None, queries: int, elsewhere: float = np.inf
+def scatter_rows(
+    stage: str, kept: NDArray[np.float64], rows: RowIndices | None, queries: int, elsewhere: float = np.inf
 ) -> NDArray[np.float64]:
     """Lay kept rows out in the whole array's shape; of bounds, every other row may be anything: infinity."""
     axis = query_axis(stage)

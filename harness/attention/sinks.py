@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.backward import GradLogits
 from attncheck.attention.backward_sums import bound_of_summed_logits, value_of_summed_logits
-from attncheck.attention.errors import Ball, Finished, Logits, Real, finite
+from attncheck.attention.errors import Ball, BoundedStage, Logits, Real, finite
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of
 from attncheck.attention.logits import exact_sum_of_logits
@@ -70,7 +70,7 @@ def _value_of_gradient(problem: Computation, logits: Real) -> Real:
     return value_of_summed_logits(logits, (*shape, 1, 1), _ADDED).reshape(shape)
 
 
-def _error_of_gradient(at: ErrorContext, logits: GradLogits) -> Finished:
+def _error_of_gradient(at: ErrorContext, logits: GradLogits) -> BoundedStage:
     return bound_of_summed_logits(at, logits, (*at.value.shape, 1, 1), _ADDED)
 
 

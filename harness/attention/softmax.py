@@ -2,11 +2,11 @@
 
 In a row without a key weights are 0, or all alike where that is the convention, and log_sum_exp is -inf.
 
-``Rows`` say how the exponents may be perturbed, from which the bounds of weights, log_sum_exp and output start.
+``SoftmaxError`` say how the exponents may be perturbed, from which the bounds of weights, log_sum_exp and output start.
 ``docs/numerics.md`` derives these bounds (section 4.3), their variances (5), and how far the softmax moves where every
-logit moves by its radius, however large that is (8); the fields of ``Rows`` have the symbols of 4.3. The form of the
-largest perturbation E is that of the shifted softmax in Blanchard, D. Higham and N. Higham, IMA J. Numer. Anal. 41
-(2021).
+logit moves by its radius, however large that is (8); the fields of ``SoftmaxError`` have the symbols of 4.3. The form
+of the largest perturbation E is that of the shifted softmax in Blanchard, D. Higham and N. Higham, IMA J. Numer. Anal.
+41 (2021).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from attncheck.attention.errors import (
     ZERO,
     Ball,
     Bound,
+    BoundedStage,
     Elementwise,
-    Finished,
     Logits,
     Operand,
     Real,
@@ -56,7 +56,7 @@ _MIN_WEIGHT = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Elementwise):
+class SoftmaxError(Elementwise):
     """A softmax and how its exponents may be perturbed; keys that are not attended to have zeros.
 
     (..., Lq, Lk) per key, (..., Lq, 1) per row.
@@ -111,7 +111,7 @@ class Rows(Elementwise):
         return rounding.score_unit**2 + rounding.compute_unit**2 + self.proportion
 
 
-def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> Rows:
+def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> SoftmaxError:
     """Prepare the bounds of whatever follows from logits, whose exact softmax is given.
 
     logits, weights (..., Lq, Lk), log_sum_exp (..., Lq). A row with NaN or +inf in it counts as empty.
@@ -149,7 +149,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         shared = shared if shared is ZERO else np.where(weighty, shared, 0.0)
     square_p = weights * weights
     independent_terms = square_p * independent
-    return Rows(
+    return SoftmaxError(
         attended=attended,
         all_attended=whole,
         weights=weights,
@@ -189,7 +189,7 @@ def _even_rows(error: Logits, attended: NDArray[np.bool_], rounding: RoundingMod
     return even if even.any() else None
 
 
-def is_linear(rows: Rows, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:
+def is_linear(rows: SoftmaxError, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:
     """Return where e^theta - 1 is about theta: elsewhere noise in a score is no noise of that size in its weight.
 
     ``most`` is the largest variance of theta that counts as small.
@@ -202,7 +202,7 @@ def is_linear(rows: Rows, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:
     return linear
 
 
-def second_order(rows: Rows) -> Real:
+def second_order(rows: SoftmaxError) -> Real:
     """Return f(t) = E (e^theta - 1 - theta)^2 of a normal theta with the variance t: 3/4 t^2 where that is small.
 
     f(t) = e^(2t) - 2 (1 + t) e^(t/2) + 1 + t = 3/4 t^2 + 25/24 t^3 + O(t^4)
@@ -337,7 +337,7 @@ class Weights:
     """Weights that were computed: what follows from them follows from the exponents of their rows."""
 
     value: Real
-    rows: Rows
+    rows: SoftmaxError
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the weights."""
@@ -375,7 +375,7 @@ def _own_keys(problem: Computation, shape: Shape) -> int:
     return shape[-1] - problem.added_keys
 
 
-def _error(at: ErrorContext, logits: Logits) -> Rows:
+def _error(at: ErrorContext, logits: Logits) -> SoftmaxError:
     return rows_of(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
 
 
@@ -410,7 +410,7 @@ WEIGHTS = Step(
 )
 LOG_SUM_EXP = Step(
     lambda _, powers: log_sum(powers),
-    lambda at, rows: Finished(at.value, log_sum_exp_bound(rows, at.value, at.rounding.of_statistics)),
+    lambda at, rows: BoundedStage(at.value, log_sum_exp_bound(rows, at.value, at.rounding.of_statistics)),
     lambda _, __, both: both.radius.log_sum_exp,
     reach=lambda _, row: row[..., 0],
     value=lambda _, both: both.log_sum_exp,
@@ -432,7 +432,7 @@ def exact_grad_logits(
     return exact_through_mask(problem, gradients)
 
 
-def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
+def weights_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
     p, moved = rows.weights, moved_weights(rows)
     stored = rounding.output_count * rounding.output_unit
@@ -452,7 +452,7 @@ def weights_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
     return Bound(np.where(rows.attended, largest, 0.0), np.where(rows.attended, scale, 0.0))
 
 
-def lost_to_step(rows: Rows, rounding: RoundingModel) -> Real | float:
+def lost_to_step(rows: SoftmaxError, rounding: RoundingModel) -> Real | float:
     """Return min{p^, h / Z}: what a weight loses to the least numbers of its format, and never more than itself."""
     if not rounding.has_narrow_weights:
         return 0.0
@@ -470,7 +470,7 @@ def lost_of_weights(largest: Real, share: Real | float, rounding: RoundingModel)
     return error_of_codes("weights", np.minimum(largest, 1.0), rounding, share)
 
 
-def moved_weights(rows: Rows) -> Real:
+def moved_weights(rows: SoftmaxError) -> Real:
     """Return G: how far perturbed exponents alone can move each weight."""
     p = rows.weights
     # R - p W cancels where one key has nearly all of the weight.
@@ -478,14 +478,14 @@ def moved_weights(rows: Rows) -> Real:
     return np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
 
 
-def normalisation_error(rows: Rows, rounding: RoundingModel) -> Real:
+def normalisation_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return the relative error of the sum of exponentials, and of a division by it."""
     summed = (rows.count + rows.blocks) * rounding.sum_unit + rows.count * rounding.weight_underflow
     relative: Real = summed + 3 * rounding.compute_unit
     return relative + total_error(rows, rounding) if rounding.from_log_sum_exp else relative
 
 
-def total_error(rows: Rows, rounding: RoundingModel) -> Real:
+def total_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return how far sum_j e^(s^_j - L^) can be from 1, where L^ is a stored log_sum_exp, of scores made on their own.
 
     tau = max{ (1 + R) e^F - 1, 1 - Z e^-F },    F = B_L + (c_x + c_m) u_c lambda
@@ -496,14 +496,14 @@ def total_error(rows: Rows, rounding: RoundingModel) -> Real:
     return np.maximum(above, below)
 
 
-def stored_log_sum_exp_error(rows: Rows, rounding: RoundingModel) -> Real:
+def stored_log_sum_exp_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return F, (..., Lq): the error of s - L beyond that of s - m, L being stored in the format of the computation."""
     unit, exact = rounding.compute_unit, rows.log_sum_exp[..., 0]
     kept = replace(rounding, output_unit=unit, output_underflow=rounding.score_underflow, output_count=2)
     return log_sum_exp_bound(rows, exact, kept).max_error + further_exponent_error(rows, rounding)
 
 
-def further_exponent_error(rows: Rows, rounding: RoundingModel) -> Real:
+def further_exponent_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return (c_x + c_m) u_c lambda, (..., Lq): what s - L rounds more than s - m does."""
     excess = np.where(rows.count[..., 0] > 0, rows.log_sum_exp[..., 0] - rows.maximum[..., 0], 0.0)
     counts = rounding.difference_count + rounding.maximum_count
@@ -511,7 +511,7 @@ def further_exponent_error(rows: Rows, rounding: RoundingModel) -> Real:
     return error
 
 
-def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:
+def stored_log_sum_exp_variance(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return the variance of a stored L beyond that of its sum, (..., Lq, 1)."""
     maximum, unit = rows.maximum, rounding.compute_unit
     stored = np.where(rows.count > 0, rows.log_sum_exp, 0.0)
@@ -520,7 +520,7 @@ def stored_log_sum_exp_variance(rows: Rows, rounding: RoundingModel) -> Real:
     return variance
 
 
-def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound:
+def log_sum_exp_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound log_sum_exp, ``exact`` (..., Lq); 0 for a row without a key."""
     unit, maximum, size = rounding.compute_unit, rows.maximum[..., 0], np.abs(exact)
     excess = np.maximum(finite(exact) - maximum, 0)  # lambda
@@ -544,7 +544,7 @@ def log_sum_exp_bound(rows: Rows, exact: Real, rounding: RoundingModel) -> Bound
     return bound_of(exact, max_error, _log_sum_exp_variance(rows, exact, excess, rounding), rounding.output_underflow)
 
 
-def _log_sum_exp_variance(rows: Rows, exact: Real, excess: Real, rounding: RoundingModel) -> Real:
+def _log_sum_exp_variance(rows: SoftmaxError, exact: Real, excess: Real, rounding: RoundingModel) -> Real:
     unit, maximum = rounding.compute_unit, rows.maximum[..., 0]
     of_exponents = added(rows.independent_sum, rows.shared_sum)[..., 0]
     # The rounding of the scale moves every score in proportion, the maximum included.
@@ -557,7 +557,7 @@ def _log_sum_exp_variance(rows: Rows, exact: Real, excess: Real, rounding: Round
     return variance
 
 
-def _weights_variance(rows: Rows, rounding: RoundingModel) -> Real:
+def _weights_variance(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return the variance of a weight's relative error, that of theta_j - sum p_l theta_l and of the normalisation.
 
     Errors in common: by Cauchy's inequality at most 2 (1 - p_j) [ (1 - 2p_j) c_j + sum p_l c_l ].

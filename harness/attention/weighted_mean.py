@@ -14,7 +14,7 @@ import numpy as np
 from attncheck.attention.errors import (
     Ball,
     Bound,
-    Finished,
+    BoundedStage,
     Operand,
     Real,
     added,
@@ -30,7 +30,7 @@ from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
 from attncheck.attention.problem import Computation
 from attncheck.attention.softmax import (
-    Rows,
+    SoftmaxError,
     Weights,
     lost_of_weights,
     lost_to_step,
@@ -83,11 +83,11 @@ def _radius(_: RadiusContext, __: Real, weights: Ball, value: Ball) -> Real:
     return weights.radius_of_product(shared.value, shared.radius)
 
 
-def _error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> Finished:
+def _error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
     exact, value = at.value, stored_operand_of("value", value, at.rounding)
     shared = value.for_query_heads(heads_of(weights.value))
     if isinstance(weights, Weights):
-        return Finished(exact, output_bound(weights.rows, shared, exact, at.rounding))
+        return BoundedStage(exact, output_bound(weights.rows, shared, exact, at.rounding))
     if weights.max_error is None and not np.isfinite(weights.value).all():
         # An empty row may hold NaN by convention; then its exact mean does, too.
         expected = np.broadcast_to(np.isfinite(exact).any(axis=-1), weights.value.shape[:-1])
@@ -95,9 +95,9 @@ def _error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> Fini
             raise NotFiniteError
     bound = mean_bound(weights, shared, exact, at.rounding)
     if weights.max_error is None:
-        return Finished(exact, bound)
+        return BoundedStage(exact, bound)
     largest = bound.max_error + _SLACK * (weights.max_error @ shared.magnitude)
-    return Finished(exact, Bound(largest, largest))
+    return BoundedStage(exact, Bound(largest, largest))
 
 
 def _reach(known: Reach, weights: Flags, value: Flags) -> Flags:
@@ -128,7 +128,7 @@ def reach_of_grad_value(_: Reach, weights: Flags, grad_output: Flags, value: Fla
     return flags_per_group(any_of(weights | grad_output, -2), value.shape[-3])
 
 
-def output_bound(rows: Rows, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
+def output_bound(rows: SoftmaxError, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights computed: value (..., Lk, Dv), exact (..., Lq, Dv)."""
     scaled = _scaled(rows, value, exact)
     mean_size, mean_square = rows.weights @ scaled.absolute, rows.weights @ scaled.squares
@@ -192,7 +192,7 @@ def _exponential_share(weights: Real, rounding: RoundingModel) -> Real | float:
     return share
 
 
-def _lost_to_codes(rows: Rows, scaled: _Scaled, rounding: RoundingModel) -> Real:
+def _lost_to_codes(rows: SoftmaxError, scaled: _Scaled, rounding: RoundingModel) -> Real:
     """Bound the error of the mean by narrow weights: in blocks, all of them together lose hardly more than themselves.
 
     What rounds up is at most doubled, by a scale that may have been rounded up itself.
@@ -205,7 +205,7 @@ def _lost_to_codes(rows: Rows, scaled: _Scaled, rounding: RoundingModel) -> Real
     return np.minimum(lost, (_SLACK + 2 * scale.unit + rows.count * scale.least) * scaled.largest)
 
 
-def furthest_move(rows: Rows, value: Real, mean: Real) -> Real:
+def furthest_move(rows: SoftmaxError, value: Real, mean: Real) -> Real:
     """Return how far the mean moves at most if each weight is p e^theta over their sum, |theta| at most E.
 
     Values above some number have the largest weights then, and those below it the least ones, or the other way round.
@@ -229,7 +229,7 @@ def furthest_move(rows: Rows, value: Real, mean: Real) -> Real:
 
 
 def _max_error(
-    rows: Rows, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel
+    rows: SoftmaxError, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel
 ) -> Real:
     """Return B."""
     unit, terms, output = rounding.compute_unit, rows.count + rows.blocks, scaled.output
@@ -256,7 +256,7 @@ def _max_error(
     return scaled.restored(largest) + lost * room + rounding.output_underflow
 
 
-def _variance(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
+def _variance(rows: SoftmaxError, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
     """Return S1 + .. + S6 in units of the columns."""
     p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.square_output
     unit = rounding.compute_unit
@@ -282,7 +282,7 @@ def _variance(rows: Rows, scaled: _Scaled, variance: Real, rounding: RoundingMod
     return spread
 
 
-def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
+def _scaled(rows: SoftmaxError, value: Operand, exact: Real) -> _Scaled:
     # Set to 0 the values that no query attends to: they may be anything, infinity included.
     used = np.swapaxes(rows.attended.any(axis=-2, keepdims=True), -1, -2)
     are_all = rows.all_attended or bool(used.all())
@@ -300,14 +300,14 @@ def _scaled(rows: Rows, value: Operand, exact: Real) -> _Scaled:
     return _Scaled(unit, operand, size, largest, absolute, square, np.abs(output), output, square_output)
 
 
-def _attended_sum(rows: Rows, size: Real) -> Real:
+def _attended_sum(rows: SoftmaxError, size: Real) -> Real:
     if rows.all_attended:
         total: Real = size.sum(axis=-2, keepdims=True)
         return total
     return rows.attended.astype(np.float64) @ size
 
 
-def _largest_move(rows: Rows, scaled: _Scaled) -> Real:
+def _largest_move(rows: SoftmaxError, scaled: _Scaled) -> Real:
     """Return how far apart two means of the attended values can be, one of them being the output."""
     value, output = scaled.value.value, scaled.signed_output
     highest = value.max(axis=-2, keepdims=True, initial=-np.inf)

@@ -124,7 +124,7 @@ def repro(
     how to call it. A failing case is first reduced to the smallest that fails in the same way. If a check found the
     case wrong and a fresh process does not, the script first makes the calls that it takes.
     """
-    from attncheck.settings.commands import joined
+    from attncheck.settings.commands import shell_command
 
     subject, limits = _subject_of(case, implementation, dtype, function, results), allowed.limits()
     answer = _ask(subject, limits)
@@ -133,7 +133,7 @@ def repro(
         evaluation = f"{name}, {subject.case.id} in {subject.dtype}"
         raise UsageError(f"{evaluation}: {answer.failure}; there is nothing to reproduce")
     path = output or Path(script_name(subject.case.id, name, subject.dtype))
-    command, tries = joined(["python", str(path)]), 0
+    command, tries = shell_command(["python", str(path)]), 0
     if reduced and answer.fails and not answer.before:
         answer, tries = _reduce_failure(answer, subject, limits)
     text = _script_text(answer, subject, command)

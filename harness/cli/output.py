@@ -16,7 +16,7 @@ from attncheck.common.wording import one_line
 from attncheck.results import DEFAULT_RESULTS
 
 if TYPE_CHECKING:
-    from attncheck.cli.parameters import Outlets
+    from attncheck.cli.parameters import OutputFormats
     from attncheck.execution.call import Limits
     from attncheck.execution.implementations import Implementation
     from attncheck.reading.case import Case
@@ -98,9 +98,9 @@ def commands_about(
     names: Sequence[str] = ("explain", "repro"),
 ) -> list[str]:
     """Return commands about a case, given as its record, on an implementation."""
-    from attncheck.settings.commands import command, words_again
+    from attncheck.settings.commands import command, command_words_by_name
 
-    again = words_again([implementation], limits, None).get(implementation.name, [implementation.name])
+    again = command_words_by_name([implementation], limits, None).get(implementation.name, [implementation.name])
     return [command(name, case, again, dtype) for name in names]
 
 
@@ -188,7 +188,7 @@ def show_answer(
     from attncheck.reports.outcome import outcome_document
     from attncheck.reports.short_form import summary_lines
     from attncheck.reports.terminal import print_lines
-    from attncheck.settings.commands import joined
+    from attncheck.settings.commands import shell_command
 
     if as_json:
         print_document(outcome_document(frames, code, command=as_json, report=place.report, results=place.results))
@@ -197,7 +197,7 @@ def show_answer(
     ending = "Results" if page is None else "Report"
     print_lines(summary_lines(frames, page or place.results, quiet=quiet, announced=announced, ending=ending))
     if page is None and not quiet:
-        typer.echo(f"Report: not written; {joined(['attncheck', 'report', str(place.results)])} writes it")
+        typer.echo(f"Report: not written; {shell_command(['attncheck', 'report', str(place.results)])} writes it")
 
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -212,7 +212,7 @@ def open_page(page: Path) -> None:
         typer.echo(f"attncheck: no browser could be started; the page is {page}", err=True)
 
 
-def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: Outlets, *, as_json: bool) -> None:
+def write_ci_outputs(frames: Frames, place: ReportPlace, outlets: OutputFormats, *, as_json: bool) -> None:
     """Write what the options, or the CI system by its environment, ask for, and open the report where that is asked."""
     if outlets.open and place.report is not None:
         open_page(place.report.with_suffix(".html"))

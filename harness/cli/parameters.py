@@ -225,7 +225,7 @@ _BADGES = (".svg", ".json")
 
 
 @dataclass(frozen=True)
-class Outlets:
+class OutputFormats:
     """The places that the outcome goes to besides the terminal and the report's folder."""
 
     junit_xml: JunitXml = None

@@ -27,7 +27,7 @@ from attncheck.cli.parameters import (
     output_option,
 )
 from attncheck.common.errors import ExitCode, UsageError
-from attncheck.common.wording import expected
+from attncheck.common.wording import suggest_names
 from attncheck.settings.options import (
     DEFAULT_CACHE_SIZE,
     DtypeNames,
@@ -89,7 +89,7 @@ def search(
     begun = monotonic()
     from attncheck.asking.engine import Engine
     from attncheck.execution.implementation_selection import find_implementation
-    from attncheck.execution.implementations import place_of
+    from attncheck.execution.implementations import implementation_path
     from attncheck.searching.findings import ProblemSubject, SearchFolder
     from attncheck.searching.results import SearchResults
     from attncheck.searching.search import SECONDS_TO_FINISH, Search, SearchOver, SearchRequest, ended_after
@@ -97,10 +97,10 @@ def search(
     from attncheck.spec import OPERATIONS
 
     if operation is not None and operation not in OPERATIONS:
-        raise UsageError(f"--operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
+        raise UsageError(f"--operation: unknown {operation!r}; {suggest_names(operation, OPERATIONS)}")
     chosen = find_implementation(implementation, **function.called)
     limits = allowed.limits(keep_going=True)
-    folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, place_of(chosen))
+    folder = SearchFolder.of(output or Path("results/search") / chosen.name, chosen.name, implementation_path(chosen))
     seconds = 60 * minutes if problems is None else math.inf
     title = f"attncheck search {implementation} --seed {seed}"
     chosen_dtypes = _dtypes(tuple(chosen.declared.classes), dtypes, chosen.name)
@@ -144,7 +144,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
     from attncheck.common.errors import AttncheckError
     from attncheck.reading.selection import select_one
     from attncheck.repro import repro_script
-    from attncheck.settings.commands import joined
+    from attncheck.settings.commands import shell_command
 
     for position, finding in enumerate(drawn.folder.findings):
         path = drawn.folder.path / finding.file
@@ -155,7 +155,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
             case, _ = select_one(str(path))
             with Engine(limits) as engine:
                 answer = engine.ask_in_new_process(implementation, Question(case, finding.dtype))
-            command = joined(["python", str(script)])
+            command = shell_command(["python", str(script)])
             failing = (case, implementation, finding.dtype, answer.judgements, finding.element)
             text = repro_script(*failing, command=command, element=finding.element)
             script.write_text(text, encoding="utf-8")
@@ -200,13 +200,13 @@ def design(
     """
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.planning.designing import DesignRequest, write_design
-    from attncheck.settings.commands import joined
+    from attncheck.settings.commands import shell_command
 
     chosen = find_implementation(implementation, **function.called)
     request = DesignRequest(chosen, strength, _parse_widths(split(widths)), tile)
     path, cases, factors = write_design(request, output)
     answer = f"{path}: {cases} cases, in which every {strength} of {factors} factors meet"
-    check = joined(["attncheck", "check", str(path), "-i", *request.entry.given])
+    check = shell_command(["attncheck", "check", str(path), "-i", *request.entry.given])
     fields = {"next": [check], "file": str(path), "cases": cases, "factors": factors, "strength": strength}
     document = outcome_of("design", ExitCode.AGREE, answer, **fields)
     end(document, [answer, f"Check them: {check}"], as_json=as_json)
@@ -330,7 +330,7 @@ def properties(
     from attncheck.reports.outcome import properties_document
     from attncheck.reports.properties import exit_code_of
     from attncheck.reports.short_form import property_lines
-    from attncheck.settings.commands import words_again
+    from attncheck.settings.commands import command_words_by_name
     from attncheck.settings.config import check_own_cases
 
     limits = allowed.limits()
@@ -350,7 +350,7 @@ def properties(
 
         write_property_rows(files.output, rows)
         write_property_table(rows, files.output)
-    again = words_again(chosen.implementations, limits, None)
+    again = command_words_by_name(chosen.implementations, limits, None)
     if files.junit_xml is not None:
         from attncheck.reports.write import write_property_junit
 
@@ -382,7 +382,7 @@ def _property_names(texts: list[str] | None) -> list[str]:
     names = split(texts)
     for name in names:
         if name not in PROPERTIES:
-            raise UsageError(f"unknown property {name!r}; {expected(name, PROPERTIES, one_of=False)}")
+            raise UsageError(f"unknown property {name!r}; {suggest_names(name, PROPERTIES, one_of=False)}")
     return names
 
 
@@ -494,14 +494,14 @@ def protocol(
     Every rule is tried, and what is malformed is said. Numbers are not judged: attncheck check -i COMMAND does that.
     The exit code is 1 where a rule is broken.
     """
-    from attncheck.execution.programs import try_rules
+    from attncheck.execution.programs import check_protocol
     from attncheck.execution.user_code import words_of_program
 
     words = words_of_program(program)
     if not words:
         raise UsageError(f"{program}: no program; expected a path to one, such as ./attention, or a command")
     rules = []
-    for rule in try_rules(words, seconds):
+    for rule in check_protocol(words, seconds):
         rules.append(rule)
         if not as_json:
             typer.echo(f"{'broken' if rule.wrong else '-' if rule.reason else 'ok':6} {rule.says}")
@@ -518,11 +518,11 @@ def _outcome(rule: Rule) -> Literal["broken", "not tried", "ok"]:
 
 
 def _protocol_document(program: str, rules: Sequence[Rule], code: ExitCode) -> Document:
-    from attncheck.settings.commands import joined
+    from attncheck.settings.commands import shell_command
     from attncheck.showing.json_schema import RuleRecord
 
     broken = sum(bool(rule.wrong) for rule in rules)
     answer = f"{broken:,} of {len(rules):,} rules are broken" if broken else "it speaks the protocol"
-    again = [] if broken else [joined(["attncheck", "check", "-i", program])]
+    again = [] if broken else [shell_command(["attncheck", "check", "-i", program])]
     records = [RuleRecord(rule=rule.says, outcome=_outcome(rule), message=rule.wrong or rule.reason) for rule in rules]
     return outcome_of("protocol", code, answer, next=again, program=program, rules=records)

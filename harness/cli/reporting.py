@@ -20,7 +20,7 @@ from attncheck.cli.output import (
     write_ci_outputs,
     write_frames,
 )
-from attncheck.cli.parameters import AnyRunFolders, AsJson, Outlets, RunFolders, output_option
+from attncheck.cli.parameters import AnyRunFolders, AsJson, OutputFormats, RunFolders, output_option
 from attncheck.common.errors import ExitCode, ResultsError, UsageError
 from attncheck.settings.options import DtypeNames, FunctionOptions, MinJudged, Quiet
 
@@ -42,7 +42,7 @@ def report(
     ] = None,
     min_judged: MinJudged = None,
     *,
-    outlets: Outlets,
+    outlets: OutputFormats,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -91,9 +91,9 @@ def publish(
     from attncheck.results.reader import find_runs
 
     frames = frames_of(find_runs(runs))
-    from attncheck.common.wording import counted
+    from attncheck.common.wording import count_noun
     from attncheck.reports.comparison import VERDICTS, drift, summary_of, verdicts_of
-    from attncheck.reports.coverage import stood_for
+    from attncheck.reports.coverage import covered_sentences
 
     if not check:
         from attncheck.reports.comparison import publish as write
@@ -102,14 +102,14 @@ def publish(
         document = _document("publish", path, len(verdicts_of(frames)), None)
         end(document, [f"Published: {path}"], as_json=as_json, quiet=quiet)
     changes, compared, unpublished = drift(frames, published)
-    new = f"{counted(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
+    new = f"{count_noun(unpublished, 'case')} of the run {'is' if unpublished == 1 else 'are'} not published."
     _Checked(
         "publish",
         published / VERDICTS,
         "verdicts",
         changes,
         compared,
-        [*stood_for(frames), *([new] if unpublished else [])],
+        [*covered_sentences(frames), *([new] if unpublished else [])],
         frames.problems,
         agreement=f"All {compared:,} verdicts are those published in {published / VERDICTS}.",
         heading=f"{summary_of(change['change'] for change in changes)}, of those published in {published / VERDICTS}:",
@@ -148,8 +148,8 @@ def survey(
     It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of
     other versions, stays.
     """
-    from attncheck.common.wording import counted
-    from attncheck.reports.coverage import stood_for
+    from attncheck.common.wording import count_noun
+    from attncheck.reports.coverage import covered_sentences
     from attncheck.reports.frames import make_frames
     from attncheck.reports.merge import merge_runs
     from attncheck.reports.survey import (
@@ -172,7 +172,7 @@ def survey(
     for run in read_runs(find_runs(runs)) if runs else ():
         frames = make_frames(merge_runs([run], across=False))
         survey.update(survey_of(frames))
-        notes += stood_for(frames)
+        notes += covered_sentences(frames)
     survey.update(Survey(meanings=[row for path in conventions or [] for row in read_meanings(path)]))
     asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
     survey.update(Survey(properties=property_counts(asked)))
@@ -190,7 +190,7 @@ def survey(
         differences(kept, survey),
         number,
         notes,
-        agreement=f"{counted(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.",
+        agreement=f"{count_noun(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.",
     ).end(as_json=as_json, quiet=quiet)
 
 
@@ -234,10 +234,10 @@ def _document(
     command: str, path: Path, compared: int, differences: Sequence[str] | None, notes: Sequence[str] = ()
 ) -> Document:
     """Return what was written, or, where there are ``differences`` or an empty list of them, what was checked."""
-    from attncheck.common.wording import counted
+    from attncheck.common.wording import count_noun
 
     code = ExitCode.DISAGREE if differences else ExitCode.AGREE
-    checked = f"{counted(len(differences or ()), 'difference')} from {path}"
+    checked = f"{count_noun(len(differences or ()), 'difference')} from {path}"
     return outcome_of(
         command,
         code,

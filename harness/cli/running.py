@@ -18,7 +18,7 @@ import typer
 
 from attncheck.cli.app import app, examples
 from attncheck.cli.output import ReportPlace, frames_of, print_faults, show_answer, write_ci_outputs, write_frames
-from attncheck.cli.parameters import AsJson, Isa, Outlets, RunRequest, Watch
+from attncheck.cli.parameters import AsJson, Isa, OutputFormats, RunRequest, Watch
 from attncheck.common.errors import CaseError, ExitCode, NothingFailed, UsageError
 from attncheck.common.processors import available_processors
 from attncheck.settings.options import RunOptions
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attncheck.execution.describing import DescribedWorkers
     from attncheck.execution.implementations import ImplementationSelection
     from attncheck.reading.selection import Selection
-    from attncheck.results.last_failed import FailedEvaluation, Narrowed
+    from attncheck.results.last_failed import FailedEvaluation, Subset
     from attncheck.run import RunSummary, Settings
 
 
@@ -61,10 +61,10 @@ def begin_to_load(request: RunRequest, described: DescribedWorkers) -> None:
     What is wrong with what people wrote themselves is looked for first. Raises ``UsageError`` and ``CaseError``.
     """
     from attncheck.execution.describing import DescriptionRequest
-    from attncheck.execution.user_code import Target, check_function, is_own
+    from attncheck.execution.user_code import Target, check_function, is_user_target
 
     options = request.options
-    user_patterns = [pattern for pattern in options.implementations if is_own(pattern)]
+    user_patterns = [pattern for pattern in options.implementations if is_user_target(pattern)]
     targets = [Target.of(pattern, options.signature or "", options.declare) for pattern in user_patterns]
     for target in targets:
         check_function(target)
@@ -105,7 +105,7 @@ def _run(
     from attncheck.common.progress import show_progress
     from attncheck.execution.implementations import UserImplementation
     from attncheck.run import Settings, run_cases
-    from attncheck.settings.commands import joined
+    from attncheck.settings.commands import shell_command
     from attncheck.settings.config import selected
 
     SETTLED.clear()
@@ -149,7 +149,7 @@ def _run(
             typer.echo(f"attncheck: exact answers: {words}, {balls}", err=True)
         return summary
     except KeyboardInterrupt:
-        shows = f"`{joined(['attncheck', 'report', str(options.output)])}` shows it"
+        shows = f"`{shell_command(['attncheck', 'report', str(options.output)])}` shows it"
         place = f"what was judged is in {options.output}"
         typer.echo(f"attncheck: interrupted; {place}: {shows}, and the same command with --resume goes on", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -200,24 +200,24 @@ def _with_properties(
 _BY_SEVERITY = (ExitCode.INTERRUPTED, ExitCode.BAD_INPUT, ExitCode.DISAGREE, ExitCode.NOT_RUN)
 
 
-def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Narrowed:
+def _select_cases(request: RunRequest, chosen: ImplementationSelection, selection: Selection) -> Subset:
     """Print notes before a run, and return the cases that run."""
-    from attncheck.reading.selection import left_out
-    from attncheck.results.last_failed import Narrowed, failed_alone, failed_first
+    from attncheck.reading.selection import tile_note
+    from attncheck.results.last_failed import Subset, failed_first, only_failed
     from attncheck.settings.config import tiles_of
 
     options = request.options
     for name in chosen.missing:
         typer.echo(f"attncheck: {name} could not run: asked for by name, not installed", err=True)
-    names, narrowed = [item.name for item in chosen.implementations], Narrowed(selection.cases, None, "")
+    names, narrowed = [item.name for item in chosen.implementations], Subset(selection.cases, None, "")
     if options.failed:
-        narrowed = failed_alone(selection.cases, options.dtypes, names, options.output, resume=options.resume)
+        narrowed = only_failed(selection.cases, options.dtypes, names, options.output, resume=options.resume)
     elif options.failed_first:
         narrowed = failed_first(selection.cases, options.dtypes, names, options.output)
     if narrowed.only is not None and not narrowed.only:
         raise NothingFailed(narrowed.note)
     if not (options.quiet or request.is_announced):
-        for hint in filter(None, (*chosen.hints, left_out(tiles_of(options)), narrowed.note)):
+        for hint in filter(None, (*chosen.hints, tile_note(tiles_of(options)), narrowed.note)):
             typer.echo(f"attncheck: {hint}", err=True)
     return narrowed
 
@@ -245,7 +245,7 @@ def _without_cluster(arguments: list[str]) -> list[str]:
     )
 )
 def check(
-    options: RunOptions, outlets: Outlets, isa: Isa = None, as_json: AsJson = False, watch: Watch = False
+    options: RunOptions, outlets: OutputFormats, isa: Isa = None, as_json: AsJson = False, watch: Watch = False
 ) -> None:
     """Run cases, judge them and write a report."""
     request = RunRequest(options)
@@ -273,7 +273,9 @@ def write_page(options: RunOptions) -> None:
         write_frames(frames_of([options.output]), options.output / REPORT_FOLDER)
 
 
-def _finish(request: RunRequest, summary: RunSummary, outlets: Outlets | None = None, *, as_json: bool = False) -> None:
+def _finish(
+    request: RunRequest, summary: RunSummary, outlets: OutputFormats | None = None, *, as_json: bool = False
+) -> None:
     """Write the report, if one is wanted, and show the answer."""
     from attncheck.results.format import REPORT_FOLDER
 

@@ -19,7 +19,7 @@ import typer
 
 from attncheck.cli.process import has_reader
 from attncheck.common.errors import AttncheckError, ExitCode, NothingFailed, UsageError
-from attncheck.execution.user_code import Target, is_own
+from attncheck.execution.user_code import Target, is_user_target
 from attncheck.reading.model import TAG_FILE
 from attncheck.reading.selection import exists
 from attncheck.reports.comparison import (
@@ -92,7 +92,7 @@ def files_of(request: RunRequest) -> WatchedFiles:
 
 def _file_of(pattern: str) -> Path | None:
     """Return the file of an implementation; None if it is installed. Raises ``UsageError`` for a missing file."""
-    if not is_own(pattern):
+    if not is_user_target(pattern):
         return None
     target = Target.of(pattern)
     module = target.module

@@ -32,18 +32,18 @@ NEAR: Final = 0.61
 _AS_NEAR: Final = 0.1
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """Write 1 case, or 2,000 cases."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def listed(names: Iterable[str], word: str = "and") -> str:
+def join_words(names: Iterable[str], word: str = "and") -> str:
     """Write one, or one and two, or one, two and three; nothing for no name."""
     *first, last = list(names) or [""]
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def at_most(most: int, texts: Sequence[str], more: str = "and {:,} more") -> list[str]:
+def truncate_list(most: int, texts: Sequence[str], more: str = "and {:,} more") -> list[str]:
     """Return the first ``most`` texts, followed by the number of the others."""
     return [*texts[:most], *([more.format(len(texts) - most)] if len(texts) > most else [])]
 
@@ -53,12 +53,12 @@ def at_stage(word: str, stage: str) -> str:
     return f"{word} at {stage}" if stage else word
 
 
-def listed_or(names: Iterable[str]) -> str:
+def join_words_or(names: Iterable[str]) -> str:
     """Write one, or one or two, or one, two or three; nothing for no name."""
-    return listed(names, "or")
+    return join_words(names, "or")
 
 
-def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:
+def suggest_names(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bool = True) -> str:
     """Suggest names for a ``name`` that is not ``known``: similar ones, and all known names.
 
     If there are many names or one is similar, the command that ``lists_all`` replaces the list.
@@ -76,7 +76,7 @@ def expected(name: str, known: Iterable[str], lists_all: str = "", *, one_of: bo
     everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
     if lists_all and (close or len(names) > _LISTED):
         everything = f"{lists_all} lists all"
-    return f"did you mean {listed_or(close)}? ({everything})" if close else everything
+    return f"did you mean {join_words_or(close)}? ({everything})" if close else everything
 
 
 ESCAPED: Final = re.compile(
@@ -140,25 +140,25 @@ def index_from(text: str) -> tuple[int, ...]:
     return tuple(map(int, filter(None, text.split(","))))
 
 
-def stored_index(index: Iterable[int]) -> str:
+def index_text(index: Iterable[int]) -> str:
     """Write an index as results keep it."""
     return ",".join(map(str, index))
 
 
-def written_element(index: Sequence[int] | str, name: str = "", layout: DocumentLayout | None = None) -> str:
+def format_element(index: Sequence[int] | str, name: str = "", layout: DocumentLayout | None = None) -> str:
     """Write an element after the name of its array, if it has one; a single number has no index."""
     place = index_from(index) if isinstance(index, str) else tuple(index)
     place = place if layout is None else layout.index_of(place)
     return f"{name}[{', '.join(map(str, place))}]" if place or not name else name
 
 
-def written_ratio(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """Write an error over its bound with three digits, or as many as it takes to show that it is more than 1."""
     texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
     return next((text for text in texts if not float(text) <= 1 < ratio), f"{ratio:.17g}")
 
 
-def told_apart(computed: float, exact: float) -> tuple[str, str]:
+def format_distinct(computed: float, exact: float) -> tuple[str, str]:
     """Write two numbers with as many digits as distinguish them, and no fewer than four."""
     for digits in range(_MIN_DIGITS, 18):
         texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"

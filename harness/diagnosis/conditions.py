@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from attncheck.common.wording import BUT, counted
+from attncheck.common.wording import BUT, count_noun
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.residuals import approximate
 from attncheck.reading.lowering import queries_and_keys
@@ -44,7 +44,7 @@ class Condition:
     def text(self, description: str) -> str:
         """Return the description of a reading with the condition after its first part."""
         first, semicolon, rest = description.partition("; ")
-        others = f"{counted(self.passing, 'other case')} that would show it"
+        others = f"{count_noun(self.passing, 'other case')} that would show it"
         condition = f"{BUT}only where {self.words}, and not in {others}" if self.words else f"{BUT}not in {others}"
         return f"{first}{condition}{semicolon}{rest}"
 

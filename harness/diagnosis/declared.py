@@ -20,7 +20,7 @@ from attncheck.reading.problem import Problem
 from attncheck.spec import DECLARABLE
 
 
-def truth_for(
+def truth_for_implementation(
     implementation: Implementation,
     case: Case,
     inputs: Inputs,
@@ -28,10 +28,10 @@ def truth_for(
     store: Store = NO_STORE,
 ) -> Truth:
     """Return the exact answer of a case under an implementation's conventions, for the stages that it ``returned``."""
-    return truth_as_declared(truth_of_case(case, inputs, returned, store), implementation.reads_calls_as)
+    return truth_under_declared_conventions(truth_of_case(case, inputs, returned, store), implementation.reads_calls_as)
 
 
-def truth_as_declared(truth: Truth, conventions: Mapping[str, str]) -> Truth:
+def truth_under_declared_conventions(truth: Truth, conventions: Mapping[str, str]) -> Truth:
     """Return the exact answer of a case under declared conventions; the same truth if they change nothing.
 
     The truth's ``read_as`` describes the conventions that apply.
@@ -40,7 +40,7 @@ def truth_as_declared(truth: Truth, conventions: Mapping[str, str]) -> Truth:
         return truth
     key = f"declared {sorted(conventions.items())}"
     if key not in truth.of_readings:
-        reading = read_as_declared(truth.judged.called, conventions)
+        reading = problem_under_conventions(truth.judged.called, conventions)
         truth.of_readings[key] = (
             truth if reading is None else replace(truth_of_reading(truth, reading.problem), read_as=reading.description)
         )
@@ -48,7 +48,7 @@ def truth_as_declared(truth: Truth, conventions: Mapping[str, str]) -> Truth:
     return declared
 
 
-def read_as_declared(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
+def problem_under_conventions(problem: Problem, conventions: Mapping[str, str]) -> Alternative | None:
     """Return the problem that an implementation with these conventions computes; None if they change nothing.
 
     The conventions are applied to the call, one after the other. The result of a query without a key is not among them.
@@ -80,9 +80,9 @@ def rewrite_for_conventions(problem: Problem, conventions: Mapping[str, str]) ->
     For example, if True in its mask means masked, the call has the inverted mask. Another corner of causality has no
     such call.
     """
-    declared = read_as_declared(problem, conventions)
+    declared = problem_under_conventions(problem, conventions)
     if declared is None:
         return problem
-    again = read_as_declared(declared.problem, conventions)
+    again = problem_under_conventions(declared.problem, conventions)
     is_undone = again is not None and is_same(again.problem, delivered(problem).without_layout())
     return declared.problem if is_undone else None

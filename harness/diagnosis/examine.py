@@ -45,7 +45,7 @@ from attncheck.judging.judge_implementation import (
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
 from attncheck.judging.truth import Truth, truth_of_reading
 from attncheck.judging.undefined import scores_shape
-from attncheck.judging.xfail import OwnEmptyRows
+from attncheck.judging.xfail import KnownEmptyRows
 from attncheck.reading.case import Case
 from attncheck.results.format import Row
 from attncheck.spec import Shape
@@ -196,7 +196,7 @@ def judge_and_diagnose(
     stages: Stages,
     shapes: Mapping[str, Shape],
     rounding_model: str,
-    known_empty_rows: OwnEmptyRows | None = None,
+    known_empty_rows: KnownEmptyRows | None = None,
     *,
     judgements: list[StageJudgement] | None = None,
 ) -> DiagnosedStages:
@@ -257,7 +257,7 @@ class ExaminedOutcome:
 
 
 def examine(
-    blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
+    blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
 ) -> ExaminedOutcome:
     """Judge the stages of one implementation and diagnose them."""
     judged = judge_and_diagnose(truth, outcome.stages, case.stage_shapes, rounding_model, known)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attncheck.execution.worker import Computed
-from attncheck.judging.xfail import OwnEmptyRows
+from attncheck.judging.xfail import KnownEmptyRows
 from attncheck.reading.case import Case
 from attncheck.results.format import Row
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 class DiagnosisOnDemand:
     """A ``judging.judge.Diagnosis`` that can be pickled, and imports the catalogue when it is first used."""
 
-    def truth_as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
+    def truth_under_declared_conventions(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case under the conventions that an implementation declares."""
-        from attncheck.diagnosis.declared import truth_as_declared
+        from attncheck.diagnosis.declared import truth_under_declared_conventions
 
-        return truth_as_declared(truth, conventions)
+        return truth_under_declared_conventions(truth, conventions)
 
     def rows(
-        self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
+        self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
         """Judge the stages of one implementation and diagnose them."""
         from attncheck.diagnosis.examine import examine

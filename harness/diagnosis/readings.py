@@ -34,14 +34,14 @@ from attncheck.judging.alternatives import (
     Form,
     Reading,
     allowed_keys,
+    canonical_with_empty_rows,
     convention,
     entries,
-    folded,
     has_scale,
-    only,
     scale_of,
     set_to,
-    shown_at,
+    starting_at_stage,
+    when_applicable,
     with_allowed,
     with_each,
     with_input,
@@ -151,7 +151,7 @@ def _last_row_unmasked(problem: Problem) -> Problem | None:
         return None
     unmasked = allowed.copy()
     unmasked[..., -1, :] = True
-    return folded(problem).with_options(is_causal=False).with_inputs(mask=unmasked)
+    return canonical_with_empty_rows(problem).with_options(is_causal=False).with_inputs(mask=unmasked)
 
 
 def _fill_added(problem: Problem) -> Form | None:
@@ -292,11 +292,11 @@ _ATTENDING = (
     Reading("window-sides-swapped", "left and right of the window are swapped",
             lambda problem: problem.with_options(window=tuple(problem.options["window"])[::-1]), "window"),
     Reading("last-row-unmasked", "the last query row is not masked", _last_row_unmasked),
-    Reading("mask-transposed", "queries and keys of the mask are swapped", only(
+    Reading("mask-transposed", "queries and keys of the mask are swapped", when_applicable(
         lambda problem: len(set(queries_and_keys(problem.inputs))) == 1,
         with_input("mask", lambda mask: mask.swapaxes(-1, -2) if mask.ndim > 1 else None)), "mask"),
     *(
-        replace(reading, change=shown_at(_first_by_offsets, reading.change))
+        replace(reading, change=starting_at_stage(_first_by_offsets, reading.change))
         for reading in (
             Reading("query-offsets-ignored", "the query offsets are ignored", without("query_offsets"),
                     "query_offsets"),
@@ -305,7 +305,7 @@ _ATTENDING = (
                     with_input("query_offsets", lambda offsets: np.full_like(offsets, offsets.max(initial=0))),
                     "query_offsets"),
             Reading("query-offsets-one-too-far", "query offsets are one too far",
-                    only(lambda problem: "rotary_cos" not in problem.inputs,  # where a table of positions ends
+                    when_applicable(lambda problem: "rotary_cos" not in problem.inputs,  # whose table would end
                          with_input("query_offsets", lambda offsets: offsets + 1)), "query_offsets"),
         )
     ),
@@ -386,7 +386,7 @@ def _has_sequences(called: Problem) -> bool:
 
 
 _SEQUENCES = tuple(
-    replace(reading, change=only(_has_sequences, reading.change), before_lowering=True)
+    replace(reading, change=when_applicable(_has_sequences, reading.change), before_lowering=True)
     for reading in (
         convention("aligned-top-left",
                    "{subject} is aligned top-left in each sequence; the case means its last query and key",
@@ -399,7 +399,7 @@ _SEQUENCES = tuple(
         Reading("key-lengths-of-first-batch-entry", "the key length of the first sequence is taken for all",
                 _change_lengths(lambda lengths, called: lengths[:1]), "key_lengths"),
         Reading("key-lengths-ignored", "the key lengths are ignored",
-                only(lambda called: "block_table" not in called.inputs, without("key_lengths")),
+                when_applicable(lambda called: "block_table" not in called.inputs, without("key_lengths")),
                 "key_lengths"),
         *(
             Reading(f"{name}-ignored", f"{called} is ignored", set_to(**{option: neutral}), option)

@@ -14,7 +14,18 @@ import ml_dtypes
 import numpy as np
 
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.judging.alternatives import FIRST, NEXT, Change, Changed, Form, Order, Reading, only, taken, with_input
+from attncheck.judging.alternatives import (
+    FIRST,
+    NEXT,
+    Change,
+    Changed,
+    Form,
+    Order,
+    Reading,
+    take_along,
+    when_applicable,
+    with_input,
+)
 from attncheck.reading.lowering import block_scales_in_memory
 from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_FORMAT, LOGITS, MEANS, STEMS
@@ -29,7 +40,7 @@ def _take_along(name: str, axis: str, order: Order) -> Changed:
 
     def changed(problem: Problem) -> Problem | None:
         is_second = (axis == "heads") is ("key_pages" in problem.inputs)
-        return taken([name], (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero")), order)(problem)
+        return take_along([name], (-1 if is_second else -2) - name.endswith(("_block_scale", "_zero")), order)(problem)
 
     return changed
 
@@ -126,7 +137,7 @@ _OF_KEYS_AND_VALUES: Sequence[tuple[str, str, str, Callable[[str], Change]]] = (
     ("block_scale", "blocks-unscaled", "the scales of {name} blocks are left out",
      lambda of: with_input(of, np.ones_like)),
     ("block_scale", "block-scale-of-next-block", "the scale of the neighbouring block of the {name}s is taken",
-     lambda of: taken([of], -1, NEXT)),
+     lambda of: take_along([of], -1, NEXT)),
     ("block_scale", "block-scale-of-next-key", "{name}s are scaled by blocks of the next key",
      lambda of: _take_along(of, "keys", NEXT)),
     ("block_scale", "block-scale-of-first-head", "the block scales of the first head are taken for all {name}s",
@@ -171,7 +182,9 @@ CODE_READINGS: Sequence[Reading] = tuple(
         Reading("float8-ends-at-240", "{name} codes are scaled as if they ended at 240 and not at 448",
                 _scaled_to_240, "key_scale", LOGITS[0]),
         Reading("nibbles-swapped", "the halves of each byte are taken in the other order",
-                only(lambda problem: CODE_FORMATS[_format(problem)].bits == 4, _change_codes(_nibbles_swapped)),
+                when_applicable(
+                    lambda problem: CODE_FORMATS[_format(problem)].bits == 4, _change_codes(_nibbles_swapped)
+                ),
                 "stored_as", LOGITS[0]),
         Reading("four-bits-with-a-sign", "codes without a sign are read with one",
                 _read_bits({"uint4": None}, lambda codes, dtype: _signed(codes)), "stored_as", LOGITS[0]),

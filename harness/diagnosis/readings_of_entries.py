@@ -20,8 +20,8 @@ from attncheck.judging.alternatives import (
     Form,
     Reading,
     entries,
-    exchanged,
-    only,
+    swap_inputs,
+    when_applicable,
     with_allowed,
     with_each,
     with_input,
@@ -30,7 +30,7 @@ from attncheck.judging.alternatives import (
 from attncheck.reading import lowering
 from attncheck.reading.lowering import Array, queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, LOGITS, MEANS, OF_CODES, OF_HEADS, OPERATIONS, PER_HEAD
+from attncheck.spec import BY_SCORE, CODE_INPUTS, LOGITS, MEANS, OF_HEADS, OPERATIONS, PER_HEAD
 
 
 def has_heads(problem: Problem) -> bool:
@@ -77,7 +77,7 @@ def grouped(names: Sequence[str], head_of: Callable[[Any, int, int], Any]) -> Ch
             return None
         every, group = np.arange(heads), heads // shared
         changed = {}
-        for name in ("key", "value", "past_key", "past_value", *OF_CODES):
+        for name in ("key", "value", "past_key", "past_value", *CODE_INPUTS):
             if name in problem.inputs:
                 is_wrong = name.removeprefix("past_").partition("_")[0] in names
                 changed[name] = problem.inputs[name].take(
@@ -243,7 +243,7 @@ _CACHED = (
         )
     ),
     Reading("past-swapped", "keys of the past are taken for its values, and the other way round",
-            exchanged("past_key", "past_value"), "past_key", LOGITS[0]),
+            swap_inputs("past_key", "past_value"), "past_key", LOGITS[0]),
     Reading("mask-beside-past", "the mask does not reach the past, which is always attended",
             _change_if_past("mask", lambda mask, past: mask | (np.arange(mask.shape[-1]) < past)), "mask"),
     *(
@@ -281,7 +281,7 @@ def _has_plain_heads(problem: Problem) -> bool:
 def _queries_as_keys(problem: Problem) -> Problem | None:
     unsupported = {"past_key", "rotary_cos", "key_factor"}
     is_plain = _has_plain_heads(problem) and problem.inputs.keys().isdisjoint(unsupported)
-    return exchanged("query", "key")(problem) if is_plain else None
+    return swap_inputs("query", "key")(problem) if is_plain else None
 
 
 def _last_column_zero(array: Any) -> Any:
@@ -398,7 +398,7 @@ _PLACES = (
             stage=LOGITS[0]),
     *(
         Reading(f"last-{slug}-dropped", f"the last {says} is left out",
-                only(_has_plain_heads, with_each([name, f"past_{name}"], _last_column_zero)),
+                when_applicable(_has_plain_heads, with_each([name, f"past_{name}"], _last_column_zero)),
                 name, stage)
         for name, slug, says, stage in (
             ("query", "feature", "element of queries and keys", LOGITS[0]),

@@ -27,7 +27,7 @@ from attncheck.diagnosis.replaced_steps import (
     replacement_by,
     width_to,
 )
-from attncheck.judging.alternatives import Changed, Form, Number, Reading, numbered, scale_of, set_to, without
+from attncheck.judging.alternatives import Changed, Form, Number, Reading, number_readings, scale_of, set_to, without
 from attncheck.judging.truth import Truth
 from attncheck.reading.problem import Problem
 from attncheck.spec import GRADIENTS, QUERY_KEY_VALUE, Shape
@@ -431,7 +431,7 @@ def _multiples(
 ) -> tuple[Reading, ...]:
     """Return readings in which gradients are multiplied by a number."""
     gradient_rows = tuple((name, words, in_operations(_GRADIENTS, number)) for name, words, number in rows)
-    return numbered(
+    return number_readings(
         lambda words: f"the {called} {words}", answer, gradient_rows, multiplied_stages(*stages), of=of, stage=stages[0]
     )
 

@@ -15,7 +15,16 @@ import numpy as np
 from attncheck.attention.problem import Computation
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings_of_entries import has_heads
-from attncheck.judging.alternatives import Change, Changed, Form, Reading, folded, only, with_allowed, with_input
+from attncheck.judging.alternatives import (
+    Change,
+    Changed,
+    Form,
+    Reading,
+    canonical_with_empty_rows,
+    when_applicable,
+    with_allowed,
+    with_input,
+)
 from attncheck.judging.undefined import MAX_AT_A_TIME, scores_shape
 from attncheck.reading.lowering import queries_and_keys, query_offset, query_positions
 from attncheck.reading.problem import Problem
@@ -95,7 +104,7 @@ def _merge_hidden_parts(size: int) -> Changed:
         is_small = score_elements(problem.operation, problem.options, problem.inputs) <= MAX_AT_A_TIME
         if not _writes_heads(problem) or not is_small or "key_factor" in problem.inputs:
             return None
-        plain = folded(problem)
+        plain = canonical_with_empty_rows(problem)
         shape = scores_shape(plain)
         allowed = Computation.as_given(plain).kept(shape)
         if allowed is None or shape[-1] <= size:
@@ -196,17 +205,17 @@ def _zero_key_lengths_as_full(problem: Problem) -> Problem | None:
 
 _UNWRITTEN = (
     Reading("columns-unwritten", "columns from {first} on are not written: they are 0",
-            only(_writes_heads, _columns_unwritten), stage=MEANS[0]),
+            when_applicable(_writes_heads, _columns_unwritten), stage=MEANS[0]),
     Reading("columns-over-the-first", "each tile of {tile} columns is written over the first one, and the others are 0",
-            only(_writes_heads, _tiles_over_first_columns), stage=MEANS[0]),
+            when_applicable(_writes_heads, _tiles_over_first_columns), stage=MEANS[0]),
     Reading("rows-unwritten", "query rows from {first} on are not written: they are 0",
-            only(_writes_heads, _rows_unwritten)),
+            when_applicable(_writes_heads, _rows_unwritten)),
     *(
         Reading(f"{slug}-unwritten", f"{says} after the first are not written: they are 0",
-                only(_writes_heads, _zero_after_first(axis)), stage=MEANS[0])
+                when_applicable(_writes_heads, _zero_after_first(axis)), stage=MEANS[0])
         for slug, says, axis in (("batch-entries", "batch entries", _BATCH), ("heads", "heads of keys and values", -3))
     ),
-    Reading("features-unread", "of queries and keys only the first {first} elements are read", only(
+    Reading("features-unread", "of queries and keys only the first {first} elements are read", when_applicable(
         lambda problem: has_heads(problem) and problem.inputs.keys().isdisjoint({"rotary_cos", "query_norm"}),
         _features_unread), stage=LOGITS[0]),
     Reading("key-lengths-of-longest", "the largest key length is taken for all",
@@ -252,7 +261,7 @@ def _one_query_rotated(tables: Callable[[Problem, Problem, str], Any]) -> Change
             return None
         if problem.options.get("norm_after_rotation"):
             return None
-        plain = folded(problem)
+        plain = canonical_with_empty_rows(problem)
         others = {f"query_{part}": tables(problem, plain, part) for part in ("cos", "sin")}
         return Form(plain.with_inputs(**others), stage="rotated_query")
 
@@ -290,7 +299,7 @@ _ROTATIONS = (
     Reading("rotary-of-first-head-alone", "of a single query, only the first head of the first batch entry is rotated",
             _one_query_rotated(_rotate_only((0, 0))), "rotary_cos"),
     Reading("rotary-of-first-batch-entry-alone", "of a single query, only the first batch entry is rotated",
-            only(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_rotate_only((0,)))),
+            when_applicable(lambda problem: len(problem.inputs["query"]) > 1, _one_query_rotated(_rotate_only((0,)))),
             "rotary_cos"),
     Reading("rotary-writes-first-batch-entry",
             "of a single query, the rotation writes only the first batch entry: the others are 0",

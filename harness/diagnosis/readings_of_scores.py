@@ -19,13 +19,13 @@ from attncheck.judging.alternatives import (
     allowed_keys,
     convention,
     default_scale,
-    exchanged,
     has_default_scale,
     has_scale,
     identity,
-    numbered,
+    number_readings,
     scale_of,
     scales_in_words,
+    swap_inputs,
     transposed,
     widths_of,
     with_each,
@@ -35,8 +35,8 @@ from attncheck.judging.alternatives import (
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import (
-    ASKED_BY,
     OPERATIONS,
+    REQUESTED_BY,
 )
 
 # Scores, bias and softcap.
@@ -191,7 +191,7 @@ def _softcap_of_whole_rows(problem: Problem) -> Form | None:
 
 def is_masked(problem: Problem) -> bool:
     """Return whether an input or an option masks keys."""
-    names = ASKED_BY["masked"]
+    names = REQUESTED_BY["masked"]
     return bool(names & problem.inputs.keys() or any(problem.options.get(name) for name in names))
 
 
@@ -224,7 +224,7 @@ _SCORES = (
     convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_after("masked", is_masked),
                "softcap", "capped"),
     convention("softcap-after-masked", _LATE_SOFTCAP.format("the mask"), _softcap_of_whole_rows, "softcap"),
-    *numbered(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
+    *number_readings(lambda words: f"the softcap is {{taken}}, {words}; the case means {{meant}}", "softcap", _SOFTCAPS,
               _with_softcap, lambda problem: float(problem.options["softcap"]), of="softcap", stage="capped"),
     Reading("sinks-twice", "the sinks count twice",
             with_input("sinks", lambda sinks: sinks.astype(np.float64) + math.log(2)), "sinks", "weights"),
@@ -241,16 +241,16 @@ _SCORES = (
             "scores"),
     Reading("score-bias-negated", "the bias of the score is subtracted", with_input("score_bias", np.negative),
             "score_bias", "scores"),
-    *numbered(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
+    *number_readings(lambda words: f"the {{stage}} is exactly that of scale {{taken}}{words and f', {words},'} "
               "instead of {meant}", "scale", _SCALES, _with_scale, scale_of, stage="scores"),
-    *numbered(str, "bias times", _BIASES, _bias_forms, of="bias", stage="biased"),
+    *number_readings(str, "bias times", _BIASES, _bias_forms, of="bias", stage="biased"),
     *(
         Reading(f"score-{name.replace('_', '-')}-transposed",
                 f"the {name.replace('_', ' ')} of the score is transposed", transposed(name), of, "scores")
         for name, of in (("weight", "weight"), ("query_weight", "score_vector"), ("key_weight", "score_vector"))
     ),
     Reading("score-weights-exchanged", "the weights of query and key are exchanged",
-            exchanged("query_weight", "key_weight"), "score_vector", "scores"),
+            swap_inputs("query_weight", "key_weight"), "score_vector", "scores"),
     Reading("score-scaled", "the additive score is divided by sqrt(D)",
             lambda problem: problem.with_inputs(
                 score_vector=problem.inputs["score_vector"] / math.sqrt(problem.inputs["query"].shape[-1])

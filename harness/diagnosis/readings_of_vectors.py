@@ -21,26 +21,26 @@ from attncheck.judging.alternatives import (
     Change,
     Changed,
     Reading,
+    canonical_with_empty_rows,
     convention,
-    exchanged,
-    folded,
     identity,
-    only,
     scale_of,
     set_to,
-    shown_at,
-    taken,
-    toggled,
+    starting_at_stage,
+    swap_inputs,
+    swap_value,
+    take_along,
     transposed,
+    when_applicable,
     with_input,
     without,
 )
 from attncheck.reading.lowering import query_offset, rows_of_tables
 from attncheck.reading.problem import Problem
 from attncheck.spec import (
+    CODE_INPUTS,
     LOGITS,
     MEANS,
-    OF_CODES,
     OPERATIONS,
     PROJECTIONS,
     QUERY_KEY_VALUE,
@@ -52,7 +52,7 @@ from attncheck.spec import (
 def _change_rotation(change: Change, of: str = "query") -> Change:
     """Return a change of a rotation; it shows first in the normalised vectors if the norm follows the rotation."""
     part = {True: "normalized", False: "rotated"}
-    return shown_at(lambda problem: f"{part[bool(problem.options.get('norm_after_rotation'))]}_{of}", change)
+    return starting_at_stage(lambda problem: f"{part[bool(problem.options.get('norm_after_rotation'))]}_{of}", change)
 
 
 def _positions_without_past(problem: Problem) -> Problem | None:
@@ -70,7 +70,7 @@ def _rotate_at(offsets: Changed) -> Changed:
 
     def change(problem: Problem) -> Problem | None:
         moved = offsets(problem) if {"rotary_cos", "query_offsets"} <= problem.inputs.keys() else None
-        return None if moved is None else folded(problem).with_inputs(**rows_of_tables(moved.inputs))
+        return None if moved is None else canonical_with_empty_rows(problem).with_inputs(**rows_of_tables(moved.inputs))
 
     return change
 
@@ -79,7 +79,7 @@ def _past_rotated_again(problem: Problem) -> Problem | None:
     past = query_offset({}, problem.inputs)
     if not past:
         return None
-    plain = folded(problem)
+    plain = canonical_with_empty_rows(problem)
     tables = {name: plain.inputs[f"key_{name}"].copy() for name in ("cos", "sin")}
     for name, table in tables.items():
         table[:past] = problem.inputs[f"rotary_{name}"][:past]
@@ -88,7 +88,7 @@ def _past_rotated_again(problem: Problem) -> Problem | None:
 
 def _without_rotation_of(unrotated: str) -> Change:
     def change(problem: Problem) -> Problem:
-        plain = folded(problem)
+        plain = canonical_with_empty_rows(problem)
         cos, sin = plain.inputs[f"{unrotated}_cos"], plain.inputs[f"{unrotated}_sin"]
         return plain.with_inputs(**{f"{unrotated}_cos": np.ones_like(cos), f"{unrotated}_sin": np.zeros_like(sin)})
 
@@ -96,7 +96,8 @@ def _without_rotation_of(unrotated: str) -> Change:
 
 
 ROTATIONS = (
-    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}", _change_rotation(toggled(
+    convention("rotary-pairs", "the rotary embedding rotates {taken}; the case means {meant}",
+               _change_rotation(swap_value(
                    "rotary_interleaved", {False: "elements that are R apart", True: "neighbours"}
                )), "rotary_cos"),
     Reading("rotary-ignored", "the rotary embedding is ignored", _change_rotation(
@@ -111,7 +112,7 @@ ROTATIONS = (
     Reading("rotary-of-past-again", "what is cached is rotated again", _change_rotation(_past_rotated_again, "key"),
             "rotary_cos"),
     Reading("rotary-of-first-batch-entry", "queries of all batch entries are rotated by the first one's offset",
-            _change_rotation(only(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotate_at(
+            _change_rotation(when_applicable(lambda problem: np.ptp(problem.inputs["query_offsets"]), _rotate_at(
                 with_input("query_offsets", lambda offsets: np.broadcast_to(offsets[:1], offsets.shape))
             ))), "query_offsets"),
     *(
@@ -124,7 +125,9 @@ ROTATIONS = (
 
 def _with_epsilon_at(where: str) -> Change:
     meant = {"rms": "inside", "l2": "maximum"}
-    return only(lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where))
+    return when_applicable(
+        lambda problem: meant[problem.options.get("norm") or "rms"] != where, set_to(epsilon_at=where)
+    )
 
 
 def _with_epsilon(change: Callable[[float], float]) -> Changed:
@@ -169,12 +172,12 @@ _NORMS = tuple(
             "normalized_query")
     for reading in (
         convention("norm-width", "a norm is taken of {taken}; the case means {meant}",
-                   toggled("norm_over", {"head": "each head", "full": "all heads"})),
+                   swap_value("norm_over", {"head": "each head", "full": "all heads"})),
         convention("norm-kind", "vectors are divided by {taken}; the case means {meant}",
-                   toggled("norm", {"rms": "the root of the mean of squares", "l2": "the length"})),
+                   swap_value("norm", {"rms": "the root of the mean of squares", "l2": "the length"})),
         convention("norm-order", "the norm is taken {taken} the rotation; the case means {meant} it",
-                   only(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
-                        toggled("norm_after_rotation", {False: "before", True: "after"}))),
+                   when_applicable(lambda problem: problem.inputs.keys() & {"rotary_cos", "query_cos"},
+                        swap_value("norm_after_rotation", {False: "before", True: "after"}))),
         *(
             convention(f"norm-epsilon-{name}", text, _with_epsilon_at(where))
             for name, where, text in (
@@ -226,15 +229,15 @@ _LATENTS = (
     Reading("rotated-part-one-position-late", "the part that is rotated is that of the position before",
             with_input("key_rotary", lambda part: np.roll(part, 1, axis=-2)), "key_rotary", LOGITS[0]),
     Reading("rotated-query-of-first-head", "the part of the query that is rotated is the first head's for all",
-            taken(["query_rotary"], -3, FIRST), "query_rotary", LOGITS[0]),
+            take_along(["query_rotary"], -3, FIRST), "query_rotary", LOGITS[0]),
     *(
         Reading(f"{name}-projection-{slug}", says.format(name=name), change, f"{name}_projection", stage)
         for name, stage in (("key", LOGITS[0]), ("value", MEANS[0]))
         for slug, says, change in (
             ("of-next-head", "the {name} projection of the next head is taken",
-             taken([f"{name}_projection"], -3, NEXT)),
+             take_along([f"{name}_projection"], -3, NEXT)),
             ("of-first-head", "the {name} projection of the first head is taken for all",
-             taken([f"{name}_projection"], -3, FIRST)),
+             take_along([f"{name}_projection"], -3, FIRST)),
             ("transposed", "the {name} projection is transposed", transposed(f"{name}_projection")),
             ("viewed", "the {name} projection is viewed as heads first, without a transposition",
              with_input(f"{name}_projection", _viewed_heads_first)),
@@ -243,7 +246,7 @@ _LATENTS = (
         )
     ),
     Reading("latent-projections-swapped", "the projections of keys and values are swapped",
-            exchanged("key_projection", "value_projection"), "key_projection", LOGITS[0]),
+            swap_inputs("key_projection", "value_projection"), "key_projection", LOGITS[0]),
 )  # fmt: skip
 
 
@@ -253,7 +256,7 @@ _LATENTS = (
 def _heads_tiled(problem: Problem) -> Problem | None:
     if problem.operation == "attention":
         heads, shared = problem.inputs["query"].shape[-3], problem.inputs["key"].shape[-3]
-        names: tuple[str, ...] = ("key", "value", *OF_CODES)
+        names: tuple[str, ...] = ("key", "value", *CODE_INPUTS)
         axis = -3
     elif _projects(problem):
         heads, shared = _heads_of(problem).values()
@@ -370,7 +373,7 @@ _HEADS = (
     ),
     *(
         Reading(f"{name}-{slug}", f"the {kind} of the {name} projection is {how}",
-                only(_projects, change(f"{name}_{kind}")), f"{name}_{kind}", name)
+                when_applicable(_projects, change(f"{name}_{kind}")), f"{name}_{kind}", name)
         for name in (*PROJECTIONS, "output")
         for kind, slug, how, change in (
             ("bias", "bias-missing", "missing", without), ("weight", "weight-transposed", "transposed", transposed)
@@ -378,12 +381,12 @@ _HEADS = (
     ),
     *(
         Reading(f"{name}-bias-twice", f"the bias of the {name} projection is added twice",
-                only(_projects, with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
+                when_applicable(_projects, with_input(f"{name}_bias", lambda bias: 2 * bias)), f"{name}_bias", name)
         for name in (*PROJECTIONS, "output")
     ),
     *(
         Reading(f"{name}-bias-projected", f"the bias of the {name} projection is added before the product",
-                only(_projects, _bias_before_product(name)), f"{name}_bias", name)
+                when_applicable(_projects, _bias_before_product(name)), f"{name}_bias", name)
         for name in PROJECTIONS
     ),
     Reading("output-bias-of-each-head", "each head adds the bias of the output projection",
@@ -391,11 +394,11 @@ _HEADS = (
                 output_bias=problem.inputs["output_bias"] * _heads_of(problem)["query"]
             ), "output_bias", "output"),
     Reading("key-and-value-inputs-swapped", "the inputs of the key and value projections are swapped",
-            only(_projects, exchanged("key", "value")), "key", "key"),
+            when_applicable(_projects, swap_inputs("key", "value")), "key", "key"),
     Reading("key-and-value-weights-swapped", "the weights of the key and value projections are swapped",
-            only(_projects, exchanged("key_weight", "value_weight")), "key_weight", "key"),
+            when_applicable(_projects, swap_inputs("key_weight", "value_weight")), "key_weight", "key"),
     Reading("heads-split-interleaved", "heads are split with the head's number running fastest, (D, H) for (H, D)",
-            only(_projects, _heads_interleaved), "heads", "query"),
+            when_applicable(_projects, _heads_interleaved), "heads", "query"),
     Reading("heads-merged-in-reverse", "heads are merged in reverse order", _merged_in_reverse, "output_weight",
             "output"),
 )  # fmt: skip
@@ -460,7 +463,7 @@ _PARTS = tuple(
             "log_sum_exps", lambda totals: np.concatenate([totals[:-1], np.full_like(totals[-1:], -np.inf)])
             if len(totals) > 1 else None), stage="weights"),
         Reading("parts-reversed", "the outputs of the parts are taken in reverse order",
-                only(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
+                when_applicable(lambda problem: len(problem.inputs["outputs"]) > 1, lambda problem: with_input(
                     "outputs", lambda outputs: outputs[::-1])(_with_empty_parts_zero(problem))), stage="output"),
     )
 )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Bound, Elementwise, Finished, Operand, Real, as_float64, exact_logits
+from attncheck.attention.errors import Bound, BoundedStage, Elementwise, Operand, Real, as_float64, exact_logits
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import LOGITS, Computation
@@ -31,7 +31,7 @@ from attncheck.judging.alternatives import (
     StepReplacement,
     convention,
     has_scale,
-    numbered,
+    number_readings,
     scale_of,
     widths_of,
 )
@@ -342,7 +342,7 @@ def merged_by_view(at: ReplacedStepContext) -> ApproximateStages:
         np.ascontiguousarray(array).reshape(batch, length, heads, width).swapaxes(1, 2)
         for array in (context, at.errors["context"])
     )
-    return at.estimates(at.walk({"context": Finished(seen, Bound(moved, moved))}), ("output",))
+    return at.estimates(at.walk({"context": BoundedStage(seen, Bound(moved, moved))}), ("output",))
 
 
 def split_by_view(at: ReplacedStepContext) -> ApproximateStages:
@@ -547,7 +547,7 @@ def multiplied_stages(*stages: str, from_any: bool = False) -> Callable[[Problem
     return change
 
 
-_OUTPUTS = numbered(
+_OUTPUTS = number_readings(
     lambda words: f"the {{stage}} {words}",
     "output times",
     (

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.attention.errors import Real
-from attncheck.attention.sampling import Rows
+from attncheck.attention.sampling import RowIndices
 from attncheck.attention.walk import approximate_stages
 from attncheck.diagnosis.readings import readings_of
 from attncheck.judging.alternatives import Alternative, delivered
@@ -88,7 +88,7 @@ class Approximation:
     undefined_rows: UndefinedRows
 
 
-def approximate(problem: Problem, rows: Rows | None = None) -> Approximation:
+def approximate(problem: Problem, rows: RowIndices | None = None) -> Approximation:
     """Evaluate a reading in float64, only in the query ``rows`` if they are given."""
     plain = problem.canonical(rows)
     undefined_rows = find_undefined_rows(plain, DEFAULT_EMPTY_ROWS)

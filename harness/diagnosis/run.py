@@ -319,7 +319,7 @@ class _Searches:
         outcome = examine(
             replace(blank_row(failure.case, dtype), implementation=name),
             failure.case,
-            DIAGNOSIS.truth_as_declared(truth, judge.declared_conventions(name)),
+            DIAGNOSIS.truth_under_declared_conventions(truth, judge.declared_conventions(name)),
             returned,
             judge.rounding_model(name, dtype),
             judge.known_of(failure.case, dtype, name, returned),
@@ -357,7 +357,7 @@ class _Searches:
 
     def _try_on_case(self, failure: FailingEvaluation, readings: Mapping[str, float | None]) -> bool:
         """Store the evidence of a case if a reading explains it; return whether one does."""
-        from attncheck.diagnosis.declared import read_as_declared
+        from attncheck.diagnosis.declared import problem_under_conventions
         from attncheck.diagnosis.wrong_result import FailingCase
 
         if failure.returned is None or not failure.is_whole:
@@ -367,7 +367,7 @@ class _Searches:
             return False
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
         problem = problem_of(failure.case, inputs)
-        reading = read_as_declared(problem, self.judge.declared_conventions(failure.key[0]))
+        reading = problem_under_conventions(problem, self.judge.declared_conventions(failure.key[0]))
         case = FailingCase(
             *(problem if reading is None else reading.problem, dtype),
             {stage: array for stage, array in stages.items() if stage in failing},
@@ -421,7 +421,7 @@ class _Searches:
     def _composed_case(self, failure: FailingEvaluation) -> ComposedCase | None:
         """Return a failing case with its exact answer; None if it is large, or its returned stages are not known."""
         from attncheck.diagnosis.compositions import ComposedCase
-        from attncheck.diagnosis.declared import truth_as_declared
+        from attncheck.diagnosis.declared import truth_under_declared_conventions
         from attncheck.diagnosis.wrong_result import WrongResult
         from attncheck.judging.truth import truth_of_case
 
@@ -430,7 +430,7 @@ class _Searches:
             return None
         stages, failing = failure.returned.stages, {row.stage for row in failure.rows}
         truth = truth_of_case(failure.case, self.plan.inputs(failure.unit), stages, self.judge.store)
-        truth = truth_as_declared(truth, self.judge.declared_conventions(name)).for_returned(stages)
+        truth = truth_under_declared_conventions(truth, self.judge.declared_conventions(name)).for_returned(stages)
         if not failing <= truth.exact.keys():
             return None
         failed, right = (
@@ -525,10 +525,10 @@ class _Conditions:
 
     def _problem(self, name: str, unit: Unit) -> Problem:
         """Return the problem of a case under the declared conventions of an implementation."""
-        from attncheck.diagnosis.declared import read_as_declared
+        from attncheck.diagnosis.declared import problem_under_conventions
 
         problem = problem_of(self.plan.case(unit), self.plan.inputs(unit))
-        reading = read_as_declared(problem, self.judge.declared_conventions(name))
+        reading = problem_under_conventions(problem, self.judge.declared_conventions(name))
         return problem if reading is None else reading.problem
 
 

@@ -59,7 +59,7 @@ from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
 from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
-from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.dtypes import round_to
 from attncheck.spec.options import SIXTEEN_BITS
 from attncheck.spec.rounding import FORMATS
 
@@ -333,7 +333,7 @@ def _is_noise(exact: Enclosure, scale: Real, array: Array, *, as_stored: bool = 
         z = np.abs(error) / scale[known]
         if wrong.sum() < _MIN_ERRORS or not np.max(z[np.isfinite(z)], initial=0.0) >= _MIN_Z:
             return None
-        if as_stored and any(np.array_equal(rounded_once(stored, name), stored) for name in ("bfloat16", "float16")):
+        if as_stored and any(np.array_equal(round_to(stored, name), stored) for name in ("bfloat16", "float16")):
             return True  # for any rounding direction: truncated numbers have errors of one sign
         size = np.where(np.isfinite(z), z, 0.0)
         shares = float((error[wrong] > 0).mean()), float(size[error > 0].sum() / size.sum())

@@ -133,7 +133,7 @@ def _end_after(wait: Callable[[], object]) -> None:
     os._exit(1)
 
 
-def sacrifice() -> None:
+def prefer_oom_kill() -> None:
     """Called in a worker: if the machine runs out of memory, the kernel ends this process, not the harness."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
@@ -601,7 +601,7 @@ def _serve(connection: Connection) -> None:
     """Run in the process: answer calls until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    sacrifice()
+    prefer_oom_kill()
     pid, descriptor, identity = os.getpid(), connection.fileno(), _file_identity(connection.fileno())
     while True:
         try:

@@ -20,7 +20,7 @@ from attncheck.backends import BACKENDS
 from attncheck.common.processors import available_processors
 from attncheck.execution.call import START_SECONDS, CallTimeout, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.user_code import LoadError, Target, UnfitError
-from attncheck.execution.worker import clean, limit_threads, redirect_output
+from attncheck.execution.worker import limit_threads, redirect_output, to_one_line
 
 if TYPE_CHECKING:
     from attncheck.execution.implementations import UserImplementation
@@ -191,7 +191,7 @@ def describe(target: Target, environment: Mapping[str, str], threads: int, log: 
     limit_threads(threads)
     os.environ.update(environment)
     from attncheck.execution.signatures import unfit_text
-    from attncheck.execution.user_call import declarations, keep_loaded, load
+    from attncheck.execution.user_call import declarations, load, remember_loaded
 
     try:
         loaded = load(target)
@@ -199,6 +199,6 @@ def describe(target: Target, environment: Mapping[str, str], threads: int, log: 
     except UnfitError as error:
         return unfit_text(error, target, loaded)
     except LoadError as error:
-        return clean(str(error))
-    keep_loaded(target, loaded)
+        return to_one_line(str(error))
+    remember_loaded(target, loaded)
     return declared

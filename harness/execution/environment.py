@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from attncheck.backends import BACKENDS, BackendEntry
 from attncheck.common.processors import INSTRUCTION_SETS, emulated_isa, processor_flags
 from attncheck.common.store import cache_folder
-from attncheck.execution.user_code import innermost
+from attncheck.execution.user_code import unwrap_function
 
 Entry = TypeVar("Entry", bound=BackendEntry)
 
@@ -197,7 +197,7 @@ def _home(target: Any) -> tuple[str, set[str]]:
     """
     if inspect.ismodule(target):
         return target.__name__, set()
-    written = innermost(target)
+    written = unwrap_function(target)
     name = getattr(written, "__module__", None)
     function = getattr(written, "__func__", written)
     used = [*getattr(function, "__globals__", {}).values(), *_closure_values(function)]

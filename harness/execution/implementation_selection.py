@@ -14,7 +14,7 @@ from typing import Any
 
 from attncheck.backends import published
 from attncheck.common.errors import UsageError
-from attncheck.common.wording import expected, listed
+from attncheck.common.wording import join_words, suggest_names
 from attncheck.execution.call import CallTimeout, Limits, RemoteError, WorkerDied
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import (
@@ -25,8 +25,8 @@ from attncheck.execution.implementations import (
     entry_of,
     renamed,
 )
-from attncheck.execution.user_code import Target, check_function, is_own, origin_of, read_declarations
-from attncheck.execution.worker import clean
+from attncheck.execution.user_code import Target, check_function, is_user_target, origin_of, read_declarations
+from attncheck.execution.worker import to_one_line
 
 
 def find_implementation(pattern: str, called: str = "", **function: Any) -> Implementation:
@@ -68,7 +68,7 @@ def select_implementations(
         from attncheck.backends.families import FAMILIES
 
         if signature not in FAMILIES:
-            raise UsageError(f"unknown signature {signature!r}; {expected(signature, FAMILIES, one_of=False)}")
+            raise UsageError(f"unknown signature {signature!r}; {suggest_names(signature, FAMILIES, one_of=False)}")
     requested, others = requested_functions(patterns, signature, declare)
     for option, value, says in (
         ("--framework", framework, "whose arrays an implementation of your own takes"),
@@ -135,7 +135,7 @@ def requested_functions(
     others = []
     for pattern in patterns:
         point = points.get(pattern)
-        if point is None and not is_own(pattern):
+        if point is None and not is_user_target(pattern):
             others.append(pattern)
             continue
         place, name = (pattern, "") if point is None else (f"{point.module}:{point.attr}", point.name)
@@ -166,7 +166,7 @@ def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collectio
             if distinct_names is not None:
                 break
         else:
-            patterns = listed(named[place].pattern for place in same)
+            patterns = join_words(named[place].pattern for place in same)
             raise UsageError(
                 f"{patterns}: reports would call {'all of them' if len(same) > 1 else 'it and another one'} {name}, "
                 "and their paths do not tell them apart; check one at a time, or rename a file"
@@ -260,7 +260,7 @@ def user_implementation(
     except WorkerDied as ended:
         declared = f"its process {ended}"
     except RemoteError as raised:
-        declared = clean(str(raised))
+        declared = to_one_line(str(raised))
     if isinstance(declared, str):
         called = shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute)))
         raise UsageError(f"{called or 'the callable'}: {declared}")

@@ -28,7 +28,7 @@ from attncheck.backends.contract import Backend
 from attncheck.backends.devices import HAVE_DEVICES, VISIBLE
 from attncheck.common.errors import UsageError
 from attncheck.common.processors import processor_flags
-from attncheck.common.wording import NEAR, expected, listed
+from attncheck.common.wording import NEAR, join_words, suggest_names
 from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.spec import DECLARABLE
@@ -156,7 +156,7 @@ def with_dtypes(item: Implementation, dtypes: Sequence[str]) -> Implementation:
     added = [dtype for dtype in dtypes if dtype not in entry.classes]
     if not isinstance(entry, UserImplementation) or not added:
         return item
-    hint = f"it declares no {listed(added)}: as that was asked for, it is held to the class {EAGER[added[0]]} there"
+    hint = f"it declares no {join_words(added)}: as that was asked for, it is held to the class {EAGER[added[0]]} there"
     classes = {**entry.classes, **{dtype: EAGER[dtype] for dtype in added}}
     return replace(item, entry=replace(entry, classes=classes, hints=(*entry.hints, hint)))
 
@@ -183,7 +183,7 @@ def bundled_implementations(
     """
     unknown = [name for name in names or () if name not in table]
     if unknown:
-        raise UsageError(f"unknown backend {unknown[0]!r}; {expected(unknown[0], table, one_of=False)}")
+        raise UsageError(f"unknown backend {unknown[0]!r}; {suggest_names(unknown[0], table, one_of=False)}")
     excluded = {} if names or patterns else LIBRARIES
     entries = {name: entry for name, entry in table.items() if name not in excluded and (not names or name in names)}
     globs = [_expand_backend(pattern, table) for pattern in patterns or entries]
@@ -219,7 +219,7 @@ def _select_matching(items: Sequence[Implementation], patterns: Sequence[str]) -
     for pattern in patterns:
         if pattern != ALL and not any(_matches(pattern, item) for item in items):
             names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
-            one = expected(pattern, names, "`attncheck list implementations`")
+            one = suggest_names(pattern, names, "`attncheck list implementations`")
             others = f"a glob such as 'torch.*', {ALL} and file.py:function will do"
             here = {path.stem: path.name for path in Path().glob("*.py")}
             begin = [stem for stem in sorted(here) if stem.startswith(pattern.partition(":")[0])]
@@ -296,10 +296,10 @@ class UserImplementation(BackendEntry):
 
     def load(self, mode: str = "") -> Backend:
         """Load the target and wrap it."""
-        from attncheck.execution.user_call import UserBackend, load, own_backend
+        from attncheck.execution.user_call import UserBackend, load, wrap_target
 
         framework, target = BACKENDS[self.framework], self.target
-        backend: UserBackend = own_backend(load(target), self.function, framework, self.device, target.signature)
+        backend: UserBackend = wrap_target(load(target), self.function, framework, self.device, target.signature)
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
@@ -311,7 +311,7 @@ def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None)
     said = framework or declared.get("framework")
     name = said or declared.get("framework_alone") or "numpy"
     if name not in BACKENDS:
-        raise UsageError(f"unknown framework {name!r}; {expected(name, BACKENDS, one_of=False)}")
+        raise UsageError(f"unknown framework {name!r}; {suggest_names(name, BACKENDS, one_of=False)}")
     if (device := declared.get("device") or "") and name not in HAVE_DEVICES:
         known = ", ".join(HAVE_DEVICES)
         raise UsageError(f"device {device}: arrays of {name} lie on none; declare the framework, one of {known}")
@@ -352,7 +352,7 @@ def renamed(item: Implementation, name: str) -> Implementation:
     return replace(item, entry=replace(item.entry, name=package, mode=mode), mode=mode)
 
 
-def place_of(item: Implementation) -> str:
+def implementation_path(item: Implementation) -> str:
     """Return the place of a user's implementation, relative to this folder; empty for any other."""
     target = item.entry.target if isinstance(item.entry, UserImplementation) else Target("")
     module = Path(os.path.relpath(target.module)).as_posix() if target.module.endswith(".py") else target.module

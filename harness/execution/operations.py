@@ -35,7 +35,7 @@ def run_operation(
     function = getattr(backend, name, None)
     if function is None:
         raise UnsupportedError.of_function(name)
-    left_out = not_asked(backend, operation, options)
+    left_out = unsupported_conventions(backend, operation, options)
     keywords = {keyword: value for keyword, value in keywords.items() if keyword not in left_out}
     check_parameters(parameters_of(function), {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
@@ -59,7 +59,7 @@ class Parameters:
         return () if self.takes_all else tuple(name for name in names if name not in self.names)
 
 
-def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+def unsupported_conventions(backend: Backend, operation: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the conventions among the options that the backend's function has no parameter for."""
     if CONVENTIONS.isdisjoint(options):
         return ()
@@ -68,10 +68,10 @@ def not_asked(backend: Backend, operation: str, options: Mapping[str, Any]) -> t
     if function is None:
         return ()
     # Somebody's own function is called by a wrapper that takes anything.
-    return conventions_lacking(parameters_of(getattr(function, "user_function", function)), options)
+    return missing_conventions(parameters_of(getattr(function, "user_function", function)), options)
 
 
-def conventions_lacking(parameters: Parameters, options: Mapping[str, Any]) -> tuple[str, ...]:
+def missing_conventions(parameters: Parameters, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the conventions among the options that there is no parameter for."""
     return parameters.lacking(sorted(CONVENTIONS & options.keys()))
 
@@ -232,17 +232,17 @@ def cut(array: Array, kept: KeptElements) -> tuple[Array, str]:
     return array, fault
 
 
-def is_of_shape(fault: str) -> bool:
+def is_shape_fault(fault: str) -> bool:
     """Return whether what is wrong is a shape."""
     return fault.startswith(_SHAPE)
 
 
-def is_of_state(fault: str) -> bool:
+def is_state_fault(fault: str) -> bool:
     """Return whether what is wrong is what was in memory before: of another call, or of none."""
     return fault.startswith((SECOND_CALL, UNWRITTEN))
 
 
-def unwritten(stages: Mapping[str, Array]) -> dict[str, str]:
+def find_unwritten_numbers(stages: Mapping[str, Array]) -> dict[str, str]:
     """Return the faults of stages with numbers that nobody wrote."""
     faults = {}
     for stage, array in stages.items():
@@ -262,7 +262,9 @@ def is_called_again(backend: Backend, problem: Problem) -> bool:
     return sum(map(np.size, problem.inputs.values())) <= MAX_CALLED_AGAIN
 
 
-def overwritten(backend: Backend, problem: Problem, returned: Stages, arrays: Mapping[str, Array]) -> dict[str, str]:
+def find_overwritten_results(
+    backend: Backend, problem: Problem, returned: Stages, arrays: Mapping[str, Array]
+) -> dict[str, str]:
     """Call a function again with half of every number, and return the faults of stages that this has changed.
 
     ``arrays`` are copies of what was ``returned``. The second call is made for each case, right behind the first: what

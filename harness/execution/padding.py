@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import UnsupportedError
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import KeptElements, call_of, check_parameters, conventions_lacking, cut
+from attncheck.execution.operations import KeptElements, call_of, check_parameters, cut, missing_conventions
 from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported
@@ -134,7 +134,7 @@ def _folded_call(implementation: Implementation, problem: Problem) -> Padding | 
     return replace(padding, description=f"{description}, {padding.description}")
 
 
-def call_as_required(implementation: Implementation, problem: Problem) -> Padding:
+def required_call(implementation: Implementation, problem: Problem) -> Padding:
     """Return the call that is made for a problem, padded or as it is. Raises ``UsageError`` if none is."""
     padding = padded_call(implementation, problem)
     if isinstance(padding, Failure):
@@ -272,12 +272,14 @@ def _padding_text(lengths: Lengths, longer: Lengths) -> str:
     )
 
 
-def lack_known_beforehand(implementation: Implementation, case: Case, dtype: str) -> Failure | None:
+def unsupported_before_call(implementation: Implementation, case: Case, dtype: str) -> Failure | None:
     """Return the outcome of a case that an implementation has no function or no parameter for; None if it may have."""
-    return lack_of(implementation, case, lambda: _call_without_numbers(case, dtype))
+    return unsupported_reason(implementation, case, lambda: _call_without_numbers(case, dtype))
 
 
-def lack_of(implementation: Implementation, problem: Case | Problem, call: Callable[[], Problem]) -> Failure | None:
+def unsupported_reason(
+    implementation: Implementation, problem: Case | Problem, call: Callable[[], Problem]
+) -> Failure | None:
     """Return the same of a problem whose ``call`` is known without its numbers."""
     entry = implementation.entry
     if not isinstance(entry, UserImplementation) or OPERATIONS[problem.operation].is_folded:
@@ -291,7 +293,7 @@ def lack_of(implementation: Implementation, problem: Case | Problem, call: Calla
         return None
     called = call()
     _, keywords = call_of(problem.operation, called.options)
-    unasked = conventions_lacking(parameters, called.options)
+    unasked = missing_conventions(parameters, called.options)
     asked = [key for key in (*called.inputs, *keywords) if key not in (*positional, *unasked)]
     try:
         check_parameters(parameters, asked)

@@ -208,7 +208,7 @@ class Misbehaved(Exception):
 
 
 @contextmanager
-def unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]]) -> Iterator[None]:
+def inputs_unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]]) -> Iterator[None]:
     """Raise ``Misbehaved`` if a call has changed a bit of its inputs."""
     before = {name: np.array(to_numpy(tensor)).tobytes() for name, tensor in tensors.items()}
     yield

@@ -76,7 +76,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refusal:
     """An answer without stages: what is ``unsupported``, or an ``error``."""
 
     kind: str
@@ -160,12 +160,12 @@ def _functions(listed: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(keywords) for name, keywords in listed.items()}
 
 
-def read_answer(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refused:
+def read_answer(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refusal:
     """Read the answer to a call: its stages, or why there are none. Raises ``EOFError`` or ``ProtocolError``."""
     header = read_header(stream)
     for kind in ("unsupported", "error"):
         if isinstance(reason := header.get(kind), str):
-            return Refused(kind, reason)
+            return Refusal(kind, reason)
     listed = header.get("stages")
     if not isinstance(listed, list) or not listed:
         expected = '"stages", a list with an entry for each array, "unsupported" or "error"'
@@ -222,7 +222,7 @@ class Program:
 
     def call(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
-    ) -> dict[str, NDArray[Any]] | Refused:
+    ) -> dict[str, NDArray[Any]] | Refusal:
         """Call a function. If the program ends, the worker ends, too, as if a function had crashed."""
         try:
             return self.ask_for(function, arrays, options)
@@ -236,7 +236,7 @@ class Program:
 
     def ask_for(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
-    ) -> dict[str, NDArray[Any]] | Refused:
+    ) -> dict[str, NDArray[Any]] | Refusal:
         """Call a function. Raises ``ProtocolError``, and ``EOFError`` if it ends instead."""
         return self._ask(call_request(function, arrays, options), read_answer)
 
@@ -324,7 +324,7 @@ class ProgramFunction:
         arrays = {name: value for name, value in keywords.items() if isinstance(value, np.ndarray)}
         options = {name: value for name, value in keywords.items() if name not in arrays and value is not None}
         answer = self._program.call(self.__name__, {**named, **arrays}, options)
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refusal):
             raise (NotImplementedError if answer.kind == "unsupported" else RuntimeError)(answer.reason)
         return answer
 
@@ -367,7 +367,7 @@ def load_program(words: tuple[str, ...]) -> ProgramFunctions:
     return ProgramFunctions(program, said)
 
 
-Answer = Mapping[str, NDArray[Any]] | Refused
+Answer = Mapping[str, NDArray[Any]] | Refusal
 _OPTIONS: Mapping[str, Any] = {"is_causal": True, "scale": 0.5, "softcap": 2.0, "window": [1, 0]}
 _LARGE = 2048
 """Keys and values of 64 numbers: more than any pipe holds."""
@@ -386,7 +386,7 @@ class _ProgramEnded(Exception):
     """The program ended, or took too long, in place of an answer."""
 
 
-def try_rules(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
+def check_protocol(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
     """Try the rules of the protocol on a program; each answer may take so many ``seconds``."""
     asked = _TimedProgram(Program(words), seconds)
     try:
@@ -450,7 +450,7 @@ def _arrays(dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, widt
 def _check_answer(asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
     """Check that a call of attention is answered with an output of the right shape and dtype."""
     answer = asked.call("attention", arrays, options)
-    if isinstance(answer, Refused):
+    if isinstance(answer, Refusal):
         return True if answer.kind == "unsupported" else f"it answered an error: {answer.reason}"
     if "output" not in answer:
         return f'expected a stage "output"; got {", ".join(answer)}'
@@ -463,7 +463,7 @@ def _check_answer(asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], opti
 
 def _check_refusal(asked: _TimedProgram, said: Description) -> bool | str:
     answer = asked.call("no_function_of_this_name", _arrays(said.dtypes[0]), {})
-    if not isinstance(answer, Refused):
+    if not isinstance(answer, Refusal):
         return 'expected "unsupported" or "error"; it answered with stages'
     return asked.describe() == said or "it said something else afterwards"
 

@@ -40,10 +40,10 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers
 from attncheck.execution.environment import with_cache
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
+from attncheck.execution.padding import Padding, padded_call, unsupported_before_call
 from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
 from attncheck.execution.state_probe import StateProbe
-from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, clean, evaluate_and_measure, start
+from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, evaluate_and_measure, start, to_one_line
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
@@ -123,7 +123,7 @@ class Log:
             last = [*lines[:fatal][1 - _LAST_LINES :], " at ".join(filter(None, (lines[fatal], line_of)))]
         if not last:
             return ""
-        text = " | ".join(clean(line[-_LONGEST:]) for line in last)
+        text = " | ".join(to_one_line(line[-_LONGEST:]) for line in last)
         cut = text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}"
         return f"; its last line{'s' * (len(last) > 1)}: {cut}"
 
@@ -314,7 +314,7 @@ class GroupRunner(Generic[Key]):
         if not isinstance(self.group.implementation.entry, UserImplementation):
             return None
         begun = perf_counter()
-        failure = lack_known_beforehand(self.group.implementation, case, dtype)
+        failure = unsupported_before_call(self.group.implementation, case, dtype)
         return None if failure is None else replace(failure, seconds=perf_counter() - begun)
 
     def evaluate(self, problem: Problem, meanwhile: Callable[[], None] = lambda: None) -> Outcome:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import Backend
 from attncheck.execution.process_state import ProcessState, memory_left_alone
 from attncheck.execution.signatures import FUNCTIONS
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started_backend
 from attncheck.reading.problem import Problem
 
 Array = NDArray[Any]
@@ -133,7 +133,7 @@ def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
     with memory_left_alone():
         done = [_run_step(backend, step) for step in session.steps]
     for result, tensors, before in done:
-        altered = (difference(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items())
+        altered = (first_difference(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items())
         results.append(replace(result, altered=tuple(filter(None, altered))))
     return tuple(results)
 
@@ -149,7 +149,7 @@ class SessionEvaluated:
 
 def evaluate_session(implementation: str, session: Session, log: str) -> SessionEvaluated:
     """Run a session on a started implementation, and check the state of the process afterwards."""
-    backend, surroundings = started(implementation, log), ProcessState.snapshot()
+    backend, surroundings = started_backend(implementation, log), ProcessState.snapshot()
     results = run_session(backend, session)
     failed = any(isinstance(result.outcome, Failure) for result in results)
     is_fit = surroundings.restore() and not (failed and surroundings.has_more_threads())
@@ -176,7 +176,7 @@ def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[
     fences.clear()
     pairs = zip(step.problem.inputs.items(), watched.inputs, strict=False)
     changed = tuple(
-        filter(None, (difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in pairs))
+        filter(None, (first_difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in pairs))
     )
     if not isinstance(outcome, Computed):
         return StepResult(outcome, changed), {}, {}
@@ -214,7 +214,7 @@ def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
     return fences
 
 
-def difference(name: str, before: Array, after: Array) -> ChangedElement | None:
+def first_difference(name: str, before: Array, after: Array) -> ChangedElement | None:
     """Return the first element whose bits differ; None if there is none."""
     after = np.asarray(after)
     if before.shape != after.shape:

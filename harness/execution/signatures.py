@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.backends.contract import Backend, inputs_of
-from attncheck.common.wording import listed
+from attncheck.common.wording import join_words
 from attncheck.execution.environment import imports_of
-from attncheck.execution.user_code import Target, UnfitError, innermost
-from attncheck.execution.worker import clean
+from attncheck.execution.user_code import Target, UnfitError, unwrap_function
+from attncheck.execution.worker import to_one_line
 from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operation, OptionSpec, ScoreSpec
 
 
 def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
     """Return in several lines why a target is refused and, if it is attention, what to do."""
-    lines = [clean(str(error)), f"What does not fit: {clean('; '.join(error.misfits))}."]
+    lines = [to_one_line(str(error)), f"What does not fit: {to_one_line('; '.join(error.misfits))}."]
     called = target.attribute or error.name
     if error.name != "attention":
         return "\n".join(lines) + " Name the function that is meant: file.py:function." * inspect.ismodule(loaded)
@@ -37,7 +37,7 @@ def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
 
 
 def _function_name(target: Target, error: UnfitError, called: str) -> FunctionName:
-    written = getattr(innermost(error.function), "__globals__", {})
+    written = getattr(unwrap_function(error.function), "__globals__", {})
     if target.pickled or target.module.endswith(".py"):
         return FunctionName(called, is_taken="attention" in written)
     root = called.partition(".")[0]
@@ -125,7 +125,7 @@ def misfits(name: str, function: Callable[..., Any]) -> list[str]:
     try:
         signature.bind_partial(*INPUTS[name])
     except TypeError:
-        return [f"it does not take {listed(INPUTS[name])} by position"]
+        return [f"it does not take {join_words(INPUTS[name])} by position"]
     swapped = [
         f"{parameter.name}, which stands where {wanted} comes"
         for parameter, wanted in zip(_positional_parameters(signature), INPUTS[name], strict=False)
@@ -159,7 +159,10 @@ def hints(name: str, function: Callable[..., Any]) -> list[str]:
         f"{meant} are unsupported"
         for option, meant in alike.items()
     ]
-    return [*unused, *([f"its {listed(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else [])]
+    return [
+        *unused,
+        *([f"its {join_words(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else []),
+    ]
 
 
 def adapter(function: Callable[..., Any], name: FunctionName, framework: str | None) -> list[str]:

@@ -39,10 +39,10 @@ from attncheck.backends.contract import Backend, UnsupportedError
 from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
-from attncheck.common.wording import expected, listed
+from attncheck.common.wording import join_words, suggest_names
 from attncheck.execution.environment import imports_of
 from attncheck.execution.operations import check_parameters, parameters_of
-from attncheck.execution.process_state import filled_memory, no_leaked_threads, unchanged
+from attncheck.execution.process_state import filled_memory, inputs_unchanged, no_leaked_threads
 from attncheck.execution.programs import ProgramFunction, ProgramFunctions, load_program
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
@@ -53,9 +53,9 @@ from attncheck.execution.user_code import (
     Target,
     UnfitError,
     advice_on_framework,
-    innermost,
-    merged,
+    merge_tables,
     no_function,
+    unwrap_function,
 )
 from attncheck.execution.worker import AdvisedError
 from attncheck.spec import (
@@ -124,7 +124,7 @@ class UserBackend:
         arrays = {key: value for key, value in keywords.items() if hasattr(value, "shape")}
         options = {key: value for key, value in keywords.items() if key not in arrays}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
-        with unchanged(named, self._base_to_numpy), no_leaked_threads(), filled_memory(_sizes(positional)):
+        with inputs_unchanged(named, self._base_to_numpy), no_leaked_threads(), filled_memory(_sizes(positional)):
             returned = self._call_advised(function, positional, {**unasked, **keywords})
         if isinstance(returned, Mapping):
             return dict(returned)
@@ -219,7 +219,7 @@ def _declare(target: Any, declared: Mapping[str, Any]) -> Any:
         _declare(function, declared)
     for name, value in declared.items():
         before = getattr(target, name, None)
-        both = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+        both = merge_tables(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
         try:
             setattr(target, name, both)
         except (AttributeError, TypeError):
@@ -234,7 +234,7 @@ def _is_declaration(name: str, value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value) and {*value} <= {*_NAMES[name]}
 
 
-def keep_loaded(target: Target, loaded: Any) -> None:
+def remember_loaded(target: Target, loaded: Any) -> None:
     """Called in a process that becomes a worker, which then does not load the target again."""
     _loaded[target] = loaded
 
@@ -303,7 +303,7 @@ def _own_folders() -> frozenset[Path]:
     return frozenset(Path(folder).resolve() for module in modules for folder in getattr(module, "__path__", ()))
 
 
-def own_backend(target: Any, name: str, framework: BackendEntry, device: str = "", signature: str = "") -> UserBackend:
+def wrap_target(target: Any, name: str, framework: BackendEntry, device: str = "", signature: str = "") -> UserBackend:
     """Wrap a target, whose tensors are on ``device`` if it is named.
 
     Raises ``LoadError`` if it can never be called by the contract.
@@ -319,7 +319,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 def _is_raised_by(error: NotImplementedError, function: Callable[..., Any]) -> bool:
     """Return whether the function itself raised the error; one from code that it calls is a fault."""
-    code = getattr(innermost(function), "__code__", None)
+    code = getattr(unwrap_function(function), "__code__", None)
     if isinstance(error, UnsupportedError) or isinstance(function, ProgramFunction) or code is None:
         return True
     *_, last = traceback.extract_tb(error.__traceback__)
@@ -357,10 +357,10 @@ def functions_of(
 
         family = FAMILIES[family_name]
         try:
-            functions = contract_functions(target, family, arrays or numpy_backend, unchanged)
+            functions = contract_functions(target, family, arrays or numpy_backend, inputs_unchanged)
         except UnfitFunctionError as error:
             strange = error.strange
-            why = f"it requires {listed(strange)}" if strange else "it does not take these inputs by position"
+            why = f"it requires {join_words(strange)}" if strange else "it does not take these inputs by position"
             raise LoadError(f"cannot be called as {family.name} is: {why}; expected {family.call}") from error
     else:
         functions = {called: getattr(target, called) for called in INPUTS if callable(getattr(target, called, None))}
@@ -386,7 +386,7 @@ def signature_of(target: Any, named: str = "") -> str:
     declared = getattr(target, "signature", None)
     name = named or (declared if isinstance(declared, str) else "")
     if name and name not in FAMILIES:
-        raise LoadError(f"unknown signature {name!r}; {expected(name, FAMILIES, one_of=False)}")
+        raise LoadError(f"unknown signature {name!r}; {suggest_names(name, FAMILIES, one_of=False)}")
     if name and not callable(target):
         raise LoadError(f"signature {name}: expected a function, as file.py:function")
     return name
@@ -407,7 +407,7 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise LoadError(f"capabilities: unknown dtype {dtype!r}; {expected(dtype, DTYPES, one_of=False)}")
+            raise LoadError(f"capabilities: unknown dtype {dtype!r}; {suggest_names(dtype, DTYPES, one_of=False)}")
     return {
         "framework": framework,
         "framework_alone": imports.framework_alone,
@@ -446,7 +446,7 @@ def _table(kind: str, declared: Any, example: str, called: str = "") -> dict[str
         raise LoadError(f"{kind}: expected {example}; got {declared!r}")
     for name in declared or {}:
         if name not in _NAMES[kind]:
-            raise LoadError(f"{kind}: unknown {called}{name!r}; {expected(str(name), _NAMES[kind], one_of=False)}")
+            raise LoadError(f"{kind}: unknown {called}{name!r}; {suggest_names(str(name), _NAMES[kind], one_of=False)}")
     return dict(declared or {})
 
 
@@ -475,7 +475,7 @@ def _hints_for(target: Any, functions: Mapping[str, Callable[..., Any]], family:
     if not family:
         return [hint for called, function in functions.items() for hint in hints(called, function)]
     unused = never_given(target, FAMILIES[family])
-    return [f"its {listed(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
+    return [f"its {join_words(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
 
 
 def _source(function: Callable[..., Any]) -> dict[str, Any]:
@@ -561,7 +561,7 @@ def _defaults_for(required: Mapping[str, Any], keywords: Mapping[str, Any], posi
     if "scale" in unasked and len(positional[0].shape) == 4:
         unasked["scale"] = positional[0].shape[-1] ** -0.5
     if lacking := tuple(f"no {name} in the case" for name, value in unasked.items() if value is None):
-        names = listed([name for name, value in unasked.items() if value is None])
+        names = join_words([name for name, value in unasked.items() if value is None])
         raise UnsupportedError(
             f"requires {names}, and the case has none; a default, such as None, says it may", lacking
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 from attncheck.backends import EVERYTHING
 from attncheck.common.errors import UsageError
-from attncheck.common.wording import expected
+from attncheck.common.wording import suggest_names
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Origin:
 
 def origin_of(target: Any) -> Origin:
     """Return the origin of a callable: its module and its name there, which may come from a decorator or an alias."""
-    written = innermost(target)
+    written = unwrap_function(target)
     name = str(getattr(written, "__name__", type(written).__name__))
     module = getattr(written, "__module__", None)
     module = module if isinstance(module, str) else ""
@@ -53,7 +53,7 @@ def origin_of(target: Any) -> Origin:
     return Origin(file if isinstance(file, str) and file.endswith(".py") else "", name)
 
 
-def innermost(target: Any) -> Any:
+def unwrap_function(target: Any) -> Any:
     """Return the function that somebody wrote, inside what was put around it."""
     while isinstance(target, functools.partial):
         target = target.func
@@ -106,7 +106,7 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(path):
             raise UsageError(f"--declare {text}: expected NAME=VALUE, as in --declare dtypes=float16")
         if first not in (*ATTRIBUTES, *CAPABILITIES):
-            known = expected(first, [*ATTRIBUTES, *CAPABILITIES], one_of=False)
+            known = suggest_names(first, [*ATTRIBUTES, *CAPABILITIES], one_of=False)
             raise UsageError(f"--declare {text}: a function declares no {first!r}; {known}")
         keys = ["capabilities", *path] if first in CAPABILITIES else path
         read = _value(value.strip())
@@ -114,14 +114,14 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
         nested: Any = read.split(",") if is_list else read
         for key in reversed(keys):
             nested = {key: nested}
-        attributes = merged(attributes, nested)
+        attributes = merge_tables(attributes, nested)
     return attributes
 
 
-def merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     """Return tables with tables of the same name merged, and anything else replaced."""
     tables = {name for name in added if all(isinstance(table.get(name), Mapping) for table in (before, added))}
-    return {**before, **added, **{name: merged(before[name], added[name]) for name in tables}}
+    return {**before, **added, **{name: merge_tables(before[name], added[name]) for name in tables}}
 
 
 def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -> str:
@@ -236,7 +236,7 @@ def check_function(target: Target) -> None:
 def no_function(target: Target, names: Iterable[str]) -> str:
     """Return a message: a module lacks a function; it has others with similar names."""
     public = [name for name in names if name[0] != "_"]
-    near = f"; {expected(target.attribute, public, one_of=False)}" if public else ""
+    near = f"; {suggest_names(target.attribute, public, one_of=False)}" if public else ""
     return f"{target.module} has no {target.attribute}{near}"
 
 
@@ -247,7 +247,7 @@ def _longer(name: str, parts: Sequence[str]) -> list[str]:
     return [name, *("_".join([*words[-count:], last]) for count in range(1, len(words) + 1))]
 
 
-def is_own(text: str) -> bool:
+def is_user_target(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
     file = _as_file(text)
     return ":" in file or file.endswith(".py") or bool(words_of_program(text))

@@ -105,12 +105,12 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
         backend = entry.load(mode)
         backend.prepare(dtype, threads)
         _backends[f"{entry.name}.{mode}"] = backend
-        return {name: clean(text) for name, text in backend.describe().items()}
+        return {name: to_one_line(text) for name, text in backend.describe().items()}
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
         return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
 
 
-def started(implementation: str, log: str) -> Backend:
+def started_backend(implementation: str, log: str) -> Backend:
     """Return the started backend of a name; from now on, its output goes to the log."""
     _print_to(log)
     return _backends[implementation]
@@ -140,7 +140,7 @@ def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> Eva
 
     from attncheck.execution.process_state import ProcessState, has_many_mappings
 
-    backend = started(implementation, log)
+    backend = started_backend(implementation, log)
     surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
     outcome = evaluate_on(backend, problem, calls_again=True)
     is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
@@ -164,11 +164,11 @@ def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False
     from attncheck.backends.contract import UnsupportedError
     from attncheck.execution.operations import (
         apply_layout,
+        find_overwritten_results,
+        find_unwritten_numbers,
         is_called_again,
-        not_asked,
-        overwritten,
         run_operation,
-        unwritten,
+        unsupported_conventions,
     )
     from attncheck.spec import result_stages
 
@@ -181,13 +181,13 @@ def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False
             wanted = (
                 arrays if problem.stages is None else {name: arrays[name] for name in arrays if name in problem.stages}
             )
-            left_out = not_asked(backend, problem.operation, problem.options)
+            left_out = unsupported_conventions(backend, problem.operation, problem.options)
             if refused := _check_complete(arrays, expected) or _check_size(wanted):
                 return refused
-            faults = unwritten(wanted)
+            faults = find_unwritten_numbers(wanted)
             if calls_again and is_called_again(backend, problem):
                 wanted = {name: np.array(array) for name, array in wanted.items()}
-                faults = {**overwritten(backend, problem, stages, wanted), **faults}
+                faults = {**find_overwritten_results(backend, problem, stages, wanted), **faults}
             return Computed(wanted, left_out, faults=faults)
     except UnsupportedError as error:
         return unsupported(error)
@@ -199,7 +199,7 @@ def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False
 
 def unsupported(error: UnsupportedError) -> Failure:
     """Return the outcome of a call that an implementation has no function or no parameter for."""
-    return Failure("unsupported", clean(str(error)), error.lacks)
+    return Failure("unsupported", to_one_line(str(error)), error.lacks)
 
 
 def _check_complete(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
@@ -208,7 +208,7 @@ def _check_complete(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str])
     if arrays and not missing:
         return None
     returned = f"returned {', '.join(arrays) or 'no stages'}"
-    return Failure("error", clean(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
+    return Failure("error", to_one_line(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
 
 
 def _check_size(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
@@ -217,7 +217,9 @@ def _check_size(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
     if held <= _MAX_RETURNED:
         return None
     shapes = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
-    return Failure("error", clean(f"returned {held / 2**30:.0f} GiB, more than {_MAX_RETURNED // 2**30} GiB: {shapes}"))
+    return Failure(
+        "error", to_one_line(f"returned {held / 2**30:.0f} GiB, more than {_MAX_RETURNED // 2**30} GiB: {shapes}")
+    )
 
 
 def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
@@ -235,7 +237,7 @@ def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
     return array
 
 
-def clean(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it."""
     words = " ".join(_COLOURS.sub("", text).split())
     line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
@@ -246,12 +248,12 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, AdvisedError):
         message = _describe(error.error)
         room = _LONGEST_MESSAGE - len(error.advice) - 5
-        return clean(f"{message if len(message) <= room else f'{message[:room]}...'}; {error.advice}")
+        return to_one_line(f"{message if len(message) <= room else f'{message[:room]}...'}; {error.advice}")
     name = type(error).__name__
     try:
-        return clean(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")
+        return to_one_line(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")
     except BaseException as another:  # a message that cannot be made is the implementation's fault, too
-        return clean(f"{name}, whose message cannot be shown: {type(another).__name__}")
+        return to_one_line(f"{name}, whose message cannot be shown: {type(another).__name__}")
 
 
 def _print_to(log: str) -> None:

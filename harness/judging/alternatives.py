@@ -19,7 +19,7 @@ from attncheck.judging.exact_stages import Stages
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import scores_shape
 from attncheck.reading.problem import Problem
-from attncheck.spec import BY_SCORE, DECLARED_READINGS, HEADS, INSTEAD_OF, is_said, score_kind
+from attncheck.spec import BY_SCORE, CONVENTION_OF_READING, HEADS, REPLACES, is_said, score_kind
 from attncheck.spec.verdicts import Verdict
 
 StepReplacement = Callable[[Truth, str, Stages], Truth | None]
@@ -109,7 +109,7 @@ class Reading:
     @property
     def option(self) -> tuple[str, str] | None:
         """The convention and its value by which a function declares it; None if it cannot be declared."""
-        return DECLARED_READINGS.get(self.name)
+        return CONVENTION_OF_READING.get(self.name)
 
     def of_problem(self, problem: Problem) -> Iterator[Alternative]:
         """Yield a problem under the reading, in each form; nothing if the reading does not apply."""
@@ -178,12 +178,12 @@ def without(name: str) -> Changed:
     return lambda problem: problem.without_input(name)
 
 
-def only(applies: Callable[[Problem], object], change: Change) -> Change:
+def when_applicable(applies: Callable[[Problem], object], change: Change) -> Change:
     """Change only problems for which ``applies`` is true."""
     return lambda problem: change(problem) if applies(problem) else None
 
 
-def shown_at(stage: Callable[[Problem], str], change: Change) -> Change:
+def starting_at_stage(stage: Callable[[Problem], str], change: Change) -> Change:
     """Set the first stage of a change, given a function of the problem."""
 
     def changed(problem: Problem) -> Form | None:
@@ -195,7 +195,7 @@ def shown_at(stage: Callable[[Problem], str], change: Change) -> Change:
     return changed
 
 
-def toggled(option: str, words: Mapping[Any, str]) -> Change:
+def swap_value(option: str, words: Mapping[Any, str]) -> Change:
     """Swap the two values of an option; ``words`` describes both, and the first is the default."""
 
     def change(problem: Problem) -> Form:
@@ -206,7 +206,7 @@ def toggled(option: str, words: Mapping[Any, str]) -> Change:
     return change
 
 
-def exchanged(first: str, second: str) -> Changed:
+def swap_inputs(first: str, second: str) -> Changed:
     """Swap two inputs of the same shape."""
 
     def change(problem: Problem) -> Problem | None:
@@ -242,7 +242,7 @@ def with_allowed(problem: Problem, allowed: Any) -> Problem:
     return problem.with_inputs(mask=four_axes & problem.inputs.get("mask", True))
 
 
-def folded(problem: Problem) -> Problem:
+def canonical_with_empty_rows(problem: Problem) -> Problem:
     """Return the canonical form of a problem, with its convention for rows without a key."""
     kept = {name: problem.options[name] for name in ("empty_rows",) if name in problem.options}
     return problem.canonical().with_options(**kept)
@@ -272,7 +272,7 @@ _ORDERS: Mapping[str, tuple[str, Order]] = {
 }
 
 
-def taken(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
+def take_along(names: Sequence[str], axis: int, order: Order, fewest: int = 1) -> Changed:
     """Reorder entries of an axis of some inputs.
 
     The axis must have more than ``fewest`` entries; with fewer it would be another reading.
@@ -291,11 +291,11 @@ def entries(slug: str, called: str, names: Sequence[str], axes: Mapping[str, int
     for word, axis in axes.items():
         for order in orders or ("of-first", "of-next"):
             says, taken_for_each = _ORDERS[order]
-            change = taken(names, axis, taken_for_each, 2 if order == "in-reverse-of" else 1)
+            change = take_along(names, axis, taken_for_each, 2 if order == "in-reverse-of" else 1)
             yield Reading(
                 f"{slug}-{order}-{word.replace(' ', '-')}",
                 f"{called} {says.format(word)}",
-                only(when, change),
+                when_applicable(when, change),
                 names[0],
                 stage,
             )
@@ -315,7 +315,7 @@ _WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attenti
 
 def has_scale(problem: Problem) -> bool:
     """Return whether the scores are a product of query and key times one number."""
-    if not INSTEAD_OF["scale"].isdisjoint(problem.inputs):
+    if not REPLACES["scale"].isdisjoint(problem.inputs):
         return False
     is_scored = problem.operation in ("scoring", *BY_SCORE)
     return problem.operation in _WITH_SCALE or (
@@ -325,7 +325,7 @@ def has_scale(problem: Problem) -> bool:
 
 def scale_of(problem: Problem) -> float:
     """Return the factor of the scores that a case means, 1 if each head has another."""
-    if not INSTEAD_OF["scale"].isdisjoint(problem.inputs):
+    if not REPLACES["scale"].isdisjoint(problem.inputs):
         return 1.0
     return float(problem.scale(lambda: widths_of(problem)["D"]))
 
@@ -374,7 +374,7 @@ Number = tuple[str, str, Callable[[Problem], float | None]]
 """A name, the number in words, and the number for a problem; None if there is none."""
 
 
-def numbered(
+def number_readings(
     says: Callable[[str], str],
     answer: str,
     rows: Sequence[Number],

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from attncheck.judging.alternatives import Alternative, Change, Form, convention
 from attncheck.judging.undefined import empty_rows, empty_rows_convention
 from attncheck.reading.problem import Problem
-from attncheck.spec import EMPTY_ROWS, without_a_key
+from attncheck.spec import EMPTY_ROWS, empty_row_message
 
 
 def _set_empty_rows(value: str) -> Change:
@@ -23,7 +23,7 @@ def _set_empty_rows(value: str) -> Change:
 
 
 OTHER_EMPTY_ROWS = tuple(
-    convention(f"empty-rows-{value}", without_a_key(value, "{own}"), _set_empty_rows(value), stage="weights")
+    convention(f"empty-rows-{value}", empty_row_message(value, "{own}"), _set_empty_rows(value), stage="weights")
     for value in EMPTY_ROWS
 )
 

@@ -26,7 +26,7 @@ from attncheck.attention.oracle import (
     predecessors,
 )
 from attncheck.attention.problem import Computation, OutsideDomain
-from attncheck.attention.sampling import ADDS_QUERIES_UP, Rows, every_row_counts
+from attncheck.attention.sampling import ADDS_QUERIES_UP, RowIndices, needs_all_rows
 from attncheck.common.store import Store
 from attncheck.judging.remembered import enclosures_from_bytes, enclosures_to_bytes, key_of
 from attncheck.reading.problem import Problem
@@ -117,7 +117,7 @@ def digest(array: Array) -> bytes:
 
 
 def evaluate(
-    canonical: Problem, query_rows: Rows | None, returned: Collection[str] | None, store: Store
+    canonical: Problem, query_rows: RowIndices | None, returned: Collection[str] | None, store: Store
 ) -> ExactStages:
     """Evaluate all stages of a problem with some query rows, or with all.
 
@@ -129,7 +129,7 @@ def evaluate(
         return ExactStages(canonical)
     operation, options, inputs = canonical.operation, canonical.options, canonical.inputs
     scores = score_elements(operation, options, inputs)
-    if every_row_counts(canonical, query_rows) and scores > MAX_WHOLE:
+    if needs_all_rows(canonical, query_rows) and scores > MAX_WHOLE:
         reason = f"has {scores:,} scores; at most {MAX_WHOLE:,} are judged where every row counts"
         raise OutsideDomain(operation, reason)
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]

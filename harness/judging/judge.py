@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.sampling import Rows, has_rows, index_in_all, queries_of, rows_of_stage, spread
+from attncheck.attention.sampling import RowIndices, has_rows, queries_of, rows_of_stage, scatter_rows, whole_index
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import READ_AS, stored_index, told_apart, written_element
+from attncheck.common.wording import READ_AS, format_distinct, format_element, index_text
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
 from attncheck.judging.exact_stages import Stages
-from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows, judge_implementation, with_faults
+from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows, judge_implementation, with_faults
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
 from attncheck.judging.truth import Truth, truth_of_case
@@ -63,7 +63,7 @@ def judge(
     inputs: Inputs,
     outcomes: Mapping[str, Outcome],
     classes: Mapping[str, str],
-    own_empty_rows: Mapping[str, OwnEmptyRows] | None = None,
+    own_empty_rows: Mapping[str, KnownEmptyRows] | None = None,
     *,
     conventions: Mapping[str, Mapping[str, str]] | None = None,
     store: Store = NO_STORE,
@@ -88,10 +88,14 @@ def judge(
             rows.append(failure_row(blank, name, outcome))
         elif isinstance(outcome, Computed):
             computed[name] = outcome.stages
-            known = replace((own_empty_rows or {}).get(name, OwnEmptyRows()), is_asked=not outcome.not_asked)
+            known = replace((own_empty_rows or {}).get(name, KnownEmptyRows()), is_asked=not outcome.not_asked)
             template = replace(blank, implementation=name)
             declared = (conventions or {}).get(name)
-            own_truth = diagnosis.truth_as_declared(truth, declared) if diagnosis is not None and declared else truth
+            own_truth = (
+                diagnosis.truth_under_declared_conventions(truth, declared)
+                if diagnosis is not None and declared
+                else truth
+            )
             call = template, case, own_truth, outcome, classes[name], known
             own_rows = judge_to_rows(*call)
             if diagnosis is not None and name in expected_failures and disagrees(own_rows):
@@ -110,11 +114,11 @@ def judge(
 class Diagnosis(Protocol):
     """The diagnosis as verdicts use it: truths under declared conventions, and rows with a diagnosis."""
 
-    def truth_as_declared(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
+    def truth_under_declared_conventions(self, truth: Truth, conventions: Mapping[str, str]) -> Truth:
         """Return the exact answer of a case under the conventions that an implementation declares."""
 
     def rows(
-        self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
+        self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
         """Judge as ``judge_to_rows`` does, and diagnose stages that fail."""
 
@@ -128,7 +132,7 @@ def _with_expected_diagnosis(
 
 
 def judge_to_rows(
-    blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: OwnEmptyRows
+    blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
 ) -> list[Row]:
     """Judge the stages that one implementation returned; each becomes a row that is filled in from ``blank``."""
     judged = judge_implementation(truth, outcome.stages, case.stage_shapes, rounding_model, known)
@@ -209,7 +213,7 @@ def _whole_stages(stages: Stages, judged: JudgedProblem, elsewhere: float) -> St
     """Return whole stages that are not too large to be kept; rows that were not judged are ``elsewhere``."""
     rows, queries = judged.query_rows, queries_of(judged.problem.inputs)
     return {
-        stage: spread(stage, array, rows, queries, elsewhere)
+        stage: scatter_rows(stage, array, rows, queries, elsewhere)
         for stage, array in stages.items()
         if (array.size if rows is None else array.size // len(rows) * queries) <= MAX_KEPT
     }
@@ -223,7 +227,7 @@ def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
 def judge_pairs(
     computed: Mapping[str, Stages],
     bounds: Mapping[str, Bounds],
-    query_rows: Rows | None = None,
+    query_rows: RowIndices | None = None,
     *,
     is_finite: bool = True,
 ) -> dict[tuple[str, str, str], Comparison]:
@@ -258,7 +262,7 @@ def _compare(
     first: NDArray[Any],
     second: NDArray[Any],
     allowed: NDArray[Any] | None,
-    rows: Rows | None,
+    rows: RowIndices | None,
     *,
     is_finite: bool,
 ) -> Comparison:
@@ -270,7 +274,7 @@ def _compare(
     if not has_rows(stage, first, rows):
         return compare_arrays(first, second, None)
     comparison = compare_arrays(rows_of_stage(stage, first, rows), rows_of_stage(stage, second, rows), allowed)
-    return replace(comparison, index=index_in_all(stage, comparison.index, rows))
+    return replace(comparison, index=whole_index(stage, comparison.index, rows))
 
 
 def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
@@ -280,7 +284,7 @@ def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Compar
 
 
 def _index_text(index: Index | None) -> str | None:
-    return None if index is None else stored_index(index)
+    return None if index is None else index_text(index)
 
 
 OTHER_CALL = "numbers-of-another-call"
@@ -308,8 +312,8 @@ def explain_element(judgement: StageJudgement, array: NDArray[Any], case: Case) 
         return judgement.message
     if judgement.value is None or judgement.exact is None:
         return judgement.message
-    at = written_element(judgement.index, layout=case.layout_of(judgement.stage, array.shape))
-    computed, exact = told_apart(judgement.value, judgement.exact)
+    at = format_element(judgement.index, layout=case.layout_of(judgement.stage, array.shape))
+    computed, exact = format_distinct(judgement.value, judgement.exact)
     return (
         f"{judgement.message}; at {at} computed {computed}, exact {exact}, off by {judgement.error:.3g}, "
         f"bound {judgement.bound:.3g}"

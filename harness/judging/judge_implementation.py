@@ -18,13 +18,13 @@ from typing import Any, Literal, Self, TypeVar
 
 from numpy.typing import NDArray
 
-from attncheck.execution.operations import OVERWRITTEN, is_of_shape, is_of_state
+from attncheck.execution.operations import OVERWRITTEN, is_shape_fault, is_state_fault
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.empty_row_conventions import other_empty_rows
 from attncheck.judging.exact_stages import Stages
-from attncheck.judging.judge_stages import StageJudgement, judge_stages, where_it_begins
+from attncheck.judging.judge_stages import StageJudgement, first_faulty_stage, judge_stages
 from attncheck.judging.truth import Truth, truth_of_reading
-from attncheck.judging.xfail import OwnEmptyRows as OwnEmptyRows
+from attncheck.judging.xfail import KnownEmptyRows as KnownEmptyRows
 from attncheck.reading.problem import Problem
 from attncheck.spec import DEFAULT_EMPTY_ROWS, EMPTY_ROWS, Shape
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
@@ -64,7 +64,7 @@ def judge_implementation(
     stages: Stages,
     shapes: Mapping[str, Shape],
     rounding_model: str,
-    known: OwnEmptyRows | None = None,
+    known: KnownEmptyRows | None = None,
     *,
     judgements: list[StageJudgement] | None = None,
 ) -> JudgedStages:
@@ -76,14 +76,16 @@ def judge_implementation(
     truth = truth.for_returned(stages)
     judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
     if not failed_stages(judgements):
-        return JudgedStages(tuple(judgements), where_it_begins(judgements))
+        return JudgedStages(tuple(judgements), first_faulty_stage(judgements))
     starting_points = [StartingPoint(truth, judgements)]
-    possible = _own_starting_points(truth, judgements, stages, shapes, rounding_model, known or OwnEmptyRows())
+    possible = _own_starting_points(truth, judgements, stages, shapes, rounding_model, known or KnownEmptyRows())
     nearest = _nearest(starting_points[0], possible)
     if nearest is not None:
         starting_points = [nearest] if nearest.explained else [*starting_points, nearest]
     start = starting_points[-1]
-    begins_at = where_it_begins([judgement for judgement in start.judgements if judgement.stage not in start.explained])
+    begins_at = first_faulty_stage(
+        [judgement for judgement in start.judgements if judgement.stage not in start.explained]
+    )
     judged = JudgedStages(tuple(start.judgements), begins_at)
     if isinstance(start, OwnStartingPoint) and start.explained:
         judged = with_excuses(start.judgements, begins_at or start.convention.stage, start.convention, start, known)
@@ -101,21 +103,23 @@ def with_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
         _with_fault(judgement, faults[judgement.stage]) if judgement.stage in faults else judgement
         for judgement in judged.judgements
     ]
-    if any(map(is_of_state, faults.values())):
+    if any(map(is_state_fault, faults.values())):
         judged = judged.without_diagnosis()
     return replace(
         judged,
         judgements=tuple(judgements),
-        begins_at=judged.begins_at or where_it_begins(judgements),
+        begins_at=judged.begins_at or first_faulty_stage(judgements),
         excused=judged.excused - faults.keys(),
     )
 
 
 def _with_fault(judgement: StageJudgement, fault: str) -> StageJudgement:
-    if is_of_state(fault) and judgement.verdict in WRONG_NUMBERS:  # numbers of another call, even if a diagnosis fits
+    if (
+        is_state_fault(fault) and judgement.verdict in WRONG_NUMBERS
+    ):  # numbers of another call, even if a diagnosis fits
         verdict = Verdict.NONFINITE if judgement.error is None else Verdict.NUMERIC
         return replace(judgement, verdict=verdict, message=fault)
-    if is_of_shape(fault):
+    if is_shape_fault(fault):
         return replace(judgement, verdict=Verdict.SHAPE, message=fault, accumulated=None, introduced=None, index=None)
     if judgement.verdict.exit_code:
         joint = "; " if fault.startswith(OVERWRITTEN) else "; it "
@@ -158,7 +162,7 @@ def _own_starting_points(
     stages: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, Shape],
     rounding_model: str,
-    known: OwnEmptyRows,
+    known: KnownEmptyRows,
 ) -> Iterator[OwnStartingPoint]:
     """Yield the judgements by every convention that the implementation may follow, the likeliest first.
 
@@ -185,7 +189,7 @@ def _own_starting_points(
             yield replace(start, judgements=both)
 
 
-def _possible_conventions(problem: Problem, known: OwnEmptyRows) -> dict[str, _Basis]:
+def _possible_conventions(problem: Problem, known: KnownEmptyRows) -> dict[str, _Basis]:
     """Return the conventions that an implementation may follow for a query without a key, and why, likeliest first."""
     case = problem.options.get("empty_rows")
     was_asked = case is not None and known.is_asked  # a function with the keyword has to obey it, whatever it declares
@@ -207,13 +211,13 @@ def with_excuses(
     begins_at: str,
     convention: Alternative,
     start: StartingPoint,
-    known: OwnEmptyRows | None,
+    known: KnownEmptyRows | None,
 ) -> JudgedStages:
     """Return stages with excuses; recorded conventions are excused later, by the list of expected failures."""
     judged = JudgedStages(tuple(judgements), begins_at, convention)
     if not isinstance(start, OwnStartingPoint) or start.basis == "recorded":
         return judged
-    declared = known if known is not None and start.basis == "declared" else OwnEmptyRows()
+    declared = known if known is not None and start.basis == "declared" else KnownEmptyRows()
     return replace(judged, excused=start.explained, reason=declared.reason or start.description, source=declared.source)
 
 

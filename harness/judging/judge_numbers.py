@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attncheck.attention.bounds import propagate
 from attncheck.attention.errors import Ball, Real
 from attncheck.attention.flags import Flags
-from attncheck.common.wording import stored_index, written_element
+from attncheck.common.wording import format_element, index_text
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.truth import Truth, truth_of_case
@@ -28,7 +28,7 @@ from attncheck.reading.lowering import rows_of_tables
 from attncheck.reading.printed import PrintedArray
 from attncheck.reading.problem import Problem
 from attncheck.results.format import ComparisonKind, Row
-from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.dtypes import round_to
 from attncheck.spec.quantities import QUANTITIES
 from attncheck.spec.verdicts import Verdict
 
@@ -152,7 +152,7 @@ class NumberReference:
         value = np.full(expected.shape, np.nan)
         if expected.of in truth.exact:
             value = derived(expected, truth.exact[expected.of].high, Inputs(_as_float64(inputs), {}, "float64"))
-        rounded = rounded_once(value, computed_in)
+        rounded = round_to(value, computed_in)
         return largest_error(expected, truth, CLASS_OF_DOCUMENT[computed_in], inputs, rounded)
 
 
@@ -246,7 +246,7 @@ def _against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
     ratio, open_ = quotient(difference, bound), compared.open
     rows = []
     for index in _document_order(value, compared.expected):
-        row = replace(template, index=stored_index(index), value=float(value[index]))
+        row = replace(template, index=index_text(index), value=float(value[index]))
         if open_[index]:
             rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {compared.why_open(index)}"))
             continue
@@ -302,7 +302,7 @@ class _NumberComparison:
         numbers, target, expected = self.numbers, self.compared.target, self.compared.expected
         row = replace(
             template,
-            index=stored_index(index),
+            index=index_text(index),
             value=float(self.compared.value[index]),
             reference=float(numbers.value[index]),
             reference_text=str(numbers.text[index]),
@@ -352,7 +352,7 @@ def _uncompared_row(row: Row, expected: Expected, why: str, *, is_odd: bool) -> 
 
 def _element_text(row: Row, expected: Expected) -> str:
     """Return the text of the number's element, with indices as the document counts them."""
-    return written_element(row.index or "", row.called or row.stage, expected.layout)
+    return format_element(row.index or "", row.called or row.stage, expected.layout)
 
 
 def _explain(row: Row, expected: Expected) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
-from attncheck.attention.sampling import index_in_all, queries_of, rows_of_stage
-from attncheck.common.wording import written_ratio
+from attncheck.attention.sampling import queries_of, rows_of_stage, whole_index
+from attncheck.common.wording import format_ratio
 from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
@@ -91,12 +91,12 @@ def judge_stages(
         judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
         for stage in in_order(stages, truth.judged.canonical.options)
     ]
-    return with_one_beginning(judgements)
+    return mark_first_fault(judgements)
 
 
-def with_one_beginning(judgements: list[StageJudgement]) -> list[StageJudgement]:
+def mark_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement]:
     """Replace the message of the first wrong stage, if it says that the error comes from an earlier stage."""
-    begins_at = where_it_begins(judgements)
+    begins_at = first_faulty_stage(judgements)
     return [
         replace(judged, message=judged.message.replace(FROM_BEFORE, ADDED_UP)) if judged.stage == begins_at else judged
         for judged in judgements
@@ -112,7 +112,7 @@ def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str,
     }
 
 
-def where_it_begins(judgements: list[StageJudgement]) -> str:
+def first_faulty_stage(judgements: list[StageJudgement]) -> str:
     """Return the first stage that is itself at fault; empty where none is."""
     failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
     at_fault = [judgement.stage for judgement in failing if judgement.goes_wrong_here]
@@ -185,13 +185,13 @@ def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> Sta
         return judgement
 
     def moved(measured: Measured | None) -> Measured | None:
-        return None if measured is None else replace(measured, index=index_in_all(stage, measured.index, rows))
+        return None if measured is None else replace(measured, index=whole_index(stage, measured.index, rows))
 
     return replace(
         judgement,
         accumulated=moved(judgement.accumulated),
         introduced=moved(judgement.introduced),
-        index=index_in_all(stage, judgement.index, rows),
+        index=whole_index(stage, judgement.index, rows),
         judged_rows=len(rows),
         query_rows=queries_of(judged.problem.inputs),
     )
@@ -272,7 +272,7 @@ def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: 
 
 def _format_error(against: str, measured: Measured) -> str:
     if measured.tier is Tier.PROVEN:
-        return f"{written_ratio(measured.ratio)} times the largest error that is possible {against}"
+        return f"{format_ratio(measured.ratio)} times the largest error that is possible {against}"
     return (
         f"errors too large to be rounding {against}: largest {measured.largest_z:.3g} sigma, "
         f"root mean square {measured.mean_z:.3g} sigma over {measured.elements} elements"

@@ -29,7 +29,7 @@ from attncheck.attention.errors import Bound
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags, any_of
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
-from attncheck.attention.sampling import Rows, queries_of, sampled_rows
+from attncheck.attention.sampling import RowIndices, queries_of, sampled_rows
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients, score_elements
@@ -399,7 +399,7 @@ class JudgedProblem:
     """The operation that is called, such as ``packed_attention``, with the dtype of the case."""
     problem: Problem
     """The same with keys and values in one array per batch entry (``Problem.without_layout``): ``attention``."""
-    query_rows: Rows | None
+    query_rows: RowIndices | None
     """The judged rows if they stand for all; None if all rows are judged."""
     with_nan: Problem
     """The canonical form before undefined elements are replaced."""
@@ -435,7 +435,7 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     for name, array in inputs.items():
         if array.dtype == np.bool_:
             continue
-        odd = is_odd(name, array)
+        odd = nonfinite_elements(name, array)
         if odd.any():
             reasons.append(f"{name} {NONFINITE}")
         if name in ("query", "key") and score_kind(operation, options) == "cosine":
@@ -462,10 +462,10 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
 
 def holds_nonfinite(problem: Problem) -> bool:
     """Return whether inputs contain NaN or infinity, except for -inf that forbids a key."""
-    return any(is_odd(name, array).any() for name, array in problem.inputs.items())
+    return any(nonfinite_elements(name, array).any() for name, array in problem.inputs.items())
 
 
-def is_odd(name: str, array: Array) -> Flags:
+def nonfinite_elements(name: str, array: Array) -> Flags:
     """Flag NaN and infinity in an input, except for -inf in scores and bias, which forbids a key."""
     odd: Flags = ~np.isfinite(array)
     return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd

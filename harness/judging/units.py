@@ -14,7 +14,7 @@ from attncheck.common.store import NO_STORE, Key, Store, UnreadableEntry
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
-from attncheck.judging.xfail import OwnEmptyRows, blank_row, failure_row
+from attncheck.judging.xfail import KnownEmptyRows, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
 from attncheck.reading.inputs import Inputs
@@ -96,7 +96,7 @@ class Judge:
         arrays = question.arrays(truth, self) if self._keeps_arrays(case, rows) else ()
         return UnitResult(_with_seconds(rows, question.outcomes), tuple(arrays), _undiagnosed(rows, question.outcomes))
 
-    def known_of(self, case: Case, dtype: str, name: str, returned: Computed) -> OwnEmptyRows:
+    def known_of(self, case: Case, dtype: str, name: str, returned: Computed) -> KnownEmptyRows:
         """Return the known results of an implementation for a query without a key in a case."""
         item = next(item for item in self.implementations if item.name == name)
         expected = self._expected_of(name, case, dtype)
@@ -167,7 +167,7 @@ class _Question:
     inputs: Inputs
     outcomes: Mapping[str, Outcome]
     classes: Mapping[str, str]
-    known: Mapping[str, OwnEmptyRows]
+    known: Mapping[str, KnownEmptyRows]
     expected_failures: Mapping[str, Sequence[ExpectedFailure]] = field(default_factory=dict)
     conventions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -200,7 +200,7 @@ class _Question:
             truth = truth_of_case(self.case, self.inputs, returned_stages(self.outcomes), judge.store)
         # With several implementations, the exact answer is that of the case as it is meant.
         if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
-            truth = judge.diagnosis.truth_as_declared(truth, next(iter(self.conventions.values())))
+            truth = judge.diagnosis.truth_under_declared_conventions(truth, next(iter(self.conventions.values())))
         computed = {name: outcome for name, outcome in self.outcomes.items() if isinstance(outcome, Computed)}
         kept = {name: kept_stages(outcome.stages) for name, outcome in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}
@@ -243,10 +243,10 @@ def _with_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple
 
 def own_empty_rows(
     implementation: Implementation, expected_failures: Sequence[ExpectedFailure], case: str, dtype: str
-) -> OwnEmptyRows:
+) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key in a case."""
     declared = implementation.declared.conventions.get("empty_rows")
     recorded = recorded_empty_rows(expected_failures, implementation.name, case, dtype)
     if declared is None:
-        return OwnEmptyRows(recorded=recorded)
-    return OwnEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)
+        return KnownEmptyRows(recorded=recorded)
+    return KnownEmptyRows(declared.value, recorded, reason=declared.reason, source=declared.source or None)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from attncheck.common.wording import counted
+from attncheck.common.wording import count_noun
 from attncheck.execution.worker import Failure
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -58,7 +58,7 @@ class ExpectedStage:
 
 
 @dataclass(frozen=True)
-class OwnEmptyRows:
+class KnownEmptyRows:
     """The known results of an implementation for a query without a key, independent of the case.
 
     ``declared`` is the declared convention, ``reason`` and ``source`` say why, ``recorded`` are the conventions that
@@ -97,7 +97,7 @@ def largest_ratio(*ratios: float | None) -> float:
     return max((ratio for ratio in ratios if ratio is not None), default=math.inf)
 
 
-def beyond_expected(
+def exceeded_ratio_message(
     expected_failures: Iterable[ExpectedFailure],
     implementation: str,
     case: str,
@@ -122,7 +122,7 @@ def beyond_expected(
 _MOST_ALIKE = 2
 
 
-def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
+def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
     """Describe recorded failures, with threads, that fit rows of an implementation that calls the recorded one."""
     cases: dict[str, set[str]] = {}
     failing: set[str] = set()
@@ -139,7 +139,7 @@ def recorded_alike(rows: Iterable[Row], expected_failures: Iterable[ExpectedFail
     said = []
     for place in sorted(cases, key=lambda place: -len(cases[place]))[:_MOST_ALIKE]:
         entry, thread = entries[place].entry, entries[place].entry.thread or "no thread known"
-        share = f"{len(cases[place])} of its {counted(len(failing), 'case')}"
+        share = f"{len(cases[place])} of its {count_noun(len(failing), 'case')}"
         said.append(f"{entry.implementation} fails alike in {share}: {entry.reason.rstrip('.')} ({thread})")
     return "; ".join(said)
 
@@ -174,7 +174,7 @@ class ExpectedFailureRecord:
             member = inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
             if member.fails_run and member.comparison != "pair":  # its error may be larger than an entry allows
                 key = (member.implementation, member.case, member.dtype, member.stage, member.verdict)
-                beyond = beyond_expected(self.expected_failures, *key, ratio=_ratio(member))
+                beyond = exceeded_ratio_message(self.expected_failures, *key, ratio=_ratio(member))
                 member = replace(member, message="; ".join(filter(None, (member.message, beyond))))
             explained.append(member)
         return tuple(explained)

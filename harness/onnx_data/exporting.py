@@ -39,7 +39,7 @@ from attncheck.reading.inputs import Inputs
 from attncheck.reading.lowering import Array, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.spec import inputs_of
-from attncheck.spec.dtypes import numpy_dtype, rounded_once
+from attncheck.spec.dtypes import numpy_dtype, round_to
 
 _PREFIX = "test_"
 
@@ -138,7 +138,7 @@ def rounded(exact: Enclosure, dtype: str) -> Array:
     outwards = inexact & (np.signbit(low) != np.signbit(high))
     cut = np.where(outwards, np.nextafter(high, 0.0), high)
     odd = np.ascontiguousarray(cut).view(np.uint64) | inexact.astype(np.uint64)
-    return rounded_once(odd.view(np.float64), dtype)
+    return round_to(odd.view(np.float64), dtype)
 
 
 def _outputs_from_files(case: Case, dtype: str, outputs: dict[str, Array]) -> dict[str, Array]:

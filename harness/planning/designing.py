@@ -16,7 +16,7 @@ from typing import Any
 
 from attncheck.backends.contract import inputs_of
 from attncheck.common.errors import OutputError, UsageError
-from attncheck.common.wording import listed, slug
+from attncheck.common.wording import join_words, slug
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters
 from attncheck.execution.requirements import Requirements
@@ -68,8 +68,8 @@ class DesignRequest:
         """The operation of the function. Raises ``UsageError`` if there is no design for it."""
         operation = next((name for name in DESIGNED if name in self.entry.parameters), None)
         if operation is None:
-            has = listed(self.entry.parameters) or "a program, which says nothing of what it takes"
-            raise UsageError(f"designs are made for {listed(DESIGNED)}; {self.entry.name} has {has}")
+            has = join_words(self.entry.parameters) or "a program, which says nothing of what it takes"
+            raise UsageError(f"designs are made for {join_words(DESIGNED)}; {self.entry.name} has {has}")
         return operation
 
     @property

@@ -26,7 +26,7 @@ from attncheck.reading.covering import covering
 from attncheck.reading.inputs import Exact, Inputs, convert_inputs, inputs_in, make_exact_inputs, problem_of
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths
-from attncheck.spec import ASKED_BY, DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, SCORE_INPUTS, InputSpec, Operation
+from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, REQUESTED_BY, SCORE_INPUTS, InputSpec, Operation
 from attncheck.spec.options import SIXTEEN_BITS
 
 _INPUTS_KEPT = 64
@@ -193,7 +193,7 @@ def _levels_of_option(option: str) -> Iterator[Level]:
 
 
 def _has_empty_rows(case: Case) -> bool:
-    if not {*case.inputs, *case.options} & (ASKED_BY["masked"] | ASKED_BY["biased"]):
+    if not {*case.inputs, *case.options} & (REQUESTED_BY["masked"] | REQUESTED_BY["biased"]):
         return False
     from attncheck.judging.undefined import empty_rows  # which loads what exact answers need
 

@@ -41,11 +41,11 @@ from attncheck.properties.variants import (
     taken,
     times,
 )
-from attncheck.reading.lowering import Array, poisoned
+from attncheck.reading.lowering import Array, with_poison
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import optional_gradients
 from attncheck.spec import OF_HEADS, OPERATIONS, PROPERTIES, QUERY_KEY_VALUE
-from attncheck.spec.dtypes import largest_number, rounded_once
+from attncheck.spec.dtypes import largest_number, round_to
 
 _SEED = 20
 _BY_POSITION = ("is_causal", "window", "key_lengths", "rotary_cos", "query_offsets")
@@ -357,7 +357,7 @@ def scores_shifted(problem: Problem) -> Sequence[AnyVariant]:
     for what, (step, period) in _SHIFTS.items():
         rows = step * (np.arange(queries) % period - period // 2 if period > 1 else np.ones(queries))
         exact = bias.astype(np.float64) + rows[:, np.newaxis]
-        shifted = rounded_once(exact, problem.dtype)
+        shifted = round_to(exact, problem.dtype)
         if not np.array_equal(shifted.astype(np.float64), exact):
             raise NotApplicable(f"the bias with a number added is no number of {problem.dtype}")
         variants.append(_one_call(f"scores shifted {what}", problem.but(bias=shifted)))
@@ -376,7 +376,7 @@ def poison_nan(problem: Problem) -> Sequence[AnyVariant]:
 
 def _poison(problem: Problem, kind: str) -> Sequence[AnyVariant]:
     if "block_table" in problem.inputs:
-        inputs = poisoned({"poison": kind}, problem.inputs, problem.dtype)
+        inputs = with_poison({"poison": kind}, problem.inputs, problem.dtype)
         call = FurtherCall("with unused slots of pages poisoned", problem.but(**inputs), problem)
         return (PropertyVariant("unused slots of pages", (call,), nan_may_spread=kind == "nan"),)
     require_operation(problem, *_POISONED)

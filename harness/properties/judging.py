@@ -15,7 +15,7 @@ import numpy as np
 from attncheck.attention.errors import Elementwise, Real
 from attncheck.attention.flags import Flags
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import stored_index, written_element
+from attncheck.common.wording import format_element, index_text
 from attncheck.execution.sessions import bits
 from attncheck.judging.compare import index_of_largest, quotient
 from attncheck.judging.judge_stages import failing_elements
@@ -207,7 +207,7 @@ def _element_result(
     first, second = float(before.array[index]), float(after.array[index])
     bounds = float(before.allowed[index]), float(after.allowed[index])
     exact = float(before.exact[index])
-    at = written_element(index, stage)
+    at = format_element(index, stage)
     differ = "" if np.isnan(second - first) else f", which differ by {abs(second - first):.3g}"
     message = f"{at} is {first:.9g}, and {second:.9g} with {after.what}{differ}"
     if outcome is PropertyOutcome.NOT_JUDGED:
@@ -219,7 +219,7 @@ def _element_result(
         beyond = [side.what for side in (before, after) if side.wrong[index]]
         if outcome is PropertyOutcome.BROKEN and beyond:
             message += f"; beyond its bound is {' and '.join(beyond)}"
-    return VariantResult(outcome, message, stage, stored_index(index), first, second, exact, *bounds)
+    return VariantResult(outcome, message, stage, index_text(index), first, second, exact, *bounds)
 
 
 _STATISTIC = "log_sum_exp"

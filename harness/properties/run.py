@@ -10,8 +10,8 @@ from typing import Any
 
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.store import NO_STORE, Store
-from attncheck.common.wording import stored_index, written_element
-from attncheck.diagnosis.declared import read_as_declared, rewrite_for_conventions
+from attncheck.common.wording import format_element, index_text
+from attncheck.diagnosis.declared import problem_under_conventions, rewrite_for_conventions
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.runner import GroupRunner
@@ -171,7 +171,7 @@ class _VariantJudge:
     def _as_read(self, problem: Problem) -> Problem:
         """Return the problem that the function computes if it is called with ``problem``, by its declarations."""
         if id(problem) not in self._read:
-            reading = read_as_declared(problem, self._conventions) if self._conventions else None
+            reading = problem_under_conventions(problem, self._conventions) if self._conventions else None
             read = problem if reading is None else reading.problem
             self._read[id(problem)] = problem, read
         return self._read[id(problem)][1]
@@ -202,7 +202,7 @@ class _VariantJudge:
             raise _NoResult(result.outcome, variant.what)
         when = "after the call" if is_of_inputs else "after the next call"
         for element in changed:
-            at, place = written_element(element.index, element.name), (element.name, stored_index(element.index))
+            at, place = format_element(element.index, element.name), (element.name, index_text(element.index))
             message = f"{at} is {element.after:.9g} {when}, and was {element.before:.9g}"
             yield VariantResult(PropertyOutcome.BROKEN, message, *place, element.before, element.after)
         for stage, name in () if is_of_inputs else result.shared:

@@ -15,7 +15,7 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading import generated_arrays as generated
 from attncheck.reading import model
 from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, PrintedRows, RoundingFields, StoredArray
-from attncheck.reading.diagnostics import CaseFileError, each_of, faults_at, short
+from attncheck.reading.diagnostics import CaseFileError, collect_faults, faults_at, short
 from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
 from attncheck.reading.printed import MAX_AXES, PrintedArray, count_numbers, parse_printed
 from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
@@ -140,7 +140,7 @@ def check_no_mask(source: kinds.Array, named: Named, path: FieldPath) -> None:
         )
 
 
-def spelled_out(source: kinds.Array, named: Named) -> list[float]:
+def literal_numbers(source: kinds.Array, named: Named) -> list[float]:
     """Return the numbers that the file spells out for an array and its parts, with repetitions."""
     return [value for _, part in _all_parts(source, named) for value in _all_literals(part)]
 
@@ -296,7 +296,7 @@ def named_arrays(
     return CheckedArrays(sources, shapes, making.numbers, spelled)
 
 
-def looked_at(entry: model.CaseEntry, arrays: CheckedArrays) -> int:
+def count_checked_numbers(entry: model.CaseEntry, arrays: CheckedArrays) -> int:
     """Return how many numbers are looked at, one by one, to check a case's inputs."""
     return sum(_count_spelled(kinds.as_array(source), arrays.spelled)[1] for source in entry.inputs.values())
 
@@ -365,7 +365,7 @@ def resolve_inputs(
             shapes[name] = fitted_shape(specs[name], shape, heads.get(name))
         sources[name] = source
 
-    each_of(partial(resolve, name, value) for name, value in entry.inputs.items())
+    collect_faults(partial(resolve, name, value) for name, value in entry.inputs.items())
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
         raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.common.wording import listed
+from attncheck.common.wording import join_words
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import model, shapes
 from attncheck.reading.array_kinds import Alibi
@@ -34,11 +34,11 @@ from attncheck.reading.arrays import (
     check_lowest,
     check_positive,
     check_range,
+    count_checked_numbers,
     is_too_large,
-    looked_at,
+    literal_numbers,
     named_arrays,
     resolve_inputs,
-    spelled_out,
 )
 from attncheck.reading.case import Case
 from attncheck.reading.diagnostics import CaseFileError, faults_at
@@ -48,13 +48,13 @@ from attncheck.reading.lowering import check_lowered
 from attncheck.reading.shapes import ShapeFault, show
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import (
-    ASKED_BY,
     DEFAULT_SCORE,
     HEADS,
     OPERATIONS,
     OPTIONS,
     PACKED_PROJECTIONS,
     PER_HEAD,
+    REQUESTED_BY,
     SCALES,
     SCORE_SPECS,
     InputSpec,
@@ -275,7 +275,7 @@ class CaseMaker:
     def _make_case(self) -> Case:
         file, entry, location, operation = self.file, self.entry, self.location, self.operation
         merged = self._merged_heads()
-        self.budget.spend(looked_at(entry, self.arrays), (*location.path, "inputs"))
+        self.budget.spend(count_checked_numbers(entry, self.arrays), (*location.path, "inputs"))
         heads = merged | _heads_of_projections(self.specs, self.options)
         arguments = (entry, self.specs, self.arrays, self.random, operation, location.path)
         self.inputs = inputs = resolve_inputs(*arguments, heads=heads)
@@ -325,7 +325,7 @@ class CaseMaker:
         if self.entry.layout == "split":
             return {}
         if self.operation not in PER_HEAD:
-            raise self._fault(f"{self.operation} has no merged layout; {listed(PER_HEAD)} do", "layout")
+            raise self._fault(f"{self.operation} has no merged layout; {join_words(PER_HEAD)} do", "layout")
         if "heads" not in self.options:
             raise self._fault("the merged layout needs options.heads", "layout")
         query_heads = int(self.options["heads"])
@@ -369,7 +369,7 @@ class CaseMaker:
     def _check_lowered(self) -> None:
         """Check the limits of sequences, the pages, and the weights of norms against the shapes."""
         counts = {
-            name: np.array(spelled_out(source, self.arrays.sources))
+            name: np.array(literal_numbers(source, self.arrays.sources))
             for name, source in self.inputs.sources.items()
             if self.specs[name].whole
         }
@@ -384,7 +384,7 @@ class CaseMaker:
         if not (self.options.get("is_causal") or "window" in self.options or "Lr" in lengths):
             message = "says where queries stand for is_causal, a window or a rotary embedding, and this case has none"
             raise self._fault(message, "inputs", "query_offsets")
-        for entry, offset in enumerate(spelled_out(source, self.arrays.sources)):
+        for entry, offset in enumerate(literal_numbers(source, self.arrays.sources)):
             if "Lr" in lengths and offset + lengths["Lq"] > lengths["Lr"]:
                 where = f"the queries of batch entry {entry} end at position {offset + lengths['Lq'] - 1:g}"
                 table = f"the rotary embedding has an axis Lr of {lengths['Lr']} positions, from 0 on"
@@ -395,14 +395,14 @@ class CaseMaker:
         options, inputs, named = self.entry.options, self.inputs.sources, self.arrays.sources
         if options.empty_rows is None and options.mask_fill is None:
             return
-        masks = ASKED_BY["masked"]
+        masks = REQUESTED_BY["masked"]
         forbidden = masks & inputs.keys() or any(self.options.get(name) for name in masks)
         if not keys or forbidden:
             return
         if options.mask_fill is not None:
             what = "scores that a mask, causality, a window or lengths forbid"
             raise self._fault(f"stands in the place of {what}; nothing does here", "options", "mask_fill")
-        added = (number for name in _ADDED & inputs.keys() for number in spelled_out(inputs[name], named))
+        added = (number for name in _ADDED & inputs.keys() for number in literal_numbers(inputs[name], named))
         if not any(map(math.isinf, added)):
             message = "says what a query gives that may attend to no key; nothing forbids a key here"
             raise self._fault(message, "options", "empty_rows")
@@ -534,7 +534,7 @@ def _is_block(source: kinds.Array, named: Named) -> bool:
     if isinstance(source, kinds.AsBias):
         return True
     parts = [named[source.ref]] if isinstance(source, kinds.Reference) else [part for _, part in kinds.parts_of(source)]
-    return all(_is_block(part, named) for part in parts) and {*spelled_out(source, named)} <= {0, -math.inf}
+    return all(_is_block(part, named) for part in parts) and {*literal_numbers(source, named)} <= {0, -math.inf}
 
 
 def _in_terms_of_file(error: CaseFileError, entry: model.CaseEntry, where: FieldPath) -> CaseFileError:

@@ -64,7 +64,7 @@ class CaseFileError(Exception):
         self.others = tuple(others)
 
 
-def each_of(makers: Iterable[Callable[[], Result]]) -> list[Result]:
+def collect_faults(makers: Iterable[Callable[[], Result]]) -> list[Result]:
     """Return the result of each maker. Raises ``CaseFileError`` for the first fault, with all others in ``others``."""
     made, faults = [], dict[str, CaseFileError]()
     for make in makers:
@@ -133,7 +133,7 @@ def yaml_diagnostics(fault: YamlFault, file: str) -> list[Diagnostic]:
     return [*faults, *_further_faults(len(every), file)]
 
 
-def told_once(faults: Iterable[CaseFileError], file: str, document: YamlDocument) -> list[Diagnostic]:
+def merge_faults(faults: Iterable[CaseFileError], file: str, document: YamlDocument) -> list[Diagnostic]:
     """Merge the faults at one place of a file, which every case that is made of that place repeats.
 
     A field that all cases share may have a different fault for each of them.

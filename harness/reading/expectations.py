@@ -10,7 +10,7 @@ from attncheck.reading import model
 from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
 from attncheck.reading.arrays import parse_rows
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.diagnostics import CaseFileError, each_of, faults_at
+from attncheck.reading.diagnostics import CaseFileError, collect_faults, faults_at
 from attncheck.reading.printed import PrintedArray, as_printed
 from attncheck.reading.shapes import lift, show, stage_axes
 from attncheck.reading.stored_arrays import contents_of, read_stored
@@ -45,7 +45,7 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
-        each_of(
+        collect_faults(
             partial(_read_expectation, source, case, shapes, (*where, "expect", number))
             for number, source in enumerate(sources)
         )

@@ -16,7 +16,7 @@ from itertools import product
 from operator import getitem
 from typing import Any
 
-from attncheck.common.wording import expected, slug
+from attncheck.common.wording import slug, suggest_names
 from attncheck.reading.covering import count_combinations, covering_rows
 from attncheck.reading.diagnostics import CaseFileError, short
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
@@ -60,7 +60,7 @@ class _FollowedPath:
 
 
 @dataclass(frozen=True)
-class WrittenOut(YamlDocument):
+class ExpandedDocument(YamlDocument):
     """``data`` holds the cases as written out, ``lines`` those of the file, whose own data is ``written``."""
 
     written: Any = None
@@ -340,7 +340,7 @@ def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int
     excluded: dict[int, list[int]] = {}
     for name, levels in source.items():
         if name not in factors:
-            raise CaseFileError((*path, name), f"unknown factor {short(name)}; {expected(str(name), factors)}")
+            raise CaseFileError((*path, name), f"unknown factor {short(name)}; {suggest_names(str(name), factors)}")
         known, wanted = list(factors[name]), []
         for level in levels if isinstance(levels, list) else [levels]:
             if isinstance(level, dict | list):
@@ -348,7 +348,7 @@ def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int
                 raise CaseFileError((*path, name), message)
             wanted.append(_text_of(level, (*path, name)))
         if unknown := [level for level in wanted if level not in known]:
-            message = f"unknown level {short(unknown[0])} of {name}; {expected(unknown[0], known)}"
+            message = f"unknown level {short(unknown[0])} of {name}; {suggest_names(unknown[0], known)}"
             raise CaseFileError((*path, name), message)
         excluded[list(factors).index(name)] = [known.index(level) for level in wanted]
     return excluded
@@ -362,7 +362,7 @@ MAX_MADE = 5 * MAX_NODES
 _AS_THEY_ARE = (FOR_EACH, DESIGN, "name", "id")
 
 
-def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
+def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
     """Return a file with each of its repeated cases written out, and the faults of their repetition."""
     data = document.data
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
@@ -388,7 +388,7 @@ def write_out(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]
         return document, writing.faults
     rest = {name: value for name, value in data.items() if name != FOR_EACH}
     made = {**rest, "cases": [case for case, _ in writing.cases]}
-    return WrittenOut(made, document.lines, data, tuple(origin for _, origin in writing.cases)), []
+    return ExpandedDocument(made, document.lines, data, tuple(origin for _, origin in writing.cases)), []
 
 
 def _unused_names(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
-from attncheck.reading.lowering import poisoned
+from attncheck.reading.lowering import with_poison
 from attncheck.reading.printed import Rounding, parse_printed
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import merge_head_weights
 from attncheck.spec import InputSpec, Shape, statistics_dtype, stored_dtype
-from attncheck.spec.dtypes import largest_number, rounded_once, rounding_error
+from attncheck.spec.dtypes import largest_number, round_to, rounding_error
 
 if TYPE_CHECKING:
     from attncheck.reading.generated_arrays import Generator
@@ -101,7 +101,7 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
         name: partial(_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()
     }
-    return Inputs(poisoned(case.options, arrays, dtype), _Radii(radii), dtype)
+    return Inputs(with_poison(case.options, arrays, dtype), _Radii(radii), dtype)
 
 
 def inputs_in(case: Case, dtype: str) -> Inputs:
@@ -170,8 +170,8 @@ def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str 
         return np.ascontiguousarray(source.astype(bool if spec.boolean else np.int64))
     if spec.statistics:
         storage = None if storage is None else statistics_dtype(storage)
-    narrow = source if storage is None else rounded_once(source, storage)
-    stored, is_lowest = rounded_once(narrow, dtype), source == _LOWEST
+    narrow = source if storage is None else round_to(source, storage)
+    stored, is_lowest = round_to(narrow, dtype), source == _LOWEST
     if is_lowest.any():
         stored = np.where(is_lowest, np.asarray(-largest_number(dtype)).astype(stored.dtype), stored)
     return np.ascontiguousarray(stored)

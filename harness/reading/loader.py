@@ -27,8 +27,8 @@ from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, S
 from attncheck.reading.arrays import NO_ARRAYS, CheckedArrays, named_arrays
 from attncheck.reading.case import Case
 from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_of
-from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, each_of, linked_files_hidden
-from attncheck.reading.for_each import FOR_EACH, write_out
+from attncheck.reading.diagnostics import CaseFileError, collect_faults, diagnostic_at, linked_files_hidden
+from attncheck.reading.for_each import FOR_EACH, expand_cases
 from attncheck.reading.inputs import rounding_of
 from attncheck.reading.printed import PrintedArray, parse_printed
 from attncheck.reading.yaml_reader import FieldPath, UnwrittenDocument, YamlDocument, YamlFault, read_yaml
@@ -155,7 +155,7 @@ def load_case_file(
             except CaseFileError as fault:
                 faults += (fault, *fault.others)
         if faults or misread:
-            raise CaseError([*misread, *diagnostics.told_once(faults, display_name, document)])
+            raise CaseError([*misread, *diagnostics.merge_faults(faults, display_name, document)])
         return cases
 
 
@@ -191,7 +191,7 @@ def _read_file(
     entries = document.data if isinstance(document.data, list) else []
     if any(isinstance(entry, dict) and "verdict" in entry for entry in entries):
         raise CaseError([Diagnostic(display_name, _EXPECTED_FAILURES, 1)])
-    document, misused = write_out(document)
+    document, misused = expand_cases(document)
     if misused:
         raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
     context = {FOLDER: str(path.parent.resolve())}
@@ -285,7 +285,7 @@ class _CaseReader:
             made.append((arrays, CaseMaker(self.file, entry, arrays, self.budget, location).make()))
 
         made: list[tuple[CheckedArrays, Case]] = []
-        each_of([check_tags, make])
+        collect_faults([check_tags, make])
         [(arrays, case)] = made
         warned = uneven_digits(entry, arrays.sources, where)
         warnings = [str(diagnostic_at(path, message, self.display_name, self.document)) for path, message in warned]

@@ -42,7 +42,7 @@ from attncheck.spec import (
     InputSpec,
     Shape,
 )
-from attncheck.spec.dtypes import holds_nan, largest_number, numpy_dtype, rounded_once
+from attncheck.spec.dtypes import has_nan, largest_number, numpy_dtype, round_to
 
 Array = NDArray[Any]
 Rows = NDArray[np.intp]
@@ -73,7 +73,7 @@ def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) ->
     """Return the options and inputs of the call that an implementation gets."""
     spec = OPERATIONS[operation]
     if spec.is_lowered and "query_mask" not in spec.inputs:  # its signature says all that a case can
-        return handed_over(_without_reading_only(options), dict(inputs))
+        return pack_codes(_without_reading_only(options), dict(inputs))
     if spec.has_parts:
         return _without_base_e(options), dict(inputs)
     offset, past = query_offset(options, inputs), _past_length(inputs)
@@ -185,7 +185,7 @@ def _fold_into_mask(
         # Rounded to the dtype of its neighbours; beyond the dtype's range it is -inf, as without a fill.
         dtype = inputs["query" if "query" in inputs else "scores"].dtype.name
         with np.errstate(over="ignore"):
-            fill = float(rounded_once(np.array(float(kept_options.pop("mask_fill"))), dtype))
+            fill = float(round_to(np.array(float(kept_options.pop("mask_fill"))), dtype))
         kept_options |= {} if fill == -np.inf else {"mask_fill": fill}
     kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
     allowed: list[Array] = []
@@ -241,7 +241,7 @@ def queries_and_keys(inputs: Inputs) -> tuple[int, int]:
 _LARGE = 1e30
 
 
-def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
+def with_poison(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
     """Return the inputs with all keys and values that no query may use replaced, as the option ``poison`` says."""
     if not options.get("poison"):
         return dict(inputs)
@@ -262,9 +262,9 @@ def poisoned(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
     for name in names:
         poisoned_inputs[name] = inputs[name].copy()
         stored = inputs[name].dtype.name if is_page else dtype
-        value = np.nan if is_nan and holds_nan(stored) else min(_LARGE, largest_number(stored))
+        value = np.nan if is_nan and has_nan(stored) else min(_LARGE, largest_number(stored))
         if is_page:
-            poisoned_inputs[name][unused] = rounded_once(np.array(value), stored)
+            poisoned_inputs[name][unused] = round_to(np.array(value), stored)
         else:
             poisoned_inputs[name][..., unused, :] = value
     return poisoned_inputs
@@ -394,7 +394,7 @@ def _lay_out_paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOu
         slots = inputs[name].shape[:2]
         for part in (name, f"{name}_scale", f"{name}_block_scale", f"{name}_zero"):
             if part in inputs:
-                cache = blocks_spread(inputs[part], (*slots, *inputs[part].shape[2:]))
+                cache = expand_blocks(inputs[part], (*slots, *inputs[part].shape[2:]))
                 rows = cache[pages].reshape(len(table), len(positions), *cache.shape[2:])  # (B, W, Lp, Hkv, ...) before
                 used_rows = is_used.reshape(*is_used.shape, *[1] * (rows.ndim - 2))
                 inputs[part] = np.where(used_rows, rows, np.zeros_like(rows)).swapaxes(1, 2)
@@ -418,23 +418,23 @@ def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
         scale = np.broadcast_to(inputs.pop(f"{name}_scale"), widened.shape[:-1])[..., np.newaxis]
         blocks, zero = inputs.pop(f"{name}_block_scale", None), inputs.pop(f"{name}_zero", None)
         if blocks is not None:
-            scale = scale.astype(np.float64) * blocks_spread(blocks.astype(np.float64), widened.shape)
+            scale = scale.astype(np.float64) * expand_blocks(blocks.astype(np.float64), widened.shape)
         if zero is not None:
-            inputs[f"{name}_shift"] = blocks_spread(zero.astype(dtype), widened.shape)
+            inputs[f"{name}_shift"] = expand_blocks(zero.astype(dtype), widened.shape)
         inputs[name], inputs[f"{name}_factor"] = widened, scale
     for name in ("stored_as", "packing", "swizzle"):
         options.pop(name, None)
     return options, inputs
 
 
-def blocks_spread(blocks: Array, shape: Shape) -> Array:
+def expand_blocks(blocks: Array, shape: Shape) -> Array:
     """Give every element of an array of a shape the number of its block."""
     for axis, length in enumerate(shape):
         blocks = np.repeat(blocks, length // max(blocks.shape[axis], 1), axis)
     return blocks
 
 
-def handed_over(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def pack_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     """Lay codes and their block scales out as a function gets them; drop ``stored_as`` if the dtype implies it."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     for name, stem in list(_coded_inputs(inputs)):

@@ -24,7 +24,6 @@ from attncheck.reading.generated_arrays import GENERATORS, distributions
 from attncheck.reading.model import CaseFile, TagFile
 from attncheck.reading.printed import LEFT_OUT, MAX_AXES
 from attncheck.spec import (
-    ASKED_BY,
     DEFAULT_DTYPES,
     DEFAULT_SCORE,
     DTYPES,
@@ -33,6 +32,7 @@ from attncheck.spec import (
     OPTIONS,
     PACKED_PROJECTIONS,
     PER_HEAD,
+    REQUESTED_BY,
     SCORE_INPUTS,
     InputSpec,
     inputs_of,
@@ -298,7 +298,7 @@ def _needed_options() -> list[Schema]:
     positioned = _options({"anyOf": [given("window"), has("is_causal", True)]})
     merged = {"if": has("layout", "merged"), "then": heads}
     aligned = {"if": _options(given("alignment")), "then": positioned}
-    inputs = [name for name in OPERATIONS["masking"].inputs if name in ASKED_BY["masked"] | ASKED_BY["biased"]]
+    inputs = [name for name in OPERATIONS["masking"].inputs if name in REQUESTED_BY["masked"] | REQUESTED_BY["biased"]]
     masked = {"anyOf": [positioned, under("inputs", {"anyOf": [given(name) for name in inputs]})]}
     positions = _default_options({"anyOf": [given(option) for option in _EITHER_WAY]})
     return [

@@ -32,7 +32,7 @@ from typing import Any
 
 from attncheck.common.errors import CaseError, Diagnostic, UsageError
 from attncheck.common.store import Store, user_store
-from attncheck.common.wording import NEAR, expected, listed_or, slug
+from attncheck.common.wording import NEAR, join_words_or, slug, suggest_names
 from attncheck.reading.case import Case, PackedCases, load_kept_case_file, load_kept_tags
 from attncheck.reading.expressions import Expression
 from attncheck.reading.model import TAG_FILE, TagEntry
@@ -145,7 +145,9 @@ def select_cases(
             reading.faults.append(Diagnostic(case.file, problem, case.line, case.name))
     for tag in tags if origins else ():
         if tag not in reading.tags:
-            raise UsageError(f"undefined tag {tag!r}; {expected(tag, sorted(reading.tags), '`attncheck list tags`')}")
+            raise UsageError(
+                f"undefined tag {tag!r}; {suggest_names(tag, sorted(reading.tags), '`attncheck list tags`')}"
+            )
     if not chosen and not reading.faults:
         also = _expression_hint(expression, origins, reading.tags) if expression else ""
         raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
@@ -160,7 +162,7 @@ def _expression_hint(expression: Expression, ids: Iterable[str], tags: Iterable[
     known = {*tags, *(word for identity in ids for word in re.split("[-/]", identity))}
     words = [word.lower() for word in re.findall(r"[\w-]+", expression.text)]
     meant = [near for word in words if word not in known for near in difflib.get_close_matches(word, known, 1, NEAR)]
-    return f", and the expression {expression.text!r}" + (f"; did you mean {listed_or(meant)}?" if meant else "")
+    return f", and the expression {expression.text!r}" + (f"; did you mean {join_words_or(meant)}?" if meant else "")
 
 
 _HINT = {False: "", True: "; cases with properties are run by `attncheck properties` and `check --properties`"}
@@ -241,17 +243,17 @@ def _cases_matching(pattern: str, base: Path, reading: _ReadingState, *, several
         file for file in rest if f"{file.id_prefix}/".startswith(literal) or literal.startswith(f"{file.id_prefix}/")
     ]
     single = (item for item in _read(rest, reading) if _matches(item[1].id, glob)) if not whole else ()
-    of_tiles = chain.from_iterable(_read_tile(tile, reading.tags) for tile in tiles_named([glob]))
+    of_tiles = chain.from_iterable(_read_tile(tile, reading.tags) for tile in tiles_in_names([glob]))
     made = (item for item in of_tiles if _matches(item[1].id, glob))
     matching = chain(_read(whole, reading), single, made)
     if (first := next(matching, None)) is not None:
         yield from chain([first], matching)
     elif not reading.faults:
         problem = f"{pattern!r} is neither a file or folder nor a glob that matches a bundled case"
-        raise UsageError(f"{problem}{names_near(pattern, reading.store)}")
+        raise UsageError(f"{problem}{similar_names_hint(pattern, reading.store)}")
 
 
-def names_near(pattern: str, store: Store | None = None) -> str:
+def similar_names_hint(pattern: str, store: Store | None = None) -> str:
     """Return a "did you mean" hint with bundled cases of similar names; empty if there are none."""
     import difflib
 
@@ -263,7 +265,7 @@ def names_near(pattern: str, store: Store | None = None) -> str:
         shortened = re.compile(".*".join(map(re.escape, text[:20])))
         close = [glob for glob in globs if text and shortened.match(glob)]
         close = close or difflib.get_close_matches(f"{text}/*", globs) or difflib.get_close_matches(text[:200], ids)
-    return f"; did you mean {listed_or(close[:_MOST_MEANT])}?" if close else ""
+    return f"; did you mean {join_words_or(close[:_MOST_MEANT])}?" if close else ""
 
 
 def exists(path: Path) -> bool:
@@ -445,10 +447,10 @@ def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Seque
         elif not _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
             continue
         is_template = file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
-        tiles = tiles_named([slug(part)]) if is_template else ()
+        tiles = tiles_in_names([slug(part)]) if is_template else ()
         return _with_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
-    tiles = tiles_named([name]) if prefix == TEMPLATE else ()
+    tiles = tiles_in_names([name]) if prefix == TEMPLATE else ()
     for called in (_files_called(base, prefix), _bundled_files(prefix)):
         if not called:
             continue
@@ -469,7 +471,7 @@ def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Seque
     raise NoSuchCase(
         f"there is no case {wanted!r}: expected its id, a glob over the bundled cases, a file with one case, or "
         f"FILE.yaml{BEHIND_FILE}PART of a name; `attncheck list cases` and `attncheck list cases FILE.yaml` list ids"
-        f"{names_near(wanted)}"
+        f"{similar_names_hint(wanted)}"
     )
 
 
@@ -514,13 +516,13 @@ def _is_file(path: Path) -> bool:
     return exists(path) and path.is_file()
 
 
-def read_called(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
+def read_by_address(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
     """Read cases by their ids, each of which has an ``address``; cases that no longer exist are left out."""
     base = base or Path.cwd()
     called = dict.fromkeys(file for location in addresses.values() for file in _files_of(location, base))
     if not called:
         return {}
-    tiles = tiles_named(identity for identity in addresses if identity.startswith(f"{TEMPLATE}/"))
+    tiles = tiles_in_names(identity for identity in addresses if identity.startswith(f"{TEMPLATE}/"))
     selection = select_cases(list(called), base=base, tiles=tiles)
     return {case.id: case for case in selection.cases if case.id in addresses}
 
@@ -572,7 +574,7 @@ def read_tiles(values: Iterable[Any], where: str) -> tuple[int, ...]:
     return tuple(tiles)
 
 
-def tiles_named(texts: Iterable[str]) -> tuple[int, ...]:
+def tiles_in_names(texts: Iterable[str]) -> tuple[int, ...]:
     """Return the tiles that ids, or globs over them, name."""
     sizes = (int(size) for text in texts for size in _IN_AN_ID.findall(text))
     return tuple(dict.fromkeys(size for size in sizes if MIN_TILE <= size <= MAX_TILE))
@@ -586,7 +588,7 @@ def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: in
     return [case for case in cases if not _is_large_gradient(case)]
 
 
-def left_out(tiles: Iterable[int]) -> str:
+def tile_note(tiles: Iterable[int]) -> str:
     """Return a note on the parts of large tiles that are not judged; empty if all are."""
     large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_SCORES)
     limit = f"rows stand for all where there are more than {MAX_SCORES:,} scores, and gradients of so many are left out"

@@ -194,10 +194,10 @@ def stage_shapes(operation: str, lengths: Mapping[str, int]) -> dict[str, Shape]
 
 def repeated_axes(array: NDArray[Any]) -> tuple[int, ...]:
     """Return the axes, except for the last, that have several slices, all equal."""
-    return tuple(axis for axis in several(array.shape) if bool((array == array.take([0], axis=axis)).all()))
+    return tuple(axis for axis in multi_slice_axes(array.shape) if bool((array == array.take([0], axis=axis)).all()))
 
 
-def several(shape: tuple[int, ...]) -> list[int]:
+def multi_slice_axes(shape: tuple[int, ...]) -> list[int]:
     """Return the axes, except for the last, that have several slices."""
     return [axis for axis, length in enumerate(shape[:-1]) if length > 1]
 
@@ -210,9 +210,9 @@ def layout_fault(layout: str, shape: Shape) -> str:
         return f"{layout} needs {spec.axes} axes{of_heads}, got {show(shape)}"
     if spec.slices is None:
         return ""
-    if not several(shape):
+    if not multi_slice_axes(shape):
         return f"{layout} needs an axis, other than the last, of several slices, got {show(shape)}"
-    slices = shape[several(shape)[0]]
+    slices = shape[multi_slice_axes(shape)[0]]
     return f"{layout} lays at most {spec.slices} slices apart, got {slices}" if slices > spec.slices else ""
 
 

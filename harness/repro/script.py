@@ -23,7 +23,7 @@ from attncheck.backends import BackendEntry, Library, Mode
 from attncheck.backends.families import Family
 from attncheck.common.errors import UsageError
 from attncheck.common.processors import emulation_variables
-from attncheck.common.wording import listed
+from attncheck.common.wording import join_words
 from attncheck.execution.environment import package_version
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import call_of
@@ -108,7 +108,7 @@ class Script:
             loads = f", and loads {module}{_OTHER_FILE if module.endswith('.py') else ''}"
         others = f"{count} other {'calls' if count > 1 else 'call'}, and then " if count else ""
         return {
-            "packages": listed(self.packages) if self.packages[1:] else "NumPy alone",
+            "packages": join_words(self.packages) if self.packages[1:] else "NumPy alone",
             "own": loads,
             "calls": f"{others}one call{f', padded with {padded}' if padded else ''}",
             "version": str(package_version("attncheck")),

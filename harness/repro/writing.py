@@ -25,11 +25,11 @@ import numpy as np
 from attncheck.backends import Library, Mode
 from attncheck.backends.families import FAMILIES, Family
 from attncheck.common.errors import OutputError, UsageError
-from attncheck.diagnosis.declared import truth_for
+from attncheck.diagnosis.declared import truth_for_implementation
 from attncheck.execution.call import START_SECONDS, CallTimeout, Limits, RemoteError, WorkerDied, WorkerProcess
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import call_of
-from attncheck.execution.padding import call_as_required
+from attncheck.execution.padding import required_call
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import redirect_output
 from attncheck.judging.judge_stages import StageJudgement
@@ -40,7 +40,7 @@ from attncheck.reading.problem import Problem
 from attncheck.repro.code import expected_stages, folded, quoted
 from attncheck.repro.script import Script, UserCall, imported, loaded
 from attncheck.results.format import SCRIPTS_FOLDER, Row
-from attncheck.settings.commands import command, joined, words_again
+from attncheck.settings.commands import command, command_words_by_name, shell_command
 from attncheck.spec import result_stages
 from attncheck.spec.verdicts import Verdict
 
@@ -98,10 +98,10 @@ def repro_script(
     if rounding_model is None:
         raise UsageError(f"{implementation.name} declares no {dtype}: there is nothing to reproduce")
     inputs = inputs_in(case, dtype)
-    truth = truth_for(implementation, case, inputs)
-    padding = call_as_required(implementation, problem_of(case, inputs).as_call())
+    truth = truth_for_implementation(implementation, case, inputs)
+    padding = required_call(implementation, problem_of(case, inputs).as_call())
     expected = expected_stages(case, truth, rounding_model, judgements)
-    earlier = [call_as_required(implementation, problem).problem for problem in problems_before(before)]
+    earlier = [required_call(implementation, problem).problem for problem in problems_before(before)]
     dtypes = frozenset({dtype, *(called_dtype for _, called_dtype in before)})
     script = Script(case, implementation, padding, dtype, expected, earlier, dtypes)
     about = {"name": implementation.name, "dtype": dtype, "case": case.name, "command": command}
@@ -402,7 +402,7 @@ def write_scripts(
     evaluations = [(case, name, dtype) for case, name, dtype in messages if case in known_cases]
     index: dict[str, str] = {}
     folder = results / SCRIPTS_FOLDER
-    again = words_again(implementations, limits or Limits(), results)
+    again = command_words_by_name(implementations, limits or Limits(), results)
     for evaluation in _interleave_implementations(evaluations)[:MAX_SCRIPTS]:
         case, name, dtype = evaluation
         if name not in again:  # an object of this process has no file
@@ -410,7 +410,7 @@ def write_scripts(
         file = f"{len(index):03d}.py"
         explain = command("explain", case_record(known_cases[case], {}), again[name], dtype)
         story = "\n".join([*messages[evaluation], _FRESH.format(explain=explain)])
-        runs_it = joined(["python", str(folder / file)])
+        runs_it = shell_command(["python", str(folder / file)])
         try:
             text = repro_script(known_cases[case], known_implementations[name], dtype, (), story, command=runs_it)
         except UsageError:  # some modules cannot be taken apart

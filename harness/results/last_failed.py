@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attncheck.common.errors import ResultsError, UsageError
-from attncheck.common.wording import at_stage, listed
+from attncheck.common.wording import at_stage, join_words
 from attncheck.reading.case import Case, PackedCases
 from attncheck.reading.selection import address
 from attncheck.results.coverage import Stop
@@ -134,7 +134,7 @@ class FailedRecord:
 
 
 @dataclass
-class RunWatch:
+class FailureLimit:
     """Watches a run: reports every failure, and stops the run after enough failing cases."""
 
     record: FailedRecord
@@ -170,7 +170,7 @@ class RunWatch:
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class Subset:
     """The cases to run, in order; ``only`` are the failed ones, each with a dtype, if only they run.
 
     ``note`` describes the selection for people.
@@ -181,14 +181,14 @@ class Narrowed:
     note: str
 
 
-def failed_alone(
+def only_failed(
     cases: Sequence[Case],
     dtypes: Collection[str],
     implementations: Collection[str],
     directory: Path,
     *,
     resume: bool = False,
-) -> Narrowed:
+) -> Subset:
     """Keep the cases and ``dtypes`` (all if empty) that failed in the last run on one of these implementations.
 
     All cases are kept if the last run did not finish. If the run in the ``directory`` continues (``resume``), it keeps
@@ -202,32 +202,32 @@ def failed_alone(
         raise UsageError(f"--failed: {reason}; check without --failed first")
     wanted = failed.selected if resume else failed.units(implementations)
     if wanted is None:
-        return Narrowed(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
+        return Subset(cases, None, f"the run in {directory} was of everything that was selected, and goes on")
     only = _units_among(wanted, cases, dtypes)
     kept = {case for case, _ in only}
     # Only the summary of a complete run names the implementations that were judged.
     judged = (read_json(directory / "summary.json") or {}).get("implementations", ()) if not kept else ()
     if not kept and (unknown := sorted(set(implementations).difference(judged))):
-        return Narrowed(cases, None, f"{directory} has no whole run of {listed(unknown)}: every selected case runs")
+        return Subset(cases, None, f"{directory} has no whole run of {join_words(unknown)}: every selected case runs")
     if not kept:
         note = f"nothing {'selected ' if wanted else ''}failed last time in {directory}: nothing runs"
-        return Narrowed(PackedCases(()), only, note)
+        return Subset(PackedCases(()), only, note)
     note = _note(kept, cases, directory, "alone")
-    return Narrowed(PackedCases(case for case in cases if case.id in kept), only, note)
+    return Subset(PackedCases(case for case in cases if case.id in kept), only, note)
 
 
 def failed_first(
     cases: Sequence[Case], dtypes: Collection[str], implementations: Collection[str], directory: Path
-) -> Narrowed:
+) -> Subset:
     """Put the cases first that failed in the last run on one of these implementations; all run."""
     failed, reason = _read_or_reason(directory)
     if failed is None:
-        return Narrowed(cases, None, f"{reason}: the cases run in their order")
+        return Subset(cases, None, f"{reason}: the cases run in their order")
     ahead = {case for case, _ in _units_among(failed.units(implementations), cases, dtypes)}
     if not ahead:
-        return Narrowed(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
+        return Subset(cases, None, f"nothing selected failed last time in {directory}: the cases run in their order")
     order = sorted(range(len(cases)), key=lambda number: cases[number].id not in ahead)  # stable
-    return Narrowed(PackedCases(cases[number] for number in order), None, _note(ahead, cases, directory, "first"))
+    return Subset(PackedCases(cases[number] for number in order), None, _note(ahead, cases, directory, "first"))
 
 
 def _note(failed: Collection[str], cases: Sequence[Case], directory: Path, how: str) -> str:
@@ -272,7 +272,7 @@ class Checked:
         table, _ = read_rows(self.directory)
         kept = (table["implementation"].array == implementation) & (table["comparison"].array == "stage")
         planned = ((identity, dtype) for identity, record in self.cases.items() for dtype in record["dtypes"])
-        return what_became_of(planned, table.take(kept.astype(bool)).records())
+        return outcomes_of(planned, table.take(kept.astype(bool)).records())
 
 
 def read_checked(directory: Path, *, needed: bool) -> Checked | None:
@@ -292,21 +292,21 @@ def killed_the_worker(message: str) -> bool:
     return message.startswith((Verdict.CRASH, Verdict.TIMEOUT))
 
 
-def what_became_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[Any, Any]]) -> dict[CaseInDtype, str]:
+def outcomes_of(planned: Iterable[CaseInDtype], rows: Iterable[Mapping[Any, Any]]) -> dict[CaseInDtype, str]:
     """Return the first failure of calls, given the rows of their stages, in the plan's order; empty if none."""
     rows_by_call: dict[CaseInDtype, list[Mapping[Any, Any]]] = {}
     for row in rows:
         rows_by_call.setdefault((row["case"], row["dtype"]), []).append(row)
-    return {where: what_became(rows_by_call[where]) for where in planned if where in rows_by_call}
+    return {where: outcome_of_call(rows_by_call[where]) for where in planned if where in rows_by_call}
 
 
-def what_became(rows: Sequence[Mapping[str, Any]]) -> str:
+def outcome_of_call(rows: Sequence[Mapping[str, Any]]) -> str:
     """Describe the first failure of a call, given the rows of its stages; empty if none fails."""
     failing = [row for row in rows if Verdict(row["verdict"]).exit_code]
     first = next((row for row in failing if row["stage"] == row["begins_at"]), failing[0] if failing else None)
-    return "" if first is None else what_was_found(first["verdict"], first["stage"], first["message"])
+    return "" if first is None else failure_text(first["verdict"], first["stage"], first["message"])
 
 
-def what_was_found(verdict: str, stage: str, message: str) -> str:
+def failure_text(verdict: str, stage: str, message: str) -> str:
     """Describe a failure in a few words."""
     return f"{at_stage(verdict, stage)}{f': {message}' if message else ''}"

@@ -187,17 +187,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ResultsError(f"{path} is not what `attncheck check` writes")
     require_shallow(content, path)
-    lines: dict[str, Any] = on_lines(content)
+    lines: dict[str, Any] = sanitize_text(content)
     return lines
 
 
-def on_lines(content: Any) -> Any:
+def sanitize_text(content: Any) -> Any:
     """Return plain data in which every text and key is one printable line of limited length."""
     if isinstance(content, str):
         return one_line(content)
     if isinstance(content, dict):
-        return {one_line(name): on_lines(value) for name, value in content.items()}
-    return [on_lines(value) for value in content] if isinstance(content, list) else content
+        return {one_line(name): sanitize_text(value) for name, value in content.items()}
+    return [sanitize_text(value) for value in content] if isinstance(content, list) else content
 
 
 def require_readable(path: Path) -> None:
@@ -335,7 +335,7 @@ def _read_lines(file: IO[str], path: Path) -> Iterator[Any]:
             return
         record = json.loads(line.rstrip(",\n"))
         require_shallow(record, path)
-        yield on_lines(record)
+        yield sanitize_text(record)
     raise ValueError("another last line")
 
 

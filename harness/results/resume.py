@@ -21,7 +21,7 @@ from attncheck.results.parts import read_rows, read_rows_part, remove_damaged, r
 from attncheck.results.reader import read_environment
 from attncheck.results.records import cases_text, read_cases
 from attncheck.results.tables import RowTable, concatenate, values_of
-from attncheck.results.writer import is_unbegun, write_table
+from attncheck.results.writer import has_no_results, write_table
 from attncheck.spec.verdicts import ALL_CASES, Verdict
 
 _SAME = ("implementations", "versions", "classes", "python", "platform", "cpu_features", "threads_per_worker", "flags")
@@ -74,7 +74,7 @@ def read_resume_state(
     Parts that cannot be read are removed, and computed again. Raises ``UsageError`` if the earlier run was another one,
     and ``ResultsError`` if the directory contains anything else.
     """
-    if not directory.exists() or (directory.is_dir() and is_unbegun(directory)):
+    if not directory.exists() or (directory.is_dir() and has_no_results(directory)):
         return ResumeState.empty()
     before = read_environment(directory)
     if not (directory / "cases.json").exists():

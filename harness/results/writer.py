@@ -176,7 +176,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool)
         if holds_search != is_search and (holds_search or _holds_results(directory)):
             held = "a search" if holds_search else "results that are not of a search"
             raise OutputError(f"{directory} holds {held}; name another folder with --output")
-        if directory.is_dir() and not (holds_search or is_unbegun(directory) or _holds_results(directory)):
+        if directory.is_dir() and not (holds_search or has_no_results(directory) or _holds_results(directory)):
             problem = "is not empty and holds no earlier results; name another folder with --output"
             raise OutputError(f"{directory} {problem}")
         # The summary is removed first: if this process ends before the rest is removed, no run looks complete.
@@ -196,7 +196,7 @@ def _prepare_directory(directory: Path, keep: Sequence[str], *, is_search: bool)
             (directory / part).mkdir(parents=True, exist_ok=True)
 
 
-def is_unbegun(directory: Path) -> bool:
+def has_no_results(directory: Path) -> bool:
     """Return whether a folder has no files to lose: it is empty, or its run was killed at once."""
     entries = [path for path in directory.iterdir() if not path.name.endswith(".partial")]
     if any(path.name not in _FOLDERS or not path.is_dir() for path in entries):

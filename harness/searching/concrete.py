@@ -140,14 +140,14 @@ def features_of(problem: Problem) -> frozenset[str]:
     return frozenset(_features(problem))
 
 
-def asked_of(problem: Problem) -> frozenset[str]:
+def required_features(problem: Problem) -> frozenset[str]:
     """Return the features that a problem requires besides the operation: options, optional inputs, shared heads."""
     return frozenset({*_options(problem), *optional_inputs(problem), *_heads(problem)})
 
 
 def identity_of(problem: Problem, name: str) -> str:
     """Return the id of a drawn problem in lists of expected failures: search/<operation>/<its features>/<name>."""
-    words = [*sorted(asked_of(problem)), *(["nonfinite"] if has_nonfinite(problem) else [])]
+    words = [*sorted(required_features(problem)), *(["nonfinite"] if has_nonfinite(problem) else [])]
     return f"search/{problem.operation}/{slug(' '.join(words)) or 'plain'}/{name}"
 
 
@@ -263,7 +263,7 @@ class Seen:
 
 def _refusable(problem: Problem) -> set[str]:
     """Return the features that an implementation may lack: operation, dtype, options, inputs, shared heads."""
-    return {kind_of(problem), f"dtype {problem.dtype}", *asked_of(problem)}
+    return {kind_of(problem), f"dtype {problem.dtype}", *required_features(problem)}
 
 
 def _keys(problem: Problem) -> Iterator[str]:

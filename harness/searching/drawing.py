@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attncheck.backends import numpy_backend
 from attncheck.reading.generated_arrays import alibi_slopes, relative_buckets
-from attncheck.reading.lowering import Array, blocks_spread, poisoned
+from attncheck.reading.lowering import Array, expand_blocks, with_poison
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import axes_of
 from attncheck.searching.shapes import Random, Real
@@ -246,7 +246,7 @@ class DrawnInputs:
         factor, blocks = f"{stem}_scale", f"{stem}_block_scale"
         array, shape = self.inputs[name], self.problem.inputs[factor].shape
         if blocks in self.inputs:
-            array = array / blocks_spread(self.inputs[blocks], array.shape)
+            array = array / expand_blocks(self.inputs[blocks], array.shape)
         spec, inputs = self.problem.specs[name], self.problem.inputs
         spread = tuple(axis for axis, length in enumerate(shape) if length == 1)
         largest = np.abs(array).max(axis=-1).max(axis=spread, keepdims=True, initial=1e-9)
@@ -263,7 +263,7 @@ class DrawnInputs:
             self._relate_parts()
         can_be_poisoned = "poison" in OPERATIONS[self.problem.operation].options and "key_scale" not in inputs
         if can_be_poisoned and "key_lengths" in inputs and random.rand() < 0.3:
-            self.inputs = poisoned({"poison": "nan"}, inputs, "float64")
+            self.inputs = with_poison({"poison": "nan"}, inputs, "float64")
         if OPERATIONS[self.problem.operation].has_projections and random.rand() < 1 / 2:
             alike = {name: inputs["query"] for name in ("key", "value") if inputs[name].shape == inputs["query"].shape}
             if len(alike) == 2 and "past_key" not in inputs:

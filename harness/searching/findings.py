@@ -26,7 +26,7 @@ from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.common.wording import slug
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.padding import lack_of
+from attncheck.execution.padding import unsupported_reason
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import inputs_in
 from attncheck.reading.loader import load_case_file
@@ -37,7 +37,6 @@ from attncheck.reading.written_cases import case_text, stored_arrays
 from attncheck.results.format import SEARCH_STATE
 from attncheck.searching.concrete import (
     Seen,
-    asked_of,
     case_data,
     concrete_case,
     count_elements,
@@ -45,9 +44,10 @@ from attncheck.searching.concrete import (
     identity_of,
     kind_of,
     read_concrete,
+    required_features,
 )
 from attncheck.spec import statistics_dtype
-from attncheck.spec.dtypes import largest_number, rounded_once
+from attncheck.spec.dtypes import largest_number, round_to
 from attncheck.spec.verdicts import Verdict
 
 
@@ -102,7 +102,7 @@ class ProblemSubject:
 
     def lacks_of(self, problem: Problem) -> tuple[str, ...]:
         """Return the features that the implementation lacks for a problem, as far as its parameters show."""
-        lack = lack_of(self.implementation, problem, problem.as_call)
+        lack = unsupported_reason(self.implementation, problem, problem.as_call)
         return lack.lacks if lack else ()
 
     def ask(self, problem: Problem, name: str) -> Answer:
@@ -186,7 +186,7 @@ class SearchFinding:
         """Return whether a problem has all that this failure needs: the same features, and axes at least as long."""
         if self.needs_calls:  # the problem does not matter
             return kind_of(problem) == self.operation
-        if kind_of(problem) != self.operation or not set(self.asked) <= asked_of(problem):
+        if kind_of(problem) != self.operation or not set(self.asked) <= required_features(problem):
             return False
         if self.has_nonfinite and not has_nonfinite(problem):
             return False
@@ -203,7 +203,7 @@ class SearchFinding:
 
 def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
     """Return the name of a case: a sentence."""
-    asked = ", ".join(sorted(asked_of(problem)))
+    asked = ", ".join(sorted(required_features(problem)))
     what = f"{kind_of(problem)}{f' with {asked}' if asked else ''}"
     where = f" at {symptom.stage}" if symptom.stage else f" ({symptom.error})" if symptom.error else ""
     return f"{implementation} was {symptom.verdict}{where}: {what} in {problem.dtype}"[:200]
@@ -211,7 +211,7 @@ def name_of(symptom: Symptom, problem: Problem, implementation: str) -> str:
 
 def file_name(symptom: Symptom, problem: Problem, identity: str) -> str:
     """Return the name of a file: features of the problem, its symptom, and a hash."""
-    asked = sorted(asked_of(problem))[:4]
+    asked = sorted(required_features(problem))[:4]
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return f"{slug(' '.join([kind_of(problem), *asked, str(symptom)]))[:80].strip('-')}-{mark}.yaml"
 
@@ -346,7 +346,7 @@ def _number(problem: Problem, name: str, value: float) -> float | int:
     dtype = statistics_dtype(problem.dtype) if spec.statistics else problem.dtype
     for digits in range(1, 17):
         short = float(f"{value:.{digits}g}")
-        if abs(short) <= largest_number(dtype) and float(rounded_once(np.array(short), dtype)) == value:
+        if abs(short) <= largest_number(dtype) and float(round_to(np.array(short), dtype)) == value:
             value = short
             break
     return _integer_if_whole(value)

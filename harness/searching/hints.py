@@ -31,7 +31,7 @@ from attncheck.results.reader import read_runs
 from attncheck.results.writer import note_confirmed
 from attncheck.searching.concrete import concrete_case, count_elements
 from attncheck.searching.findings import ProblemSubject, symptom_of
-from attncheck.searching.problems import filled
+from attncheck.searching.problems import draw_numbers
 from attncheck.searching.reduction import (
     cut,
     extent,
@@ -118,7 +118,7 @@ class _Confirmation:
                 continue
             problem = simpler if all(held) else problem
         plain = replace(problem, memory_layout={}, regime="normal", special="", supports_statistics=False)
-        drawn = filled(plain, np.random.RandomState(1))
+        drawn = draw_numbers(plain, np.random.RandomState(1))
         answer = self._answer(drawn)
         return answer is not None and symptom_of(answer) is not None
 

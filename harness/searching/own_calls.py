@@ -11,7 +11,7 @@ import numpy as np
 from attncheck.asking.question import Question
 from attncheck.backends import as_numpy
 from attncheck.common.errors import UsageError
-from attncheck.common.wording import expected, listed
+from attncheck.common.wording import join_words, suggest_names
 from attncheck.reading.lowering import Array
 from attncheck.reading.problem import Problem
 from attncheck.searching.concrete import read_concrete
@@ -35,16 +35,16 @@ def question_of_arrays(
         CaseError: If shapes and options are no call of the operation.
     """
     if operation not in OPERATIONS:
-        raise UsageError(f"operation: unknown {operation!r}; {expected(operation, OPERATIONS)}")
+        raise UsageError(f"operation: unknown {operation!r}; {suggest_names(operation, OPERATIONS)}")
     for name, mapping in (("inputs", inputs), ("options", options)):
         if not isinstance(mapping, Mapping):
             raise UsageError(f"{name}: expected a mapping by name, such as a dict; got a {type(mapping).__name__}")
     specs = inputs_of(operation, options.get("score"))
     present = {name: value for name, value in inputs.items() if value is not None}
     if unknown := next((name for name in present if name not in specs), None):
-        raise UsageError(f"inputs: unknown {unknown!r}; {expected(str(unknown), specs)}")
+        raise UsageError(f"inputs: unknown {unknown!r}; {suggest_names(str(unknown), specs)}")
     if missing := [name for name, spec in specs.items() if spec.required and name not in present]:
-        raise UsageError(f"inputs: {listed(missing)} missing")
+        raise UsageError(f"inputs: {join_words(missing)} missing")
     arrays = {name: _array(name, value, specs) for name, value in present.items()}
     chosen = _dtype_of_call(arrays, specs) if dtype is None else dtype
     if chosen not in DTYPES:

@@ -17,24 +17,24 @@ import numpy as np
 
 from attncheck.backends import numpy_backend
 from attncheck.execution.operations import run_operation
-from attncheck.reading.lowering import Array, blocks_spread, check_codes
+from attncheck.reading.lowering import Array, check_codes, expand_blocks
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import (
     ShapeFault,
     layout_fault,
-    several,
+    multi_slice_axes,
 )
 from attncheck.searching.concrete import Seen, axes_of, count_elements
 from attncheck.searching.drawing import GENERIC, REGIMES, DrawnInputs
 from attncheck.searching.shapes import Dimensions, Random, axis_lengths, draw_at_edges, some_as_modules
 from attncheck.spec import (
-    ASKED_BY,
     HEADS,
     MEMORY_LAYOUTS,
     OPERATIONS,
     OPTIONS,
     PER_HEAD,
     QUERY_KEY_VALUE,
+    REQUESTED_BY,
     SCORE_SPECS,
     STEMS,
     InputSpec,
@@ -43,7 +43,7 @@ from attncheck.spec import (
     inputs_of,
     stored_dtype,
 )
-from attncheck.spec.dtypes import largest_number, rounded_once
+from attncheck.spec.dtypes import largest_number, round_to
 
 DrawShape = Callable[[Operation, frozenset[str], Random], Dimensions]
 """Draws the shape of a problem of an operation, whose inputs have these axes."""
@@ -98,7 +98,7 @@ def _weight(kind: Kind) -> int:
 def _shares() -> Mapping[str, float]:
     """Return how often an operation that has an option or input is drawn with it."""
     counts = Counter(name for operation in OPERATIONS.values() for name in (*operation.options, *operation.inputs))
-    masked = ASKED_BY["masked"] | ASKED_BY["biased"]
+    masked = REQUESTED_BY["masked"] | REQUESTED_BY["biased"]
     return {name: max(_FORBIDDING_SHARE if name in masked else _SHARE, 1 / (1 + n)) for name, n in counts.items()}
 
 
@@ -220,7 +220,7 @@ def stored(
         spec = specs[name]
         if spec.is_number:
             with np.errstate(over="ignore"):
-                array = rounded_once(array, stored_dtype(spec, inputs, options, dtype))
+                array = round_to(array, stored_dtype(spec, inputs, options, dtype))
         rounded[name] = np.ascontiguousarray(array)
     return rounded
 
@@ -262,7 +262,7 @@ def _steps(problem: Problem) -> Iterator[Array]:
             codes = np.abs(problem.inputs[name].astype(np.float64))
             zeros = np.abs(problem.inputs.get(f"{stem}_zero", np.zeros((1,) * codes.ndim)).astype(np.float64))
             of_blocks = problem.inputs[f"{stem}_block_scale"].astype(np.float64)
-            yield (codes + blocks_spread(zeros, codes.shape)) * blocks_spread(of_blocks, codes.shape)
+            yield (codes + expand_blocks(zeros, codes.shape)) * expand_blocks(of_blocks, codes.shape)
     if operation.has_gradients:
         per_head = {name: array for name, array in lowered.inputs.items() if name in OPERATIONS[PER_HEAD[0]].inputs}
         yield from _stages(Problem(PER_HEAD[0], lowered.options, per_head))
@@ -326,7 +326,7 @@ class ProblemSource:
         random = np.random.RandomState([self.draw.seed, number])
         while True:
             for chosen in sorted(self._outlines(random), key=self._novelty, reverse=True):
-                problem = filled(chosen, random)
+                problem = draw_numbers(chosen, random)
                 if is_wide(problem.dtype) or fits(largest_step(problem), problem.dtype):
                     self.seen.add(problem)
                     return problem
@@ -361,7 +361,7 @@ class ProblemSource:
         return self.seen.novelty(problem) * (_KNOWN_SHARE if self.is_known(problem) else 1)
 
 
-def filled(problem: Problem, random: Random) -> Problem:
+def draw_numbers(problem: Problem, random: Random) -> Problem:
     """Return an outlined problem with its numbers, rounded to its dtype."""
     drawing = DrawnInputs(problem, random)
     inputs, specs, layout = dict(drawing.inputs), problem.specs, dict(problem.memory_layout)
@@ -371,7 +371,7 @@ def filled(problem: Problem, random: Random) -> Problem:
         inputs[name] = _SPECIALS[kind](inputs[name].copy(), problem.dtype, random)
     for name, kind_of_layout in layout.items():
         if kind_of_layout == "broadcast":  # which needs equal slices
-            axis = pick(random, several(inputs[name].shape))
+            axis = pick(random, multi_slice_axes(inputs[name].shape))
             inputs[name] = np.broadcast_to(inputs[name].take([0], axis), inputs[name].shape).copy()
             is_generic = False
     exact = {
@@ -406,7 +406,7 @@ def _with_memory_layout(problem: Problem, random: Random) -> Problem:
     for name in _numbers_of(problem):
         shape = problem.inputs[name].shape
         possible = [kind for kind in MEMORY_LAYOUTS if kind not in _NEVER_DRAWN and not layout_fault(kind, shape)]
-        possible = [kind for kind in possible if kind != "broadcast" or several(shape)]
+        possible = [kind for kind in possible if kind != "broadcast" or multi_slice_axes(shape)]
         if random.rand() < 0.5:
             layout[name] = pick(random, possible)
     return replace(problem, memory_layout=layout)

@@ -15,7 +15,7 @@ from typing import Any
 
 from attncheck.asking.answer import Answer
 from attncheck.common.errors import AttncheckError
-from attncheck.common.wording import counted
+from attncheck.common.wording import count_noun
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.executors.base import ResultRecorder
@@ -127,5 +127,5 @@ class SearchResults:
             self.written.add(case, [row])
         left_out = f", of which {self.left_out:,} fail like a finding or as expected" if self.left_out else ""
         interrupted = "; the search was interrupted" if is_interrupted else ""
-        drawn = f"{counted(asked, 'problem')} of seed {seed}{left_out}{interrupted}"
+        drawn = f"{count_noun(asked, 'problem')} of seed {seed}{left_out}{interrupted}"
         self.written.write([drawn])

@@ -21,14 +21,21 @@ from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError
-from attncheck.common.wording import written_element
+from attncheck.common.wording import format_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case, case_record
 from attncheck.reading.problem import Problem
 from attncheck.reports.one_failure import failure_of_rows
 from attncheck.results.format import FAILURE_NUMBERS
-from attncheck.searching.concrete import asked_of, concrete_case, count_elements, has_nonfinite, kind_of, read_concrete
+from attncheck.searching.concrete import (
+    concrete_case,
+    count_elements,
+    has_nonfinite,
+    kind_of,
+    read_concrete,
+    required_features,
+)
 from attncheck.searching.findings import (
     ProblemSubject,
     SearchFinding,
@@ -283,7 +290,7 @@ class Search:
             symptom,
             kind_of(problem),
             problem.dtype,
-            tuple(sorted(asked_of(problem))),
+            tuple(sorted(required_features(problem))),
             dict(problem.lengths),
             {input_name: array.shape for input_name, array in problem.inputs.items()},
             number,
@@ -325,7 +332,7 @@ def element_of(answer: Answer) -> str:
     first = answer.first_failing
     if first is None or first.index is None or first.value is None or first.exact is None:
         return first.message if first is not None else ""
-    where = written_element(first.index, first.stage, answer.case.layout_of(first.stage))
+    where = format_element(first.index, first.stage, answer.case.layout_of(first.stage))
     limit = "" if first.error is None or first.bound is None else f", error {first.error:.4g}, bound {first.bound:.4g}"
     return f"{where}: computed {first.value:.9g}, exact {first.exact:.9g}{limit}"
 

@@ -1,8 +1,8 @@
 """Commands that reports print, which a user can paste into a shell in the folder where the check ran.
 
-A run writes down how its implementations are named on a command line, with the options that the numbers depend on
-(``words_again``), so that a report of its results can say so later. What was handed over as an object has no name
-there, and no command.
+A run records how its implementations are named on a command line, with the options that the numbers depend on
+(``command_words_by_name``). A report of its results prints them later. A function that was passed as an object has no
+name there, and no command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attncheck.results import DEFAULT_RESULTS
 _TROUBLESOME = re.compile(r'["`\\]')
 
 
-def words_again(
+def command_words_by_name(
     implementations: Iterable[Implementation], limits: Limits, results: Path | None
 ) -> dict[str, list[str]]:
     """Return, by name, the words for an implementation on a command line, with its options that are not the default.
@@ -54,10 +54,10 @@ def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], d
 
     target, *options = implementation
     words = [_as_argument(address(case["id"], case.get("path", ""))), _as_argument(target), "--dtype", dtype, *options]
-    return joined(["attncheck", name, *words])
+    return shell_command(["attncheck", name, *words])
 
 
-def joined(words: Iterable[str]) -> str:
+def shell_command(words: Iterable[str]) -> str:
     """Join words to a command for a shell, on one line whatever they hold."""
     return " ".join(map(_quote, words))
 

@@ -172,13 +172,13 @@ _SHORT_DTYPES: Mapping[str, str] = {
 
 
 def _read_dtypes(names: Iterable[str], where: str) -> tuple[str, ...]:
-    from attncheck.common.wording import expected
+    from attncheck.common.wording import suggest_names
     from attncheck.spec import DTYPES
 
     dtypes = tuple(_SHORT_DTYPES.get(name, name) for name in names)
     for name in dtypes:
         if name not in DTYPES:
-            raise UsageError(f"unknown dtype {name!r}; {expected(name, DTYPES, one_of=False)}")
+            raise UsageError(f"unknown dtype {name!r}; {suggest_names(name, DTYPES, one_of=False)}")
     return dtypes
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from attncheck.asking.answer import Answer, Repetition
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import at_most, rows_judged, written_element, written_ratio
+from attncheck.common.wording import format_element, format_ratio, rows_judged, truncate_list
 from attncheck.judging.compare import Measured
 from attncheck.judging.judge_stages import StageJudgement
 from attncheck.reading.case import Case, case_record
@@ -96,7 +96,7 @@ def _repetition(repeated: Repetition) -> Iterator[str]:
             f"something is kept from one call to the next.{since}"
         )
     after = [f"  after {call.case.id} in {call.dtype}" for call in repeated.needed or ()]
-    yield from at_most(_MAX_CALLS, after, "  and {} more")
+    yield from truncate_list(_MAX_CALLS, after, "  and {} more")
 
 
 def _needed_calls(repeated: Repetition) -> str:
@@ -155,7 +155,7 @@ def _condition_lines(answer: Answer) -> Iterator[str]:
 
 
 def _numbers(measured: Measured | None) -> tuple[str, str]:
-    return ("-", "-") if measured is None else (written_ratio(measured.ratio), f"{measured.largest_z:.3g}")
+    return ("-", "-") if measured is None else (format_ratio(measured.ratio), f"{measured.largest_z:.3g}")
 
 
 def _story(answer: Answer) -> list[str]:
@@ -183,7 +183,7 @@ def _element(judgement: StageJudgement, answer: Answer) -> list[str]:
     if judgement.index is None or judgement.value is None or judgement.exact is None:
         return []
     lines = [
-        f"  element   {written_element(judgement.index, layout=answer.case.layout_of(judgement.stage))}",
+        f"  element   {format_element(judgement.index, layout=answer.case.layout_of(judgement.stage))}",
         f"  computed  {judgement.value:.17g}",
         f"  exact     {judgement.exact:.17g}",
     ]

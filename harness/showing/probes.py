@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attncheck.asking.conventions import MeasuredConvention
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import counted
+from attncheck.common.wording import count_noun
 from attncheck.reading.case import Case
 from attncheck.reports.document_model import Table
 from attncheck.reports.json_documents import Failure, opening
@@ -37,14 +37,14 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
     for finding in search.fixed:
         yield f"No longer fails: {finding.title} ({search.folder.path / finding.file})"
     for reason, count in search.known.most_common():
-        yield f"Known, in {counted(count, 'problem')}: {reason}"
+        yield f"Known, in {count_noun(count, 'problem')}: {reason}"
     name, number = search.subject.implementation.name, len(search.folder.findings)
-    findings = counted(number, "finding") if number else "no findings"
+    findings = count_noun(number, "finding") if number else "no findings"
     refused = f", {search.refused:,} of them unsupported" if search.refused else ""
     interrupted = ", interrupted" if search.is_interrupted else ""
     if not (search.asked or interrupted) and search.seconds_left <= 0:
         interrupted = ", for its time was over before one was judged"
-    yield f"{name}: {counted(search.asked, 'problem')}{refused}{interrupted}; {findings}"
+    yield f"{name}: {count_noun(search.asked, 'problem')}{refused}{interrupted}; {findings}"
 
 
 def _finding_lines(finding: SearchFinding, folder: Path, commands: Sequence[str]) -> Iterator[str]:

@@ -35,7 +35,7 @@ def largest_number(name: str) -> float:
 
 
 @cache
-def holds_nan(name: str) -> bool:
+def has_nan(name: str) -> bool:
     """Return whether a dtype has a NaN; codes of few bits and whole numbers have none."""
     with np.errstate(invalid="ignore"):
         return name not in _WHOLE and bool(np.isnan(np.array(np.nan).astype(numpy_dtype(name)).astype(np.float64)))
@@ -49,7 +49,7 @@ def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
     return np.asarray(size, dtype=np.float64) * float(info.eps) / 2 + float(info.smallest_normal)
 
 
-def rounded_once(array: NDArray[Any], name: str) -> NDArray[Any]:
+def round_to(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Round numbers to a dtype: to the nearest, ties to even; codes saturate."""
     if name in _WHOLE:
         info = ml_dtypes.iinfo(numpy_dtype(name))

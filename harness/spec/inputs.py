@@ -216,7 +216,7 @@ What is cached is a past in front of projections. Factors stand for scales of wh
 points; weights of norms have a row for each head; projections make keys and values of latent vectors; parts that are
 merged are values of each query's own. A gate stays what it is.
 """
-OF_CODES: Sequence[str] = ("key_factor", "value_factor", "key_shift", "value_shift")
+CODE_INPUTS: Sequence[str] = ("key_factor", "value_factor", "key_shift", "value_shift")
 """What belongs to keys and values in codes, by head and key."""
 QUERY_KEY_VALUE: Sequence[str] = ("query", "key", "value")
 PART_INPUTS: Mapping[str, InputSpec] = {

@@ -386,7 +386,7 @@ _ASKING: Mapping[str, InputSpec | OptionSpec] = {
     **specs.FOLDED_INPUTS,
     **OPTIONS,
 }
-ASKED_BY: Mapping[str, frozenset[str]] = {
+REQUESTED_BY: Mapping[str, frozenset[str]] = {
     **{
         stage: frozenset(name for name, spec in _ASKING.items() if spec.asks_for == stage)
         for stage in dict.fromkeys(spec.asks_for for spec in _ASKING.values())
@@ -395,7 +395,7 @@ ASKED_BY: Mapping[str, frozenset[str]] = {
     **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.differentiable},
 }
 """Stages that are computed only if one of these inputs and options is given."""
-INSTEAD_OF: Mapping[str, frozenset[str]] = {
+REPLACES: Mapping[str, frozenset[str]] = {
     option: frozenset(
         name
         for operation in OPERATIONS.values()
@@ -411,7 +411,7 @@ IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in 
 
 def is_said(option: str, options: Mapping[str, Any], inputs: Collection[str]) -> bool:
     """Return whether a case sets an option, or an input that replaces it."""
-    return options.get(option) is not None or not INSTEAD_OF[option].isdisjoint(inputs)
+    return options.get(option) is not None or not REPLACES[option].isdisjoint(inputs)
 
 
 def score_of(options: Mapping[str, Any]) -> ScoreSpec:
@@ -451,7 +451,11 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
         stage
         for stage in STAGES
         if stage in lowered
-        or (stage in spec.stages and stage not in absent and (stage not in ASKED_BY or ASKED_BY[stage] & present))
+        or (
+            stage in spec.stages
+            and stage not in absent
+            and (stage not in REQUESTED_BY or REQUESTED_BY[stage] & present)
+        )
     )
 
 

@@ -78,7 +78,7 @@ DECLARABLE: Mapping[str, Mapping[str, str]] = {
 
 The exact answer of a call is then that of the call as the function reads it.
 """
-DECLARED_READINGS: Mapping[str, tuple[str, str]] = {
+CONVENTION_OF_READING: Mapping[str, tuple[str, str]] = {
     **{f"empty-rows-{value}": ("empty_rows", value) for value in EMPTY_ROWS},
     "aligned-bottom-right": ("corner", "bottom_right"),
     "aligned-top-left": ("corner", "top_left"),
@@ -97,7 +97,7 @@ DECLARED_READINGS: Mapping[str, tuple[str, str]] = {
 """By the name of a reading, the convention and its value by which a function declares that it reads calls so."""
 
 
-def without_a_key(actual: str, expected: str) -> str:
+def empty_row_message(actual: str, expected: str) -> str:
     """Return a sentence: the result for a query that may attend to no key, and the result that the case expects."""
     return f"a query without a key gives {EMPTY_ROWS[actual]}; the case expects {expected}"
 

@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from attncheck.common.errors import ResultsError
-from attncheck.common.wording import at_most, counted
+from attncheck.common.wording import count_noun, truncate_list
 from attncheck.reports.cells import Cell, CellRow, State, states_of
 from attncheck.reports.coverage import OF_DOCUMENTS
 from attncheck.reports.document_model import Block, Details, Figure, Key, Text, anchor_of
@@ -239,7 +239,7 @@ class CaseDetails(NamedTuple):
             for cell in cells.values()
             if cell.state in urgent
         ]
-        return "; ".join(at_most(2, list(dict.fromkeys(notes))))
+        return "; ".join(truncate_list(2, list(dict.fromkeys(notes))))
 
     @property
     def state(self) -> str:
@@ -361,7 +361,7 @@ def verdict_matrix(frames: Frames, table: Mapping[str, CellRow], budget: Budget)
 
 def _counts_text(rows: list[CellRow]) -> str:
     states = Counter(max(states_of(row), key=list(State).index, default=State.UNSUPPORTED) for row in rows)
-    words = [counted(len(rows), "case")]
+    words = [count_noun(len(rows), "case")]
     words += [f"{states[state]:,} {word}" for state, word in _COUNTED.items() if states[state]]
     return ", ".join(words)
 
@@ -388,7 +388,7 @@ def drawn_lengths(frames: Frames) -> list[Details]:
 def _length_map_details(frames: Frames, length_map: LengthMap, number: int) -> Details:
     title = frames.title(length_map.column, with_version=False)
     cases, tile, axes = length_map.cases, length_map.tile, (length_map.queries, length_map.keys)
-    words = f"{cases['fails'].sum():,} of {counted(len(cases), 'case')} fail. {length_map.grid_words()}"
+    words = f"{cases['fails'].sum():,} of {count_noun(len(cases), 'case')} fail. {length_map.grid_words()}"
     ends = [list(_tile_ends(lengths, tile)) if tile else [] for lengths in axes]
     views = [(f"{causality}{width}", *_places_by_outcome(chosen)) for causality, width, chosen in length_map.views()]
     counts = {view[:2]: f" ({view[2]['fails'].sum():,} of {len(view[2]):,})" for view in length_map.views()}

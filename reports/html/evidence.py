@@ -17,7 +17,7 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from attncheck.common.wording import counted, told_apart
+from attncheck.common.wording import count_noun, format_distinct
 from attncheck.judging.compare import absolute_difference, differing_nonfinite, quotient
 from attncheck.reading.shapes import show
 from attncheck.reports import panels
@@ -169,7 +169,7 @@ def _worst_elements(rows: list[dict[str, Any]], case: Mapping[str, Any]) -> Iter
         # The computed value is compared with the exact answer if there is one, else with the number of the case.
         should_be = exact if is_number and exact is not None and not pd.isna(exact) else row["reference"]
         cells = str(row["stage"]), str(row["verdict"]), element_in(case, row)
-        numbers = told_apart(float(row["value"]), float(should_be))
+        numbers = format_distinct(float(row["value"]), float(should_be))
         lines.append((*cells, *numbers, contents.short(row["difference"]), contents.short(row["allowed"]), against))
     if lines:
         yield Table("The worst element of each stage", _WORST, lines, "lllrrrrl")
@@ -295,7 +295,7 @@ def _small_matrices(
 
 def _number_texts(computed: float, exact: float, *, wrong: bool) -> tuple[str, str, str]:
     """Write two numbers and their difference; if the first is wrong, with enough digits to show how they differ."""
-    texts = told_apart(computed, exact) if wrong else (f"{computed:.4g}", f"{exact:.4g}")
+    texts = format_distinct(computed, exact) if wrong else (f"{computed:.4g}", f"{exact:.4g}")
     return (*texts, f"{computed - exact:.2g}")
 
 
@@ -401,7 +401,7 @@ class DrawnDocuments:
 
 def _failing_summary(shown: Sequence[Details]) -> tuple[bool, Mark]:
     """Return whether any computation fails (failing ones are open), and how many do in words."""
-    failing, every = sum(computation.is_open for computation in shown), counted(len(shown), "computation")
+    failing, every = sum(computation.is_open for computation in shown), count_noun(len(shown), "computation")
     words = Mark(f"{failing:,} of {every} fail", State.FAILING) if failing else Mark(f"{every}, none fails", "muted")
     return bool(failing), words
 

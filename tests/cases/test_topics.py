@@ -31,7 +31,7 @@ from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.schema import tag_schema
 from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
 from attncheck.reading.shapes import axis_lengths
-from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, INSTEAD_OF, OPERATIONS, SCORE_INPUTS, STAGE_SPECS, Operation
+from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, OPERATIONS, REPLACES, SCORE_INPUTS, STAGE_SPECS, Operation
 
 ROOT = Path(str(files("attncheck.cases")))
 CORPUS = bundled()
@@ -161,7 +161,7 @@ def why_never(levels: Levels) -> str:
     for option, scores in ONLY_WITH_SOME_SCORES.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
-    for option, inputs in INSTEAD_OF.items():
+    for option, inputs in REPLACES.items():
         if option in options and not inputs.isdisjoint(options):
             return f"{' and '.join(inputs)} say what {option} would"
     if "score_bias" in options:

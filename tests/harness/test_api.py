@@ -31,7 +31,7 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import inputs_in
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row, StoredArray
-from attncheck.results.last_failed import RunWatch
+from attncheck.results.last_failed import FailureLimit
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec.dtypes import numpy_dtype
 
@@ -408,13 +408,13 @@ def test_the_simplest_cases_are_examined_once_after_all_verdicts_and_what_they_n
     causal: str, examined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    see = RunWatch.see
+    see = FailureLimit.see
 
-    def noted(self: RunWatch, rows: Any) -> bool:
+    def noted(self: FailureLimit, rows: Any) -> bool:
         seen.append(len(examined))
         return see(self, rows)
 
-    monkeypatch.setattr(RunWatch, "see", noted)
+    monkeypatch.setattr(FailureLimit, "see", noted)
     result = check(ignoring_causality, cases=[causal])
     assert seen == [0] * 11
     assert {(row.verdict, row.diagnosis) for row in result.failures} == {("numeric", "causality-ignored")}

@@ -274,14 +274,14 @@ def test_a_full_disk_of_a_worker_ends_the_run_in_one_line_that_says_how_to_go_on
 
 
 def test_a_worker_that_joins_late_with_another_file_computes_nothing(tmp_path: Path) -> None:
-    from attncheck.executors.dask.tasks import JobContext, asked_of, check_versions, found_here
+    from attncheck.executors.dask.tasks import JobContext, check_versions, found_here, required_sources
     from attncheck.judging.units import Judge
 
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def attention(query, key, value): return value")
     implementation = Implementation(entry_of(Target.of(f"{kernel}:attention"), {}, "numpy"), "attention")
     group = Group(implementation, ("float64",))
-    versions = {0: found_here(asked_of([group])), -1: found_here(asked_of([]))}
+    versions = {0: found_here(required_sources([group])), -1: found_here(required_sources([]))}
     job = JobContext("run", (group,), Judge((implementation,)), Limits(), True, 1, versions)
     check_versions(job, 0)
     kernel.write_text("def attention(query, key, value): return -value")

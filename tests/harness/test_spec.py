@@ -34,11 +34,11 @@ from attncheck.planning.designing import DesignRequest, write_design
 from attncheck.reading.covering import Exclusion, count_combinations, covering_rows
 from attncheck.reading.loader import load_case_file
 from attncheck.spec import (
-    ASKED_BY,
     GRADIENTS,
     HEADS,
     OPERATIONS,
     OPTIONS,
+    REQUESTED_BY,
     SCORE_SPECS,
     STAGE_SPECS,
     STAGES,
@@ -86,7 +86,7 @@ def test_a_gradient_has_the_axes_of_its_input_and_every_option_belongs_to_an_ope
 
 
 def test_a_stage_is_computed_only_where_something_asks_for_it() -> None:
-    for stage, asking in ASKED_BY.items():
+    for stage, asking in REQUESTED_BY.items():
         own = next(each for each in OPERATIONS.values() if stage in each.stages)
         required = [name for name, spec in own.inputs.items() if spec.required]
         assert stage not in computed_stages(own.name, {}, required)

@@ -20,7 +20,7 @@ from attncheck.common import progress
 from attncheck.common.errors import ExitCode, UsageError
 from attncheck.pytest_plugin import conformance
 from attncheck.run import Settings
-from attncheck.settings.commands import command, joined
+from attncheck.settings.commands import command, shell_command
 from attncheck.settings.config import read_config
 from attncheck.settings.options import CheckKeywords, RecordedOptions, RunOptions, options_of, read_options
 from attncheck.spec.verdicts import Verdict
@@ -45,7 +45,7 @@ def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
 def test_a_shell_reads_every_word_back(words: list[str]) -> None:
-    text = joined(["printf", "%s\\0", "first", *words])
+    text = shell_command(["printf", "%s\\0", "first", *words])
     assert text.isprintable()
     assert not any(each in text for each in ('"""', "`", "```"))
     done = subprocess.run(["bash", "-c", text], capture_output=True, check=True)

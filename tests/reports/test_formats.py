@@ -37,7 +37,7 @@ from attncheck.common.wording import ESCAPED, one_line
 from attncheck.mutation.catalogue import SUBJECTS
 from attncheck.mutation.score import mutants_document, print_mutation, run_mutants
 from attncheck.reading.selection import select_cases
-from attncheck.reports import markdown
+from attncheck.reports import ci, markdown
 from attncheck.reports.ci import (
     HELP,
     MAX_SUMMARY_BYTES,
@@ -195,6 +195,17 @@ def test_junit_is_well_formed_and_says_the_same(written: Path) -> None:
         texts = [text for element in root.iter() for text in (element.text or "", *element.attrib.values())]
         assert any("]]>" in text and "<script>alert(1)</script>" in text for text in texts)
         assert not any(CONTROL.search(text.replace("\r", "")) for text in texts)
+
+
+def test_junit_has_an_error_for_a_crash_and_a_failure_for_a_wrong_number(hand: Any) -> None:
+    rows = [RAISED | {"case": "file/crash", "message": "TypeError"}, {"case": "file/wrong", "verdict": "numeric"}]
+    root = ElementTree.fromstring("".join(render_junit(hand.frames(rows))))
+    kinds = {test.get("name", ""): [element.tag for element in test] for test in root.iter("testcase")}
+    assert [(name.split()[0], tags) for name, tags in kinds.items()] == [("crash", ["error"]), ("wrong", ["failure"])]
+
+
+def test_an_annotation_is_one_line_even_if_its_message_has_two() -> None:
+    assert ci._command("error", {"title": "a:b"}, "one\r\ntwo") == "::error title=a%3Ab::one%0D%0Atwo"
 
 
 def test_markdown_tables_keep_their_columns_and_nothing_becomes_markup(written: Path) -> None:

@@ -19,18 +19,18 @@ from attncheck.reports import ci
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.ci import Badge, annotation_lines, badge_of
 from attncheck.reports.coverage import coverage
-from attncheck.reports.defects import address_of, cause_line, defects, first_commands
+from attncheck.reports.defects import address_of, defects, diagnosis_sentence, first_commands
 from attncheck.reports.document_model import Mark
 from attncheck.reports.failure_patterns import (
     candidates,
-    described,
+    common_features,
+    describe,
     given_of,
-    in_common,
     lengths_of,
     shape_text,
     simplicity,
 )
-from attncheck.reports.failures import failures, what_is_wrong
+from attncheck.reports.failures import failures, failures_by_case
 from attncheck.reports.frames import Column, Frames
 from attncheck.reports.markdown import inline
 from attncheck.reports.summary import exit_code_of, make_summary, verdict_table
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_e
     for stage in ("weights", "output"):
         rows += [bad | {"stage": stage, "message": stage}, {"case": "file/two", "stage": stage}]
         rows += [pair(case="file/two", verdict="numeric", stage=stage)]
-    found = what_is_wrong(hand.frames(rows))
+    found = failures_by_case(hand.frames(rows))
     assert [(each.dtype, each.implementation, each.stage, each.verdict, each.message, each.rows) for each in found] == [
         ("float32", "numpy.eager", "scores", "shape", "other dtype", 1),
         ("float64", "numpy.eager", "scores", "numeric", "early", 3),
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_told_once_per_case_where_it_begins_and_blames_nobody_e
         (pair(verdict="numeric", difference=0.5, index="0,1"), "differs from torch.eager by 0.5 at [0, 1]"),
         (apart, "differs from torch.eager: shape 3 against 4"),
     ):
-        (only,) = what_is_wrong(hand.frames([{}, row]))
+        (only,) = failures_by_case(hand.frames([{}, row]))
         assert (only.message, only.stage) == (message, "weights")
 
 
@@ -193,7 +193,7 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
     shapes = {"query": [2, 4, 3, 8], "key": [2, 2, 5, 8], "value": [2, 2, 5, 6], "mask": [1, 1, 3, 5]}
     options = {"is_causal": True, "softcap": 2.0, "window": None}
     record = hand.case(operation="attention", inputs=shapes, options=options, tags=["bool-mask", "grouped-heads"])
-    assert described(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
+    assert describe(record) == "B=2 H=4 Hkv=2 Lq=3 Lk=5 D=8 Dv=6; probes bool-mask, grouped-heads"
     # What need not be given counts behind the elements.
     assert given_of(record) == ["softcap", "is_causal", "mask"]
     assert simplicity(record) == (2 * 4 * 3 * 8 + 2 * 2 * 5 * (8 + 6) + 15, 3)
@@ -205,7 +205,7 @@ def test_what_fails_is_listed_from_the_simplest_on_whose_shape_is_written_by_its
         {"operation": "scoring", "options": {"score": ["dot"]}},
     ]
     for fields in odd:
-        assert described(hand.case(**fields)) == "", fields
+        assert describe(hand.case(**fields)) == "", fields
         assert simplicity(hand.case(**fields))[0] >= 0
 
 
@@ -242,7 +242,7 @@ def test_a_diagnosis_is_one_defect_at_whatever_stage_and_in_whatever_dtype_it_wa
     ]
     nameless = "no cause found (1 case: file/2; taken by itself: the window is ignored)"
     meant = "if it means this, it is wrong in 1 case: bottom-right; meant top-left (2 cases)"
-    assert cause_line(found) == f"{meant}; what is left: {nameless}"
+    assert diagnosis_sentence(found) == f"{meant}; what is left: {nameless}"
     first, second = annotation_lines(frames, REPORT)
     assert "title=aligned-bottom-right%3A numpy.eager in float64%2C float32::2 cases, the simplest " in first
     assert "title=nonfinite%3A numpy.eager in float64::" in second
@@ -377,10 +377,10 @@ def test_a_few_that_pass_or_fail_otherwise_are_counted_and_many_end_it(
 def test_only_what_further_problems_bore_out_is_said(corpus: list[dict[str, Any]], judged: Judged) -> None:
     frames = judged(corpus, lambda case, lengths, dtype: softcapped(case))
     [found] = candidates(frames)
-    assert in_common(frames) == ()
+    assert common_features(frames) == ()
     environment = found.column.environment
     asked = replace(frames.asked[environment], confirmed={found.column.implementation: ["softcap is set"]})
-    assert in_common(replace(frames, asked={environment: asked})) == (found,)
+    assert common_features(replace(frames, asked={environment: asked})) == (found,)
 
 
 def test_no_story_is_told_of_few_cases_of_all_and_of_cases_that_were_drawn(

@@ -26,7 +26,7 @@ from attncheck.execution.runner import GroupRunner
 from attncheck.execution.signatures import unfit_text
 from attncheck.execution.user_call import declarations
 from attncheck.execution.user_code import LoadError, Target, UnfitError
-from attncheck.execution.worker import Outcome, clean, evaluate_on
+from attncheck.execution.worker import Outcome, evaluate_on, to_one_line
 from attncheck.executors import local
 from attncheck.reading.problem import Problem
 
@@ -96,7 +96,7 @@ def _declared(target: Target) -> Declared:
     except UnfitError as error:
         return unfit_text(error, target, loaded)
     except LoadError as error:
-        return clean(str(error))
+        return to_one_line(str(error))
 
 
 def _is_below(name: str, folder: Path) -> bool:

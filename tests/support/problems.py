@@ -19,12 +19,12 @@ from attncheck.attention.problem import Computation
 from attncheck.backends import numpy_backend
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.operations import run_operation
-from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
+from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.problem import Problem as BaseProblem
 from attncheck.searching.concrete import axes_of
 from attncheck.spec import InputSpec, inputs_of, statistics_dtype
-from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.dtypes import round_to
 from attncheck.spec.verdicts import Verdict
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ class Problem(BaseProblem):
         """Return the same with numbers as a dtype stores them."""
         dtypes = {"log_sum_exps": statistics_dtype(dtype)}
         arrays = {
-            name: rounded_once(array, dtypes.get(name, dtype)) if array.dtype == np.float64 else array
+            name: round_to(array, dtypes.get(name, dtype)) if array.dtype == np.float64 else array
             for name, array in self.inputs.items()
         }
         return replace(self, inputs=arrays, dtype=dtype)
@@ -60,7 +60,7 @@ class Problem(BaseProblem):
         stages: Mapping[str, Array],
         dtype: str = "float64",
         model: str = "native",
-        own: OwnEmptyRows | None = None,
+        own: KnownEmptyRows | None = None,
         **options: Any,
     ) -> JudgedStages:
         """Judge and diagnose what was returned for it, with other options besides."""

@@ -18,7 +18,7 @@ from distributed import Client
 from attncheck.common.errors import ClusterError, UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.runner import Group
-from attncheck.executors.dask.tasks import JobContext, asked_of, differences, end_run, found_here
+from attncheck.executors.dask.tasks import JobContext, differences, end_run, found_here, required_sources
 from attncheck.judging.units import Judge
 
 CONNECT_SECONDS = 10.0
@@ -68,7 +68,7 @@ def connected(address: str, groups: Sequence[Group], judge: Judge, limits: Limit
         try:
             workers = workers_of(client, address)
             _require_resources(address, workers, groups)
-            here = found_here(asked_of(groups))
+            here = found_here(required_sources(groups))
             _require_versions(client, workers, groups, here)
             job = _job_context(groups, judge, limits, workers, here)
             yield Cluster(client, address, job)
@@ -141,7 +141,7 @@ def _require_resources(address: str, workers: Workers, groups: Sequence[Group]) 
 
 
 def _require_versions(client: Client, workers: Workers, groups: Sequence[Group], here: Mapping[str, str]) -> None:
-    answers = client.run(found_here, asked_of(groups), on_error="return")
+    answers = client.run(found_here, required_sources(groups), on_error="return")
     for address, versions in sorted(answers.items()):
         if address not in workers:  # it has just joined, and checks its versions at its first task
             continue
@@ -162,7 +162,7 @@ def _require_versions(client: Client, workers: Workers, groups: Sequence[Group],
 
 def _versions_needed(here: Mapping[str, str], groups: Sequence[Group]) -> dict[str, str]:
     """Return the versions that matter for some groups."""
-    return {name: here[name] for name in asked_of(groups).names}
+    return {name: here[name] for name in required_sources(groups).names}
 
 
 def _job_context(

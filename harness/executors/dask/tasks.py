@@ -169,7 +169,7 @@ def judge_batch(
 
 def check_versions(job: JobContext, group: int) -> None:
     """Raise ``UsageError`` if this process has other versions: a worker may join late."""
-    asked = asked_of([job.groups[group]] if group >= 0 else [])
+    asked = required_sources([job.groups[group]] if group >= 0 else [])
     wrong = differences(job.versions[group], found_here(asked))
     if wrong:
         raise UsageError(f"a worker that joined the cluster has other versions: {'; '.join(wrong)}")
@@ -230,7 +230,7 @@ class RequiredSources:
         return (_PYTHON, _SOURCE, *self.packages, *self.files)
 
 
-def asked_of(groups: Iterable[Group]) -> RequiredSources:
+def required_sources(groups: Iterable[Group]) -> RequiredSources:
     """Return the distributions and files whose versions have to be the same for these groups."""
     entries = [group.implementation.entry for group in groups]
     packages = {*_ALWAYS, *(name for entry in entries for name in (*entry.packages, *entry.distributions))}

@@ -21,7 +21,7 @@ from attncheck.reports.frames import make_frames
 from attncheck.reports.merge import merge_runs
 from attncheck.results.reader import read_runs
 from attncheck.spec import DTYPES, ROUNDING_MODELS
-from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.dtypes import round_to
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -182,6 +182,6 @@ def test_the_answer_of_a_meaning_is_that_of_no_other() -> None:
                     exact[:, :, meaning.rows] = meaning.constant
                 else:
                     exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
-                array = rounded_once(exact, dtype)
+                array = round_to(exact, dtype)
                 found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, model)]
                 assert found == [meaning.words], (question.name, dtype, model)

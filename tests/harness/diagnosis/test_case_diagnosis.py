@@ -27,7 +27,7 @@ from attncheck.diagnosis.case_evidence import Evidence
 from attncheck.diagnosis.decision import decide, evidence_of
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.diagnosis.wrong_result import FailingCase
-from attncheck.judging.judge_implementation import JudgedStages, OwnEmptyRows
+from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows
 from attncheck.judging.truth import find_truth
 from attncheck.mutation.catalogue import MUTANTS
 from attncheck.mutation.judgement import RIGHTLY, how_named, names_from
@@ -129,7 +129,7 @@ def diagnosed(
     compute: Compute,
     dtype: str = "float64",
     stages: tuple[str, ...] = (),
-    own: OwnEmptyRows | None = None,
+    own: KnownEmptyRows | None = None,
 ) -> JudgedStages:
     """Judge what an implementation makes of a problem, of which it returns only some stages."""
     problem = Problem("attention", options, inputs).stored(dtype)
@@ -282,9 +282,9 @@ def test_rows_without_a_key_follow_the_convention_of_the_case_unless_another_is_
     asked = {"empty_rows": expected} if expected != "zero" else {}
     for own, dtype, stages in (
         *((None, dtype, stages) for dtype in ("float64", "float32") for stages in (OUT, STEPS, ())),
-        *((own, "float64", ()) for own in (OwnEmptyRows(given), OwnEmptyRows("uniform"), OwnEmptyRows())),
-        (OwnEmptyRows(recorded=("uniform", "nan")), "float64", ()),  # what is recorded is left to the record
-        *((OwnEmptyRows(is_asked=False), "float64", stages) for stages in (OUT, ())),
+        *((own, "float64", ()) for own in (KnownEmptyRows(given), KnownEmptyRows("uniform"), KnownEmptyRows())),
+        (KnownEmptyRows(recorded=("uniform", "nan")), "float64", ()),  # what is recorded is left to the record
+        *((KnownEmptyRows(is_asked=False), "float64", stages) for stages in (OUT, ())),
     ):
         judged = diagnosed(asked, EMPTY, with_rows(FILLED[given]), dtype, stages, own)
         if given == expected:
@@ -319,7 +319,7 @@ def test_rows_that_are_empty_only_under_the_other_convention_are_told_too() -> N
 
 @pytest.mark.parametrize("given", ["nan", "uniform"])
 def test_beside_a_declared_convention_what_else_is_wrong_is_told_with_its_own_size(given: str) -> None:
-    own = OwnEmptyRows(given)
+    own = KnownEmptyRows(given)
     both = diagnosed({}, EMPTY, with_rows(FILLED[given], of=attend(scale=1.0)), stages=OUT, own=own)
     (found,) = both.judgements
     says = "the output is exactly that of scale 1 instead of 0.3536"
@@ -336,11 +336,11 @@ def test_beside_a_declared_convention_what_else_is_wrong_is_told_with_its_own_si
 def test_what_nothing_explains_is_judged_by_what_is_declared() -> None:
     noise = 1 + 1e-6 * np.random.default_rng(6).standard_normal((2, 4, 5, 3))
     compute = instead("output", lambda output, _: output * noise, with_rows(1 / 7))
-    for own in (OwnEmptyRows(), OwnEmptyRows("uniform"), OwnEmptyRows(recorded=("nan", "uniform"))):
+    for own in (KnownEmptyRows(), KnownEmptyRows("uniform"), KnownEmptyRows(recorded=("nan", "uniform"))):
         judged = diagnosed({}, EMPTY, compute, stages=OUT, own=own)
         (found,) = judged.judgements
         assert (found.verdict, judged.diagnosis, judged.excused) == (NUMERIC, None, frozenset())
-        assert (found.accumulated.ratio == np.inf) is (own == OwnEmptyRows())
+        assert (found.accumulated.ratio == np.inf) is (own == KnownEmptyRows())
 
 
 # Beside readings.

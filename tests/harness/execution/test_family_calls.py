@@ -40,12 +40,12 @@ from attncheck.execution.programs import (
     WIRE,
     ProtocolError,
     call_request,
+    check_protocol,
     read_answer,
     read_description,
-    try_rules,
 )
-from attncheck.execution.user_call import declarations, functions_of, own_backend
-from attncheck.execution.user_code import LoadError, Target, file_of_program, is_own, words_of_program
+from attncheck.execution.user_call import declarations, functions_of, wrap_target
+from attncheck.execution.user_code import LoadError, Target, file_of_program, is_user_target, words_of_program
 from attncheck.execution.worker import Computed, Failure, evaluate_on
 from attncheck.planning.plan import Plan
 from attncheck.reading.inputs import problem_of
@@ -220,7 +220,7 @@ def outcomes_of(
     function: Callable[..., Any], family: str, answers: Mapping[str, tuple[Problem, Computed]]
 ) -> dict[str, bool]:
     """Return whether a function, called as a worker calls it, does as NumPy does in each case that it computes."""
-    backend, found = own_backend(function, family, BACKENDS["numpy"], signature=family), {}
+    backend, found = wrap_target(function, family, BACKENDS["numpy"], signature=family), {}
     for name, (problem, expected) in answers.items():
         outcome = evaluate_on(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         if isinstance(outcome, Computed):
@@ -281,7 +281,7 @@ def test_codes_are_handed_over_with_a_scale_of_each_head(
     inputs |= {name: random.uniform(0.5, 2, size=shape).astype(np.float32) for name, shape in scales.items()}
     problem = Problem("quantized_attention", {"is_causal": True, "softcap": 2.0}, inputs)
     family = "flashinfer" if function is flashinfer else "flash_attn"
-    outcome = evaluate_on(own_backend(function, "", BACKENDS["numpy"], signature=family), problem)
+    outcome = evaluate_on(wrap_target(function, "", BACKENDS["numpy"], signature=family), problem)
     if lacks:
         assert isinstance(outcome, Failure)
         assert (outcome.verdict, outcome.lacks) == ("unsupported", (lacks,))
@@ -467,7 +467,7 @@ def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypa
     assert file_of_program(words) == script
     assert Target.of(f"{python} kernel.R").name == "kernel"
     with pytest.raises(UsageError, match=r"\./nothing: no file \./nothing; expected a program"):
-        is_own("./nothing")
+        is_user_target("./nothing")
     for name in ("torch.sdpa", "torch.*", "all", "kernel.py:attention", "./kernel.py:attention", "a:f", "two words"):
         assert words_of_program(name) == ()
 
@@ -503,7 +503,7 @@ def test_what_a_program_does_is_the_outcome_of_that_call_alone(write: Write, tmp
 @pytest.mark.parametrize(("line", "rule", "says"), TABLES["broken_rules"])
 def test_a_broken_rule_says_what_is_malformed(write: Write, line: str, rule: str, says: str) -> None:
     seconds = 4.0 if "sleep" in line else 60.0
-    wrong = (each for each in try_rules(words_of_program(write(line)), seconds=seconds) if each.wrong)
+    wrong = (each for each in check_protocol(words_of_program(write(line)), seconds=seconds) if each.wrong)
     assert any(each.says.startswith(rule) and says in each.wrong for each in wrong)
 
 
@@ -516,7 +516,7 @@ def test_the_examples_are_right(language: str, tmp_path: Path) -> None:
     if tool == "cc":
         command = str(tmp_path / "attention")
         subprocess.run([found, "-O2", *flags, "-o", command, PROGRAMS / "attention.c", "-lm"], check=True)
-    assert [rule for rule in try_rules(words_of_program(command)) if rule.wrong] == []
+    assert [rule for rule in check_protocol(words_of_program(command)) if rule.wrong] == []
     least = "5" if tool == "Rscript" else "10"
     assert check(command, tmp_path / "run", "attention", "--min-judged", least)[0] == 0
 

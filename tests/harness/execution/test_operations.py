@@ -43,13 +43,13 @@ from attncheck.execution.operations import (
     OVERWRITTEN,
     UNWRITTEN,
     apply_layout,
-    not_asked,
     run_operation,
+    unsupported_conventions,
 )
 from attncheck.execution.process_state import Misbehaved, ProcessState, no_leaked_threads
 from attncheck.execution.runner import scores_too_large
 from attncheck.execution.state_probe import StateProbe
-from attncheck.execution.user_call import own_backend
+from attncheck.execution.user_call import wrap_target
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
 from attncheck.judging.judge import NEVER_WRITTEN, NEXT_CALL
 from attncheck.reading.problem import Problem
@@ -117,14 +117,16 @@ def test_a_convention_is_asked_of_a_function_that_takes_it_and_left_out_of_any_o
         (Small(), "softmax", options, ()),  # it has none to ask
         (Small(), "attention", {}, ()),
     ):
-        assert not_asked(cast(Backend, backend), operation, given_options) == expected
+        assert unsupported_conventions(cast(Backend, backend), operation, given_options) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, entry in BACKENDS.items() if entry.is_installed])
 def test_every_eager_mode_is_asked_for_every_convention(name: str) -> None:
     backend = BACKENDS[name].load()
     operations = [each for each in OPERATIONS.values() if "empty_rows" in each.options]
-    assert [not_asked(backend, each.name, {"empty_rows": "nan"}) for each in operations] == [()] * len(operations)
+    assert [unsupported_conventions(backend, each.name, {"empty_rows": "nan"}) for each in operations] == [()] * len(
+        operations
+    )
 
 
 def test_what_a_backend_cannot_be_asked_is_unsupported_and_nothing_is_converted() -> None:
@@ -503,7 +505,7 @@ def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_
         (lambda query, key, value: value, {}),
         (lambda query, key, value: query[..., ::-1], {}),
     ):
-        backend = cast(Backend, own_backend(function, "attention", BACKENDS["numpy"]))
+        backend = cast(Backend, wrap_target(function, "attention", BACKENDS["numpy"]))
         for keys in (3, 4, 3):  # alone, behind another one, and again
             problem = attention_problem(keys)
             found = evaluate_on(backend, problem, calls_again=True)
@@ -514,7 +516,7 @@ def test_a_result_that_the_next_call_overwrites_is_a_fault_of_every_case_and_an_
 
 
 def test_a_large_call_is_made_once() -> None:
-    backend = cast(Backend, own_backend(its_buffer, "attention", BACKENDS["numpy"]))
+    backend = cast(Backend, wrap_target(its_buffer, "attention", BACKENDS["numpy"]))
     found = evaluate_on(backend, attention_problem(MAX_CALLED_AGAIN), calls_again=True)
     assert isinstance(found, Computed)
     assert found.faults == {}

@@ -24,10 +24,10 @@ from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.diagnosis.examine import judge_and_diagnose
 from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
 from attncheck.execution.operations import Parameters, parameters_of
-from attncheck.execution.padding import Padding, lack_known_beforehand, padded_call
+from attncheck.execution.padding import Padding, padded_call, unsupported_before_call
 from attncheck.execution.requirements import Requirements
 from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
-from attncheck.execution.user_call import declarations, own_backend
+from attncheck.execution.user_call import declarations, wrap_target
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge_implementation import with_faults
@@ -151,11 +151,11 @@ def plan() -> Plan:
 def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     target = TARGETS[name]
     entry = entry_of(Target("kernels", "attention"), declarations(target, "attention"), None)
-    implementation, backend = Implementation(entry), own_backend(target, "attention", BACKENDS["numpy"])
+    implementation, backend = Implementation(entry), wrap_target(target, "attention", BACKENDS["numpy"])
     known, left_to_the_call = 0, 0
     for unit in plan.units[:: 5 if name == "usual" else 23]:
         case = plan.case(unit)
-        found = lack_known_beforehand(implementation, case, unit.dtype)
+        found = unsupported_before_call(implementation, case, unit.dtype)
         problem = problem_of(case, plan.inputs(unit)).as_call()
         outcome = evaluate_on(backend, problem)  # type: ignore[arg-type] # it has those functions that the target has
         assert isinstance(outcome, Failure)
@@ -257,7 +257,7 @@ def outcome_of(
     padding = padding_of(problem, requires, parameters_of(function).accepted(PADDED_BY))
     if isinstance(padding, Failure):
         return padding
-    backend: Any = own_backend(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])
+    backend: Any = wrap_target(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])
     return evaluate_on(backend, problem) if padding is None else padding.cut(evaluate_on(backend, padding.problem))
 
 

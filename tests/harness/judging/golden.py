@@ -50,7 +50,7 @@ from attncheck.reading.inputs import Inputs, convert_inputs, make_exact_inputs
 from attncheck.reading.selection import select_cases
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import ROUNDING_MODELS
-from attncheck.spec.dtypes import rounded_once
+from attncheck.spec.dtypes import round_to
 
 GOLDEN_FILE: Final = Path(__file__).with_name("golden.txt")
 LEVEL_TOLERANCE: Final = 1e-8
@@ -157,7 +157,7 @@ def _fingerprints_of(truth: Truth, models: Iterable[str], *, every_bit: bool) ->
     if truth.outside:
         yield f"outside={_digest([truth.outside.encode()])}"
         return
-    returned = {stage: rounded_once(exact.high, truth.bounds.dtype_of(stage)) for stage, exact in truth.exact.items()}
+    returned = {stage: round_to(exact.high, truth.bounds.dtype_of(stage)) for stage, exact in truth.exact.items()}
     yield f"exact={_digest(_bytes_of_exact(truth.exact))}"
     for model in models:
         steps = {stage: truth.step(stage, returned, model) for stage in truth.exact}

@@ -22,11 +22,11 @@ from attncheck.judging.judge_stages import (
     ADDED_UP,
     FROM_BEFORE,
     StageJudgement,
+    first_faulty_stage,
     in_order,
     judge_stages,
-    where_it_begins,
+    mark_first_fault,
     where_wrong,
-    with_one_beginning,
 )
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
@@ -185,7 +185,7 @@ def test_a_fault_is_blamed_on_the_stage_where_it_is(fault: str, truth: Truth, ca
     *found, last = judgements
     assert [each.stage for each in found] == STAGES
     assert verdicts.items() <= {each.stage: each.verdict for each in found if each.verdict is not AGREE}.items()
-    assert where_it_begins(judgements) == next(stage for stage in STAGES if stage in own)
+    assert first_faulty_stage(judgements) == next(stage for stage in STAGES if stage in own)
     for each in found:
         assert each.goes_wrong_here == (each.stage in own) or each.verdict is NONFINITE
         if each.stage in ends:
@@ -204,8 +204,8 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
             StageJudgement("weights", NUMERIC, fails, within, message=FROM_BEFORE),
             StageJudgement("output", NUMERIC, fails, introduced),
         ]
-        assert where_it_begins(judgements) == begins_at
-        assert with_one_beginning(judgements)[1].message == (ADDED_UP if begins_at == "weights" else FROM_BEFORE)
+        assert first_faulty_stage(judgements) == begins_at
+        assert mark_first_fault(judgements)[1].message == (ADDED_UP if begins_at == "weights" else FROM_BEFORE)
 
 
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(

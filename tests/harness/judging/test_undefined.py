@@ -11,7 +11,7 @@ from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
 from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
-from attncheck.judging.judge_implementation import OwnEmptyRows
+from attncheck.judging.judge_implementation import KnownEmptyRows
 from attncheck.judging.judge_stages import StageJudgement, agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.judging.undefined import find_undefined_elements
@@ -244,8 +244,8 @@ def test_gradients_of_nan_are_semantic_and_known_if_declared(gradients: Problem)
     wrong["grad_value"][0, 1] = np.nan
     # With uniform rows the gradients of query and key are open: what explains most counts.
     for own in (
-        OwnEmptyRows("nan"),
-        *(OwnEmptyRows(recorded=each) for each in (("uniform", "nan"), ("nan", "uniform"))),
+        KnownEmptyRows("nan"),
+        *(KnownEmptyRows(recorded=each) for each in (("uniform", "nan"), ("nan", "uniform"))),
     ):
         found = gradients.judged(wrong, own=own)
         assert failing(found) == dict.fromkeys(("grad_query", "grad_key", "grad_value"), SEMANTIC)
@@ -253,7 +253,7 @@ def test_gradients_of_nan_are_semantic_and_known_if_declared(gradients: Problem)
         assert {each.empty_rows for each in found.judgements if each.verdict.exit_code} == {"nan"}
     assert failing(gradients.judged(wrong, empty_rows="nan")) == {}
     wrong["grad_key"][0, 0, 0, 0] = np.nan
-    found = gradients.judged(wrong, own=OwnEmptyRows("nan"))
+    found = gradients.judged(wrong, own=KnownEmptyRows("nan"))
     assert failing(found)["grad_key"] is Verdict.NONFINITE
     assert found.excused == {"grad_query", "grad_value"}
 
@@ -281,7 +281,7 @@ def test_conventions_hold_where_some_rows_stand_for_all() -> None:
     mask = np.arange(1030).reshape(1, 1, 1030, 1) % 700 > 0
     problem = Problem("attention", {}, {name: NORMAL(shape) for name, shape in shapes.items()} | {"mask": mask})
     wrong = {"output": np.where(mask, problem.returned()["output"], np.nan)}
-    found = problem.judged(wrong, own=OwnEmptyRows("nan"))
+    found = problem.judged(wrong, own=KnownEmptyRows("nan"))
     assert (failing(found), found.excused) == ({"output": SEMANTIC}, {"output"})
     assert found.judgements[0].judged_rows == 64
     assert failing(problem.judged(wrong, empty_rows="nan")) == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tables import tables_beside
 
-from attncheck.judging.xfail import ExpectedFailureRecord, largest_ratio, reason_for, recorded_alike
+from attncheck.judging.xfail import ExpectedFailureRecord, largest_ratio, reason_for, similar_expected_failures
 from attncheck.reading.expected_failures import load_expected_failures
 from attncheck.results.format import Row
 
@@ -77,15 +77,19 @@ def test_reasons_and_messages(record: Record, row: MakeRow) -> None:
     of_other = {"reason": OTHER, "cases": ["file/two"], "thread": None}
     entries = record([{}, of_other, {"verdict": "error"}]).expected_failures
     own = {"implementation": "mine.attention", "ratio": None}
-    assert recorded_alike([row(case="file/two", **own), row(case="file/one", **own)], entries) == (
+    assert similar_expected_failures([row(case="file/two", **own), row(case="file/one", **own)], entries) == (
         f"torch.* fails alike in 2 of its 2 cases: {REASON} (pytorch/pytorch#1); "
         f"torch.* fails alike in 1 of its 2 cases: {OTHER} (no thread known)"
     )
-    assert not recorded_alike([row(case="other/one", **own)], entries)
+    assert not similar_expected_failures([row(case="other/one", **own)], entries)
     entries = record([{"verdict": "error", "reason": "An axis of no key raises IndexError"}]).expected_failures
     raised = {"implementation": "mine.attention", "verdict": "error", "stage": "", "ratio": None}
-    assert not recorded_alike([row(message="ValueError: no such thing", **raised)], entries), "both raise, and no more"
-    assert "fails alike in 1 of its 1 case" in recorded_alike([row(message="IndexError: 0", **raised)], entries)
+    assert not similar_expected_failures([row(message="ValueError: no such thing", **raised)], entries), (
+        "both raise, and no more"
+    )
+    assert "fails alike in 1 of its 1 case" in similar_expected_failures(
+        [row(message="IndexError: 0", **raised)], entries
+    )
     entries, place = record([LIMITED]).expected_failures, ("torch.sdpa", "file/one", "float32", "output", "numeric")
     assert reason_for(entries, *place, ratio=7.0) is entries[0]
     assert reason_for(entries, *place) is reason_for(entries, *place, ratio=7e3) is None

@@ -16,7 +16,7 @@ from attncheck.backends import numpy_backend
 from attncheck.backends.codes import code_values
 from attncheck.backends.contract import CODE_FORMATS
 from attncheck.reading.inputs import inputs_in, problem_of
-from attncheck.reading.lowering import handed_over
+from attncheck.reading.lowering import pack_codes
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec.dtypes import numpy_dtype
@@ -52,7 +52,7 @@ def test_every_code_is_the_number_that_gfloat_decodes() -> None:
 def handed(swizzle: str, scales: Array) -> Array:
     ones, codes = np.ones((1, 1, 1)), np.zeros((1, 1, scales.shape[-2], 64), ml_dtypes.float4_e2m1fn)
     inputs = {"key": codes, "value": codes, "key_scale": ones, "value_scale": ones, "value_block_scale": scales}
-    return handed_over({"stored_as": "nvfp4", "swizzle": swizzle}, inputs)[1]["value_block_scale"]
+    return pack_codes({"stored_as": "nvfp4", "swizzle": swizzle}, inputs)[1]["value_block_scale"]
 
 
 @pytest.mark.parametrize("swizzle", ["4x4", "128x4"])

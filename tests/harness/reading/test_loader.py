@@ -22,7 +22,7 @@ from tables import CASES, tables_beside
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.reading import case_maker
 from attncheck.reading.case import Case
-from attncheck.reading.for_each import MAX_CASES, write_out
+from attncheck.reading.for_each import MAX_CASES, expand_cases
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
 from attncheck.reading.shapes import ShapeFault, bind_axes, fitted_shape, show
@@ -221,7 +221,7 @@ def test_any_data_is_filled_in(scratch_file: Path, first: list[Any], second: lis
         "cases": [{"name": "Plain"}, {"name": "Case", **body}],
     }
     scratch_file.write_text(json.dumps(written, indent=1), encoding="utf-8")
-    document, faults = write_out(read_yaml(scratch_file))
+    document, faults = expand_cases(read_yaml(scratch_file))
     assert not faults
     wanted = [_filled(body, {"a": one, "b": other}) for one, other in product(first, second)]
     made = [{field: each for field, each in case.items() if field != "name"} for case in document.data["cases"]]

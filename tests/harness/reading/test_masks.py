@@ -36,7 +36,7 @@ from attncheck.reading.generated_arrays import (
     words_from_state,
 )
 from attncheck.spec import DTYPES
-from attncheck.spec.dtypes import largest_number, numpy_dtype, rounded_once
+from attncheck.spec.dtypes import largest_number, numpy_dtype, round_to
 
 TABLES = tables_beside(__file__)
 
@@ -132,7 +132,7 @@ def nearest(number: float, dtype: str) -> Fraction:
 @example(number=65519.999)
 def test_a_number_is_rounded_once_to_the_nearest(dtype: str, number: float) -> None:
     with np.errstate(over="ignore"):
-        rounded = float(rounded_once(np.array([number]), dtype)[0])
+        rounded = float(round_to(np.array([number]), dtype)[0])
     wanted, (bits, least) = nearest(number, dtype), FORMATS[dtype]
     assert largest_number(dtype) == (2 - 2.0 ** (1 - bits)) * 2.0 ** (2 - least - bits)
     assert rounded == (float(wanted) if abs(wanted) <= largest_number(dtype) else np.copysign(np.inf, number))
@@ -140,11 +140,11 @@ def test_a_number_is_rounded_once_to_the_nearest(dtype: str, number: float) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_the_sign_of_zero_and_numbers_of_other_dtypes_are_kept(dtype: str) -> None:
-    rounded = rounded_once(np.array([np.inf, -np.inf, np.nan, -0.0, 3.0]), dtype).astype(np.float64)
+    rounded = round_to(np.array([np.inf, -np.inf, np.nan, -0.0, 3.0]), dtype).astype(np.float64)
     np.testing.assert_array_equal(rounded, [np.inf, -np.inf, np.nan, 0, 3])
     assert np.signbit(rounded[3])
     for source in (np.float32, np.int64, bool, np.float16, ml_dtypes.bfloat16):
-        rounded = rounded_once(np.array([[0, 1], [1, 1]]).astype(source), dtype)
+        rounded = round_to(np.array([[0, 1], [1, 1]]).astype(source), dtype)
         assert rounded.dtype == numpy_dtype(dtype)
         assert rounded.astype(np.float64).tolist() == [[0, 1], [1, 1]]
 

@@ -25,13 +25,13 @@ from attncheck.reading.selection import (
     NoSuchCase,
     Selection,
     bundled_root,
-    left_out,
     load_tile,
-    read_called,
+    read_by_address,
     read_tiles,
     select_cases,
     select_one,
-    tiles_named,
+    tile_note,
+    tiles_in_names,
 )
 
 TABLES = tables_beside(__file__)
@@ -167,8 +167,8 @@ def test_gradients_that_cannot_be_judged_whole_are_left_out_and_what_is_no_tile_
     assert MAX_SCORES == MAX_ELEMENTS
     whole, large = of_tile(361), of_tile(1024)
     assert len(whole) == len(of_tile(16)) > len(large)
-    assert left_out([361]) == ""
-    assert "--tile 362,1024: " in left_out([361, 362, 1024])
+    assert tile_note([361]) == ""
+    assert "--tile 362,1024: " in tile_note([361, 362, 1024])
     assert {case.input_shapes["query"][-2] for case in large if case.operation == "attention_gradients"} == {3}
     for tile in (0, 1, 4097, -3, "x", "", "4.5", 2.0, True, None, "9" * 50, [16]):
         with pytest.raises(UsageError, match="--tile: expected a whole number from 2 to 4096, got "):
@@ -188,8 +188,8 @@ def test_cases_of_tiles_come_besides_others_by_a_glob_or_by_their_ids(tmp_path: 
     with pytest.raises(NoSuchCase):
         select_one(ONE.replace("48", "5000"), base=tmp_path)
     addresses = {each: each for each in (ONE, ONE.replace("48", "16"), "masking/gone")}
-    assert read_called(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
-    assert tiles_named([ONE, "*tile-64*", "x-tile-7", "atile-9", "tile-08", "tile-40960", "tile-1"]) == (48, 64, 7)
+    assert read_by_address(addresses, tmp_path).keys() == {ONE, ONE.replace("48", "16")}
+    assert tiles_in_names([ONE, "*tile-64*", "x-tile-7", "atile-9", "tile-08", "tile-40960", "tile-1"]) == (48, 64, 7)
 
 
 # Single cases by what people call them.

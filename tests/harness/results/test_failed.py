@@ -19,10 +19,10 @@ from attncheck.results.last_failed import (
     FAILED_FILE,
     Failed,
     FailedRecord,
-    RunWatch,
-    failed_alone,
+    FailureLimit,
     failed_evaluations,
     failed_first,
+    only_failed,
     read_failed,
 )
 
@@ -93,7 +93,7 @@ def test_it_is_read_as_it_was_written_or_refused_in_one_error(tmp_path: Path) ->
 
 def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_row: MakeRow) -> None:
     told: list[str] = []
-    watch = RunWatch(FailedRecord(), 2, lambda failed: told.append(f"{failed.case} {failed.dtype}"))
+    watch = FailureLimit(FailedRecord(), 2, lambda failed: told.append(f"{failed.case} {failed.dtype}"))
     seen = [("a", "float64", "numeric"), ("a", "float32", "numeric"), ("b", "float64", "agree")]
     for case, dtype, verdict in seen:
         assert not watch.see([make_row(case=case, dtype=dtype, verdict=verdict)])
@@ -107,7 +107,7 @@ def test_cases_are_counted_and_not_their_dtypes_and_what_was_left_is_said(make_r
     left = "1 of 1,200 cases was not run, and 1 not in all of its dtypes"
     assert Stop(3, 1, 1).of(1200) == f"{after} 3 failing cases: {left}"
     # A run that is never stopped remembers no case.
-    watch = RunWatch(FailedRecord())
+    watch = FailureLimit(FailedRecord())
     assert not watch.see([make_row(verdict="numeric")])
     assert not watch.judged
     assert watch.stop([("b", "float64")], ()) is None
@@ -135,25 +135,25 @@ def test_what_failed_runs_alone_in_the_dtypes_in_which_it_failed_or_before_the_r
     cases: list[Case], tmp_path: Path
 ) -> None:
     folder = write(tmp_path, (D, "float32", "n"), (B, "float64", "n"), (A, "float64", "t"), ("gone", "float64", "n"))
-    found = failed_alone(cases, (), ["n"], folder)
+    found = only_failed(cases, (), ["n"], folder)
     assert ids(found.cases) == [B, D]
     assert found.only == {(B, "float64"), (D, "float32")}
     assert found.note == f"2 of 4 cases failed last time in {tmp_path} and run alone"
-    assert failed_alone(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
-    assert ids(failed_alone(cases, (), ["n", "t"], folder).cases) == [A, B, D]
+    assert only_failed(cases, ["float32"], ["n"], folder).only == {(D, "float32")}
+    assert ids(only_failed(cases, (), ["n", "t"], folder).cases) == [A, B, D]
     first = failed_first(cases, (), ["n"], folder)
     assert (ids(first.cases), first.only) == ([B, D, A, C], None)
     assert first.note == f"2 of 4 cases failed last time in {tmp_path} and run first"
     assert failed_first(cases, (), ["x"], folder).note.endswith(": the cases run in their order")
     folder = write(tmp_path, (A, "float64", "n"), selected=[(A, "float64"), (C, "float32")])
-    assert failed_alone(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
+    assert only_failed(cases, (), ["n"], folder, resume=True).only == {(A, "float64"), (C, "float32")}
     (folder / "summary.json").write_text('{"implementations": ["n", "other"]}')
     for selected, dtypes, names, said in (
         (cases, (), ["other"], "nothing"),
         (cases[1:], (), ["n"], "nothing selected"),
         (cases, ["float32"], ["n"], "nothing selected"),
     ):
-        found = failed_alone(selected, dtypes, names, folder)
+        found = only_failed(selected, dtypes, names, folder)
         assert (ids(found.cases), found.only) == ([], frozenset())
         assert found.note == f"{said} failed last time in {tmp_path}: nothing runs"
 
@@ -167,7 +167,7 @@ def test_without_results_that_say_what_failed_nothing_runs(cases: list[Case], tm
         (damaged, f"--failed: what failed last time is not known: {damaged / FAILED_FILE} cannot be read"),
     ):
         with pytest.raises(UsageError, match=f"^{re.escape(reason)}"):
-            failed_alone(cases, (), ["n"], folder)
+            only_failed(cases, (), ["n"], folder)
     assert failed_first(cases, (), ["n"], damaged).note.endswith(": the cases run in their order")
 
 
@@ -177,7 +177,7 @@ def test_after_an_unfinished_run_everything_runs(cases: list[Case], tmp_path: Pa
         ("other", False, f"{tmp_path} has no whole run of other: every selected case runs"),
         ("n", True, f"the run in {tmp_path} was of everything that was selected, and goes on"),
     ):
-        found = failed_alone(cases, (), [name], tmp_path, resume=resume)
+        found = only_failed(cases, (), [name], tmp_path, resume=resume)
         assert (ids(found.cases), found.only) == ([A, B, C, D], None)
         assert found.note.startswith(note)
 

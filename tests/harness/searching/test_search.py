@@ -36,12 +36,12 @@ from attncheck.reports.merge import merge_runs
 from attncheck.results.format import SEARCH_STATE
 from attncheck.results.reader import read_runs
 from attncheck.searching.concrete import (
-    asked_of,
     concrete_case,
     features_of,
     identity_of,
     optional_inputs,
     read_concrete,
+    required_features,
 )
 from attncheck.searching.drawing import REGIMES
 from attncheck.searching.findings import ProblemSubject, SearchFolder, holds, symptom_of, write_case
@@ -394,7 +394,7 @@ def test_features_are_options_inputs_sizes_and_forms_by_which_lists_can_name_wha
     found = features_of(attention_problem({"window": (0, None), "scale": -1.0}, keys=17))
     assert {"window zero none", "scale negative", "bias along Lq T", "heads shared", "Lk = 17"} <= found
     assert "another width of values" in found
-    assert asked_of(attention_problem({"is_causal": True})) == {"is_causal", "bias", "heads shared"}
+    assert required_features(attention_problem({"is_causal": True})) == {"is_causal", "bias", "heads shared"}
     assert identity_of(attention_problem(), "problem-3") == "search/attention/bias-heads-shared/problem-3"
     causal = attention_problem({"is_causal": True, "scale": -0.5})
     causal.inputs["query"][0, 0, 0, 0] = np.nan
