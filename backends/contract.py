@@ -138,7 +138,7 @@ class Sinks(TypedDict, total=False):
 
 
 class Masks(Edges, total=False):
-    """Whom a query may attend to, and a bias."""
+    """The keys that a query may attend to, and a bias."""
 
     mask: Tensor | None
     bias: Tensor | None

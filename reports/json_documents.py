@@ -84,7 +84,7 @@ def _has_records(kind: Any) -> bool:
 
 
 class Header(Record):
-    """What printed a document."""
+    """The program that printed a document."""
 
     version: Annotated[str, "The version of attncheck."]
     schema: Annotated[int, "The version of this schema: it changes when a field goes or means something else."]
@@ -104,29 +104,31 @@ class Failure(Record):
     stage: Annotated[str, "The first stage that is wrong; empty where nothing came back."]
     element_stage: Annotated[str | None, "The stage of the element: the first wrong one that came back."]
     element: Annotated[Sequence[int] | None, "The index of the element that is worst; null where none is named."]
-    computed: Annotated[float | None, "What the implementation gave there."]
-    exact: Annotated[float | None, "What is right there: the exact answer, or the exact step from its previous stage."]
+    computed: Annotated[float | None, "The implementation's number there."]
+    exact: Annotated[
+        float | None, "The right number there: the exact answer, or the exact step from the previous stage."
+    ]
     error: Annotated[float | None, "The absolute difference of the two."]
     bound: Annotated[float | None, "The largest error that the implementation's roundings can make there."]
     ratio: Annotated[float | None, "The largest error of the stage over its bound; more than 1 proves an error."]
-    against: Annotated[str | None, "What computed is compared with: exact, or step."]
+    against: Annotated[str | None, "The reference of computed: exact, or step."]
     diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
-    message: Annotated[str, "What is wrong, in words."]
+    message: Annotated[str, "The failure in a sentence."]
     shape: Annotated[str, "The lengths of the case's axes, such as B=1 H=4 Lq=3 Lk=5 D=8."]
-    tags: Annotated[Sequence[str], "What the case probes: names of `attncheck list tags`."]
-    rows: Annotated[int, "How many comparisons of this case fail."]
+    tags: Annotated[Sequence[str], "The features that the case tests: names of `attncheck list tags`."]
+    rows: Annotated[int, "The number of failing comparisons of this case."]
     next: Annotated[Sequence[str], "Shell commands that say more of this failure; run them in the folder of the check."]
 
 
 class Document(Record):
-    """What every document has."""
+    """The fields of every document."""
 
-    attncheck: Annotated[Header, "What printed this."]
+    attncheck: Annotated[Header, "The program that printed this."]
     exit_code: Annotated[int, "The exit code: 0 agrees, 1 disagrees, 2 wrong input, 3 not run or too little judged."]
     answer: Annotated[str, "The outcome in one line."]
-    failures: Annotated[Sequence[Failure], "What fails, the simplest case first; expected failures are none."] = ()
+    failures: Annotated[Sequence[Failure], "The failures, the simplest case first, without expected failures."] = ()
     next: Annotated[Sequence[str], "The commands to run next; empty where nothing is left to do."] = ()
-    notes: Annotated[Sequence[str], "What could not be used or run, a line each."] = ()
+    notes: Annotated[Sequence[str], "Inputs that could not be used or run, a line each."] = ()
 
 
 class Fault(Record):
@@ -136,49 +138,55 @@ class Fault(Record):
     line: Annotated[int | None, "The line in it."]
     case: Annotated[str | None, "The case's name."]
     field: Annotated[str | None, "The field of the case."]
-    message: Annotated[str, "What is wrong, and what was expected."]
+    message: Annotated[str, "The mistake, and what was expected."]
 
 
 class ErrorRecord(Record):
     """Why a command could not do what it was asked for."""
 
     kind: Annotated[str, "The kind of the error, such as UsageError or CaseError."]
-    message: Annotated[str, "What was wrong, what was expected, and what to do."]
-    faults: Annotated[Sequence[Fault], "What is wrong with case files, where that is why."]
+    message: Annotated[str, "The mistake, what was expected, and the fix."]
+    faults: Annotated[Sequence[Fault], "The mistakes in case files, if they are the reason."]
 
 
 class ErrorDocument(Document):
-    """What any command prints that ends before it has an outcome."""
+    """The document of a command that ends before it has an outcome."""
 
     error: Annotated[ErrorRecord, "Why there is no outcome. No other document has this field."]
 
 
 class CoverageRecord(Record):
-    """How many of the cases that were asked one implementation was judged in, and what became of the others."""
+    """The number of requested cases in which one implementation was judged, and the outcome of the others."""
 
-    asked: Annotated[int, "How many cases were asked."]
+    asked: Annotated[int, "The number of requested cases."]
     judged: Annotated[int, "In how many it was judged."]
-    unsupported: Annotated[int, "How many are unsupported, of operations that it offers.", "lacks.cases"]
-    lacks: Annotated[Mapping[str, int], "What these need, each with how many cases need it; a case may need several."]
-    not_offered: Annotated[int, "How many are of operations, or in dtypes alone, that it lacks.", "lacks.not_offered"]
-    covered: Annotated[int, "How many were not asked, because the standard cases cover them.", "stood_for"]
-    unverified: Annotated[int, "How many have no exact answer."]
-    stopped: Annotated[int, "How many raised, crashed or ran out of time."]
-    not_run: Annotated[int, "How many have no result."]
-    padded: Annotated[int, "How many were padded, as the implementation requires."]
+    unsupported: Annotated[int, "The number of unsupported cases of operations that it offers.", "lacks.cases"]
+    lacks: Annotated[
+        Mapping[str, int], "The features that these need, each with its number of cases; a case may need several."
+    ]
+    not_offered: Annotated[
+        int,
+        "The number of cases of operations that it lacks, or that exist only in dtypes that it lacks.",
+        "lacks.not_offered",
+    ]
+    covered: Annotated[int, "The number of cases that did not run because the standard cases cover them.", "stood_for"]
+    unverified: Annotated[int, "The number of cases without an exact answer."]
+    stopped: Annotated[int, "The number of cases that raised, crashed or ran out of time."]
+    not_run: Annotated[int, "The number of cases without a result."]
+    padded: Annotated[int, "The number of cases that were padded, as the implementation requires."]
 
 
 class InCommon(Record):
-    """What the failing cases of an implementation have in common."""
+    """A feature that the failing cases of an implementation have in common."""
 
     environment: Annotated[str, "The label of the run.", "column.environment"]
     implementation: Annotated[str, "The implementation.", "column.implementation"]
     text: Annotated[str, "It in words."]
-    where: Annotated[str, "What they have in common."]
-    failing: Annotated[int, "How many fail that have it."]
-    of: Annotated[int, "How many have it.", "holding"]
-    passing_elsewhere: Annotated[int, "How many pass that have it not."]
-    counted: Annotated[str, "What is counted: cases, or evaluations."]
+    where: Annotated[str, "The common feature."]
+    failing: Annotated[int, "The number of failing cases with the feature."]
+    of: Annotated[int, "The number of cases with the feature.", "holding"]
+    passing_elsewhere: Annotated[int, "The number of passing cases without the feature."]
+    counted: Annotated[str, "The unit of the counts: cases, or evaluations."]
 
 
 class DefectRecord(Record):
@@ -191,18 +199,18 @@ class DefectRecord(Record):
     verdict: Annotated[str, "One word of docs/reference/verdicts.md: that of the simplest case.", "first.verdict"]
     stage: Annotated[str, "The first wrong stage of the simplest case; empty where nothing came back.", "first.stage"]
     diagnosis: Annotated[str | None, "The convention or mistake that gives these numbers: a name of docs/diagnoses.md."]
-    text: Annotated[str, "What is wrong, in a sentence; without a diagnosis, what happened in the simplest case."]
+    text: Annotated[str, "The defect in a sentence; without a diagnosis, the message of the simplest case."]
     cases: Annotated[Sequence[str], "The ids of the cases that show it, the simplest first."]
     dtypes: Annotated[Sequence[str], "The dtypes that show it."]
-    evaluations: Annotated[int, "How many evaluations show it: failures of one case in one dtype."]
+    evaluations: Annotated[int, "The number of evaluations that show it: failures of one case in one dtype."]
 
 
 class Stopped(Record):
-    """What a run that was ended early has left."""
+    """The cases that a run left when it was stopped early."""
 
     failing: Annotated[int, "After how many failing cases it ended."]
-    not_run: Annotated[int, "How many cases did not run."]
-    in_part: Annotated[int, "How many cases ran in only some of their dtypes."]
+    not_run: Annotated[int, "The number of cases that did not run."]
+    in_part: Annotated[int, "The number of cases that ran in only some of their dtypes."]
 
 
 class PropertyRecord(Record):
@@ -214,33 +222,33 @@ class PropertyRecord(Record):
     dtype: Annotated[str, "The dtype of the inputs."]
     variant: Annotated[str, "Which further calls were made."]
     outcome: Annotated[str, "bitwise, within bounds, nan, broken, failed, not judged, unsupported or xpass.", "verdict"]
-    claim: Annotated[str, "What the implementation claims of the property; empty where it claims nothing."]
-    xfail: Annotated[bool, "Whether a failure is expected."]
+    claim: Annotated[str, "The implementation's claim about the property; empty if there is none."]
+    xfail: Annotated[bool, "True if the failure is expected."]
     stage: Annotated[str, "The stage of the element that is named."]
     index: Annotated[str, "The element that is named."]
-    first: Annotated[float | None, "What the first call gave there.", "value"]
-    second: Annotated[float | None, "What the further calls gave there.", "reference"]
+    first: Annotated[float | None, "The first call's number there.", "value"]
+    second: Annotated[float | None, "The further calls' number there.", "reference"]
     exact: Annotated[float | None, "The exact answer there."]
-    first_bound: Annotated[float | None, "How far the first may be from it."]
-    second_bound: Annotated[float | None, "How far the second may be from it."]
+    first_bound: Annotated[float | None, "The largest permitted distance of the first from it."]
+    second_bound: Annotated[float | None, "The largest permitted distance of the second from it."]
     differing: Annotated[int, "In how many elements some bits differ."]
-    elements: Annotated[int, "How many elements were compared."]
-    message: Annotated[str, "What happened, in a sentence."]
-    fails: Annotated[bool, "Whether it fails the run.", "fails_run"]
+    elements: Annotated[int, "The number of compared elements."]
+    message: Annotated[str, "The outcome in a sentence."]
+    fails: Annotated[bool, "True if it fails the run.", "fails_run"]
     next: Annotated[Sequence[str], "The command that asks again and explains."]
 
 
 class Outcome(Document):
-    """What cases came to: check, report and vectors verify."""
+    """The outcome of cases: check, report and vectors verify."""
 
-    judged: Annotated[str, "How much was judged of what was asked."]
+    judged: Annotated[str, "The coverage: judged cases of requested cases."]
     coverage: Annotated[Mapping[str, CoverageRecord], "By implementation, version and run: how much was judged."]
-    too_few_judged: Annotated[Sequence[str], "Where less was judged than was required."]
-    numbers: Annotated[Mapping[str, int], "How many printed numbers there are of each kind."]
-    defects: Annotated[Sequence[DefectRecord], "What is wrong, once each; failures has every case and dtype of it."]
-    sentences: Annotated[Sequence[str], "What the answer rests on, in sentences."]
+    too_few_judged: Annotated[Sequence[str], "The implementations that were judged in fewer cases than required."]
+    numbers: Annotated[Mapping[str, int], "The number of printed numbers of each kind."]
+    defects: Annotated[Sequence[DefectRecord], "The defects, once each; failures has every case and dtype."]
+    sentences: Annotated[Sequence[str], "The facts behind the answer, in sentences."]
     stopped: Annotated[Mapping[str, Stopped], "By label: runs that were ended early."]
-    in_common: Annotated[Sequence[InCommon], "What failing cases have in common."]
+    in_common: Annotated[Sequence[InCommon], "The features that failing cases have in common."]
     verdicts: Annotated[Mapping[str, Mapping[str, str]], "By case and implementation: the worst verdict, in words."]
     properties: Annotated[Mapping[str, Mapping[str, str]], "By property and implementation: the outcome."]
     broken_properties: Annotated[Sequence[PropertyRecord], "Properties that do not hold."]
@@ -256,16 +264,16 @@ class PropertiesDocument(Document):
 
 
 class DifferenceRecord(Record):
-    """What changed between two results. The columns of its rows are those of the files of `attncheck diff --output`."""
+    """The changes between two results. The columns of the rows are those of the files of `attncheck diff --output`."""
 
     before: Annotated[str, "The first results."]
     after: Annotated[str, "The second."]
     compared: Annotated[int, "Evaluations that both have."]
     only: Annotated[Sequence[int], "Evaluations that only the first has, and only the second."]
-    sentences: Annotated[Sequence[str], "What changed, the worst first."]
+    sentences: Annotated[Sequence[str], "The changes, the worst first."]
     verdicts: Annotated[Sequence[Row], "Verdicts that changed; change is worse, better or other."]
     errors: Annotated[Sequence[Row], "Errors that grew or shrank by more than rounding explains."]
-    expected_failures: Annotated[Sequence[Row], "How often failures happened that are expected, where that changed."]
+    expected_failures: Annotated[Sequence[Row], "Expected failures that happened more or less often."]
     cases: Annotated[Sequence[Row], "Cases that only one of the two has, or that are not the same."]
     environments: Annotated[Sequence[Row], "Versions, processors and settings that differ."]
 
@@ -275,7 +283,7 @@ class DifferenceDocument(DifferenceRecord, Document):
 
 
 class ReleaseRecord(Record):
-    """What a release came to."""
+    """The outcome of a release."""
 
     release: Annotated[str, "Its version."]
     right: Annotated[int, "Evaluations that agree."]
@@ -289,9 +297,9 @@ class ReleaseRecord(Record):
 class BisectionDocument(Document):
     """bisect: what several releases gave."""
 
-    distribution: Annotated[str, "What was released."]
-    releases: Annotated[Sequence[ReleaseRecord], "What each release came to, the oldest first."]
-    steps: Annotated[Sequence[DifferenceRecord], "What changed from each to the next."]
+    distribution: Annotated[str, "The package that was released."]
+    releases: Annotated[Sequence[ReleaseRecord], "The outcome of each release, the oldest first."]
+    steps: Annotated[Sequence[DifferenceRecord], "The changes from each release to the next."]
     missed: Annotated[Mapping[str, str], "Releases that could not be run, and why."]
 
 
