@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from attncheck.common.errors import ExitCode
-from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, count_noun, join_words
+from attncheck.common.wording import AND, BESIDE, BUT, BY_ITSELF, DocumentLayout, count_noun, join_words
 from attncheck.execution.user_code import declaration
 from attncheck.reports.failure_patterns import MISSING_CAPABILITIES, common_features
 from attncheck.reports.failures import failures
@@ -31,6 +31,8 @@ from attncheck.reports.frames import (
     expected_failures,
     failing,
     groups,
+    is_document,
+    layout_in,
     once_for_frames,
     records,
     stage_order,
@@ -71,6 +73,8 @@ class Defect:
     evaluations: int
     rows: int
     """The number of failing comparisons in all evaluations."""
+    how_wrong: str
+    """The worst element of the simplest case, in a sentence, with the index that a document counts."""
 
     @property
     def name(self) -> str:
@@ -91,11 +95,6 @@ class Defect:
     def column(self) -> tuple[str, str]:
         """The environment and the implementation; both are empty for a defect of a document."""
         return self.first.environment, self.first.implementation
-
-    @property
-    def how_wrong(self) -> str:
-        """The worst element of the simplest case, in a sentence."""
-        return how_wrong(self.first, of_several=len(self.dtypes) > 1)
 
 
 @once_for_frames
@@ -306,7 +305,18 @@ def _defect(frames: Frames, group: Sequence[Failure], diagnosed: Diagnosed) -> D
         dtypes=tuple(sorted(dtypes, key=[*DTYPES, *sorted(dtypes - set(DTYPES))].index)),
         evaluations=len(group),
         rows=sum(failure.rows for failure in group),
+        how_wrong=how_wrong(first, _layout_of_element(frames, first), of_several=len(dtypes) > 1),
     )
+
+
+def _layout_of_element(frames: Frames, failure: Failure) -> DocumentLayout | None:
+    """Return the layout in which the document of a failing case counts the elements of its worst stage."""
+    case = frames.cases.get(failure.case)
+    if case is None or not is_document(case):
+        return None
+    rows = failing(frames.results)
+    of_stage = rows[rows["case"].eq(failure.case) & rows["stage"].eq(failure.element_stage or "")]
+    return next((layout_in(case, row) for row in records(of_stage)), None)
 
 
 def _cause_text(frames: Frames, rows: Sequence[Row]) -> str:

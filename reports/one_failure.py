@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attncheck.common.wording import format_distinct, format_element, format_ratio, index_from
+from attncheck.common.wording import DocumentLayout, format_distinct, format_element, format_ratio, index_from
 from attncheck.reading.shapes import axis_lengths, lengths_text
 from attncheck.reports.json_documents import Failure
 from attncheck.results.format import FAILURE_NUMBERS, Row
@@ -115,12 +115,18 @@ def shape_text(case: Mapping[str, Any]) -> str:
     return lengths_text(lengths_of(case))
 
 
-def how_wrong(failure: Failure, *, of_several: bool) -> str:
-    """Describe a wrong element: its value, the right one, and the error in units of the bound."""
+def how_wrong(failure: Failure, layout: DocumentLayout | None, *, of_several: bool) -> str:
+    """Describe a wrong element: its value, the right one, and the error in units of the bound.
+
+    Args:
+        failure: The failure, whose element is counted as in arrays.
+        layout: The layout in which the case's document counts, if there is one.
+        of_several: True to name the dtype.
+    """
     if failure.element is None or failure.computed is None or failure.exact is None:
         return failure.message
     computed, exact = format_distinct(failure.computed, failure.exact)
-    element = format_element(failure.element, failure.element_stage or "")
+    element = format_element(failure.element, failure.element_stage or "", layout)
     where = f" in {failure.dtype}" if of_several else ""
     text = f"{element} is {computed}{where}, should be {exact}"
     if failure.ratio is None or not abs(failure.ratio) < float("inf"):

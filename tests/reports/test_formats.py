@@ -48,7 +48,7 @@ from attncheck.reports.ci import (
     render_ci_summary,
     render_sarif,
 )
-from attncheck.reports.defects import first_commands
+from attncheck.reports.defects import defects, first_commands
 from attncheck.reports.failures import commands_again, failures
 from attncheck.reports.frames import Frames, records
 from attncheck.reports.html.page import render_html
@@ -561,6 +561,19 @@ def test_an_object_has_no_command_and_of_some_implementations_each_has_one(hand:
     lines = first_commands(hand.frames([{"implementation": name, "verdict": "numeric"} for name in names], again={}))
     # In the report's order; nobody can name mine.attention.
     assert [line.split()[3] for line in lines] == ["jax.eager", "jax.jit", "numpy.eager"]
+
+
+def test_an_element_of_a_document_has_the_index_that_the_document_counts(hand: Any) -> None:
+    wrong = {"verdict": "numeric", "stage": "weights", "index": "0,0,1,2", "shape": "1x1x3x4"}
+    numbers = {"value": 1.5, "reference": 1.25, "ratio": 9.0}
+    for transpose, element in ((False, "weights[1, 2] is 1.5"), (True, "weights[2, 1] is 1.5")):
+        expected = {"name": "weights", "of": "weights", "basis": "known", "shape": [1, 1, 3, 4], "called": "A"}
+        case = hand.case(
+            source={"kind": "document", "title": "t", "author": "a", "section": "s", "notes": []},
+            expected=[expected | {"transpose": transpose}],
+        )
+        [defect] = defects(hand.frames([wrong | numbers], cases=[case]))
+        assert defect.how_wrong.startswith(element)
 
 
 def test_a_mutation_score_says_what_was_spared_and_tries_other_rules_only_where_nothing_was(
