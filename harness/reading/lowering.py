@@ -1,20 +1,20 @@
-"""The meaning of options and inputs: the call, the canonical form, and the form without a layout.
+"""The three forms of a problem: the call, the canonical form, and the form without a layout.
 
-The call is what an implementation gets: the problem as its signature says it, with what no signature has (a mask
-of queries, a position that no argument tells) folded into the mask. The canonical form is what is true: one mask says
-who may attend to whom, the past is part of the keys, a rotary embedding has a row for each query and key, and nothing
-else is left. Behind projections the past stays apart, as what is cached of earlier ones. Parts that are merged are
-scores, one for each part, and values of each query's own.
+The call is what an implementation gets. Restrictions that its signature cannot express, such as a mask of queries, are
+folded into the mask. The canonical form is what the oracle evaluates: one mask says which keys a query attends to, the
+past is part of the keys, a rotary embedding has a row for each query and key, and no other option is left that changes
+these. With projections, the past stays separate, because it is the cache of earlier projections. Merged parts are
+scores, one for each part, and separate values for each query.
 
-Operations that are another one once their keys and values are laid out: packed, in pages, or in 8 bits.
+The form without a layout replaces operations that differ from attention only in how keys and values are stored: packed,
+in pages, or in 8 bits. Packed sequences get one mask for all of them. A key that no query may use becomes a masked key
+of zeros. The pages of a cache are read into one array of keys for each batch entry, and unused slots become masked keys
+of zeros. These steps round nothing, so exact answers and bounds are those of ``attention`` and ``attention_gradients``.
 
-Packed sequences attend with one mask for all of them; a key that no query may use is a key of zeros that is masked. The
-pages of a cache are read into one array of keys for each batch entry, slots that are not used likewise. Nothing is
-rounded by that, so exact answers and bounds are those of ``attention`` and ``attention_gradients``. Codes of
-keys and values are widened, which is exact, too; their scales become factors, with a step of their own
-(``attention/caches.py``). Weights of norms of queries and keys get a row for each
-head, of ones where there are none (``attention/normalization.py``). Latent vectors are keys and values of one head,
-from which a step makes those of every head (``attention/caches.py``).
+Codes of keys and values are widened, which is exact, and their scales become factors with a separate step
+(``attention/caches.py``). Weights of norms of queries and keys get a row for each head, of ones if there are none
+(``attention/normalization.py``). Latent vectors are keys and values of one head, from which a step makes those of every
+head (``attention/caches.py``).
 """
 
 from __future__ import annotations
