@@ -212,7 +212,11 @@ def _widths(request: DesignRequest) -> dict[str, Level]:
     wanted: Sequence[int] = request.widths or requirements.widths or _WIDTHS
     widths = sorted({width for size in wanted if (width := requirements.width(size)) is not None})
     if not widths or (request.widths and set(widths) != set(wanted)):
-        raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {requirements.limits}")
+        refused = next(size for size in wanted if requirements.width(size) != size)
+        larger = requirements.width(refused)
+        has_limits = requirements.widths or larger is None
+        takes = requirements.limits if has_limits else f"no width of {refused}; the next larger one is {larger}"
+        raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {takes}")
     levels: dict[str, Level] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
     if requirements.value_width is None and request.entry.capabilities.get("value_width") is not False:
         value_width = widths[0] if len(widths) > 1 else requirements.width(widths[0] + 1) or requirements.width(1)

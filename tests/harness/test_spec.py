@@ -222,6 +222,12 @@ masked.requires = {"widths": [32, 80]}  # type: ignore[attr-defined]
 def windowed(query: Any, key: Any, value: Any, *, window: Any = None) -> None: ...
 
 
+def tiled(query: Any, key: Any, value: Any) -> None: ...
+
+
+tiled.requires = {"width_multiple": 24}  # type: ignore[attr-defined]
+
+
 def everything(query: Any, key: Any, value: Any, **options: Any) -> None: ...
 
 
@@ -233,7 +239,7 @@ def attention_gradients(
 def softmax(scores: Any) -> None: ...
 
 
-KERNELS: tuple[Any, ...] = (plain, masked, windowed, everything, attention_gradients, softmax)
+KERNELS: tuple[Any, ...] = (plain, masked, windowed, tiled, everything, attention_gradients, softmax)
 TABLES = tables_beside(__file__)["designs"]
 DESIGNS = Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))
 POSITIONAL = {"query", "key", "value", "grad_output"}
@@ -265,6 +271,7 @@ def test_what_no_design_can_be_made_for_is_refused(tmp_path: Path) -> None:
     refused = {
         "softmax": "designs are made for attention and attention_gradients; kernels has softmax",
         "masked": "--widths 64: kernels takes widths of 32, 80",
+        "tiled": "--widths 64: kernels takes no width of 64; the next larger one is 72",
     }
     for name, message in refused.items():
         with pytest.raises(UsageError, match=message):
