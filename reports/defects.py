@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from attncheck.reports.frames import (
 )
 from attncheck.reports.json_documents import Failure
 from attncheck.reports.one_failure import how_wrong
-from attncheck.spec import CONVENTION_OF_READING, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
+from attncheck.spec import ACCURACY, ACCURACY_OF_FLOAT32, CONVENTION_OF_READING, DEFAULT_EMPTY_ROWS, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import Verdict
 
 Row = Mapping[str, Any]
@@ -92,6 +92,16 @@ class Defect:
         return _is_shown_by_calls(self.first)
 
     @property
+    def is_size_of_error(self) -> bool:
+        """Return whether the diagnosis is only an accuracy; the cause of an error matters more than its size."""
+        return self.diagnosis.startswith(ACCURACY)
+
+    @property
+    def is_computed_in_float32(self) -> bool:
+        """Return whether the defect is that float64 is only as accurate as float32."""
+        return self.diagnosis == ACCURACY_OF_FLOAT32 and self.dtypes == ("float64",)
+
+    @property
     def column(self) -> tuple[str, str]:
         """The environment and the implementation; both are empty for a defect of a document."""
         return self.first.environment, self.first.implementation
@@ -101,7 +111,7 @@ class Defect:
 def defects(frames: Frames) -> tuple[Defect, ...]:
     """Return the defects: wrong numbers, then calls that did not run, then wrong documents and lists.
 
-    Among each of these, the defect of most cases comes first.
+    Among each of these, the defect of most cases comes first, and an accuracy without a cause comes last.
     """
     rows = failing(frames.results)
     rows = rows[rows["diagnosis"].notna() & rows["diagnosis"].ne("")]
@@ -110,7 +120,13 @@ def defects(frames: Frames) -> tuple[Defect, ...]:
     return tuple(
         sorted(
             group_by_defect(frames, failures(frames), first),
-            key=lambda of: (not of.is_shown_by_calls, _did_not_run(of.first), of.name == Verdict.UNTRIED, -of.others),
+            key=lambda of: (
+                not of.is_shown_by_calls,
+                _did_not_run(of.first),
+                of.name == Verdict.UNTRIED,
+                of.is_size_of_error,
+                -of.others,
+            ),
         )
     )
 
@@ -202,7 +218,7 @@ def _convention_line(frames: Frames, column: Column) -> str:
 _LACKS = {
     "grouped_heads": "takes no keys that heads share",
     "value_width": "takes no values of another width than the keys",
-    "dtypes": "is meant for float32 alone",
+    "dtypes": "supports only float32",
 }
 """Missing capabilities, in words."""
 
@@ -220,7 +236,7 @@ def _capability_line(frames: Frames, column: Column) -> str:
     lacking: dict[str, Any] = {
         MISSING_CAPABILITIES[pattern.where]: False for pattern in where if pattern.where in MISSING_CAPABILITIES
     }
-    if any(defect.diagnosis == "accuracy-of-float32" and defect.dtypes == ("float64",) for defect in own_defects):
+    if any(defect.is_computed_in_float32 for defect in own_defects):
         lacking["dtypes"] = ["float32"]
     words = join_words([_LACKS[name] for name in lacking])
     return f"if it {words}, declare it: {_declaration_code(frames, column, 'capabilities', lacking)}" if lacking else ""
@@ -240,7 +256,7 @@ class _Cause(NamedTuple):
 
 
 def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
-    """Return the causes, that of most cases first; a case with several causes counts for each of them."""
+    """Return the causes, that of most cases first and an accuracy last; a case counts for each of its causes."""
     pairs = [(defect.diagnosis.split(AND), defect.text.split(BESIDE)) for defect in named]
     texts = dict(chain.from_iterable(zip(*pair, strict=True) for pair in pairs if len(pair[0]) == len(pair[1]) > 1))
     texts |= {defect.diagnosis: defect.text for defect in named}
@@ -250,7 +266,7 @@ def _cases_by_cause(named: Sequence[Defect]) -> list[_Cause]:
         for part in parts if texts.keys() >= set(parts) else [defect.diagnosis]:
             cases.setdefault(part, {}).update(dict.fromkeys(defect.cases))
     causes = (_Cause(name, texts[name], of_it) for name, of_it in cases.items())
-    return sorted(causes, key=lambda cause: -len(cause.cases))
+    return sorted(causes, key=lambda cause: (cause.name.startswith(ACCURACY), -len(cause.cases)))
 
 
 def _declarations(defect: Defect) -> list[tuple[str, str] | None]:
@@ -297,16 +313,18 @@ def _defect(frames: Frames, group: Sequence[Failure], diagnosed: Diagnosed) -> D
     first, dtypes = group[0], {failure.dtype for failure in group}
     places = [] if _did_not_run(first) else map(_place, group)
     named = [diagnosed[place] for place in places if place in diagnosed]
-    return Defect(
+    text = _cause_text(frames, list({row["case"]: row for row in named}.values())) if named else first.message
+    defect = Defect(
         first,
         diagnosis=named[0]["diagnosis"] if named else "",
-        text=_cause_text(frames, list({row["case"]: row for row in named}.values())) if named else first.message,
+        text=text,
         cases=tuple(dict.fromkeys(failure.case for failure in group)),
         dtypes=tuple(sorted(dtypes, key=[*DTYPES, *sorted(dtypes - set(DTYPES))].index)),
         evaluations=len(group),
         rows=sum(failure.rows for failure in group),
         how_wrong=how_wrong(first, _layout_of_element(frames, first), of_several=len(dtypes) > 1),
     )
+    return replace(defect, text="float64 is as accurate as float32") if defect.is_computed_in_float32 else defect
 
 
 def _layout_of_element(frames: Frames, failure: Failure) -> DocumentLayout | None:

@@ -33,7 +33,17 @@ from attncheck.common.wording import at_stage
 from attncheck.reports.cells import State, cell_table
 from attncheck.reports.frames import Column, Frames, failing, of_column, once_for_frames
 from attncheck.reports.one_failure import lengths_of, shape_text
-from attncheck.spec import AXES, DTYPES, HEADS, MEMORY_LAYOUTS, OPERATIONS, OPTIONS, Options, inputs_of
+from attncheck.spec import (
+    ACCURACY_OF_FLOAT32,
+    AXES,
+    DTYPES,
+    HEADS,
+    MEMORY_LAYOUTS,
+    OPERATIONS,
+    OPTIONS,
+    Options,
+    inputs_of,
+)
 from attncheck.spec.verdicts import Verdict
 
 MIN_CASES = 3
@@ -105,6 +115,7 @@ def candidates(frames: Frames) -> tuple[FailurePattern, ...]:
     patterns: list[FailurePattern] = []
     for column in frames.columns:
         judged = _with_judged_stages(frames, column, judged_of(frames, column))
+        judged = _without_float64_of_float32(frames, column, judged)
         is_wrong = any(_way(verdict, "") == _IS_WRONG for verdict in judged["verdict"][judged["fails"]])
         verb = _FAILS if is_wrong else _CANNOT_RUN
         patterns += _patterns_among(frames, column, judged, judged["fails"].to_numpy(), verb, (_way, _kind))
@@ -166,6 +177,15 @@ def _with_judged_stages(frames: Frames, column: Column, judged: pd.DataFrame) ->
     seen = pd.MultiIndex.from_frame(results.loc[results["stage"].isin(stages), ["case", "dtype"]])
     is_seen = pd.MultiIndex.from_frame(judged[["case", "dtype"]]).isin(seen)
     return judged if "" in stages else judged[judged["fails"] | is_seen]
+
+
+def _without_float64_of_float32(frames: Frames, column: Column, judged: pd.DataFrame) -> pd.DataFrame:
+    """Leave out float64 evaluations that are as accurate as float32 if others fail, too, whose feature they would hide."""
+    results = of_column(frames.results, column)
+    is_accuracy = results["diagnosis"].eq(ACCURACY_OF_FLOAT32) & results["dtype"].eq("float64")
+    cases = set(results.loc[is_accuracy, "case"])
+    others = judged[~(judged["fails"] & judged["dtype"].eq("float64") & judged["case"].isin(cases))]
+    return others if others["fails"].any() else judged
 
 
 def _pattern_of(frames: Frames, column: Column, judged: pd.DataFrame, verb: str) -> FailurePattern | None:

@@ -17,14 +17,14 @@ from typing import TypeVar
 
 from attncheck.common.wording import AND, BESIDE
 from attncheck.diagnosis.case_evidence import Evidence, Fit
-from attncheck.diagnosis.decision import ACCURACY, MIN_RATIO, OR, evidence_of, fit_of
+from attncheck.diagnosis.decision import MIN_RATIO, OR, evidence_of, fit_of
 from attncheck.diagnosis.examine import diagnose_case
 from attncheck.diagnosis.readings import readings_named
 from attncheck.diagnosis.wrong_result import WrongResult, try_reading
 from attncheck.judging.alternatives import Alternative
 from attncheck.judging.judge_stages import agrees
 from attncheck.reading.problem import Problem
-from attncheck.spec import stage_position
+from attncheck.spec import ACCURACY, stage_position
 from attncheck.spec.verdicts import Verdict
 
 Unit = TypeVar("Unit")

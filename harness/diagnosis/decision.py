@@ -30,11 +30,10 @@ from typing import TypeVar
 
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.judging.alternatives import Alternative
+from attncheck.spec import ACCURACY
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 Unit = TypeVar("Unit")
-ACCURACY = "accuracy-of-"
-"""Prefix of the names that give the size of the errors, and no cause."""
 MIN_RATIO = 3
 """A reading that explains this many times as many cases as refute it is kept: those may have a second fault."""
 CERTAIN = 6

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from attncheck.attention.problem import Computation
-from attncheck.diagnosis.decision import ACCURACY
 from attncheck.diagnosis.readings_of_entries import ENTRY_READINGS, plus, within_window
 from attncheck.diagnosis.readings_of_gradients import GRADIENT_READINGS
 from attncheck.diagnosis.readings_of_launches import LAUNCH_READINGS
@@ -54,6 +53,7 @@ from attncheck.reading.lowering import queries_and_keys, query_offset
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import (
+    ACCURACY,
     IGNORABLE,
     LOGITS,
     OPERATIONS,
@@ -480,7 +480,7 @@ def _accuracy(name: str, words: str, of: str = "") -> Reading:
 
 
 ACCURACIES: Mapping[str, Reading] = {
-    "float32": _accuracy("float32", "float32 alone"), "bfloat16": _accuracy("16-bits", "16 bits alone")
+    "float32": _accuracy("float32", "float32"), "bfloat16": _accuracy("16-bits", "16 bits")
 }  # fmt: skip
 TRADES: Mapping[str, Reading] = {
     parts: _accuracy(name, f'{words}, which a class permits "with {parts}"', of)

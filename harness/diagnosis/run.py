@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,6 @@ from attncheck.common.store import UnreadableEntry
 from attncheck.common.wording import AND, BY_ITSELF
 from attncheck.diagnosis.case_evidence import Evidence, Fit
 from attncheck.diagnosis.decision import (
-    ACCURACY,
     CERTAIN,
     MIN_RATIO,
     OR,
@@ -52,6 +51,7 @@ from attncheck.diagnosis.decision import (
     fit_of,
     reworded,
 )
+from attncheck.diagnosis.float64_in_float32 import decide_by_dtype, is_computed_in_float32
 from attncheck.diagnosis.on_demand import DIAGNOSIS
 from attncheck.execution.worker import Computed
 from attncheck.judging.remembered import key_of
@@ -63,7 +63,7 @@ from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.results.format import CHANGED_BY_DIAGNOSIS, Row
 from attncheck.results.parts import ArrayParts
-from attncheck.spec import DTYPES, EMPTY_ROWS
+from attncheck.spec import ACCURACY, DTYPES, EMPTY_ROWS
 from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 if TYPE_CHECKING:
@@ -196,12 +196,17 @@ def _diagnose(rows: Sequence[Row], plan: Plan, judge: Judge, returned: Returned,
     def compute() -> list[Row]:
         searches, decisions = _Searches(plan, judge, ask), dict[Evaluation, Decision]()
         evidence = searches.evidence
+        in_float32 = frozenset(plan.case(unit).id for unit in plan if unit.dtype == "float32")
         for name in dict.fromkeys(failure.key[0] for failure in failing):
-            searches.search([failure for failure in failing if failure.key[0] == name])
-            decisions |= decide({key: of_case for key, of_case in evidence.items() if key[0] == name})
+            of_name = [failure for failure in failing if failure.key[0] == name]
+            decisions |= decide_by_dtype(of_name, in_float32, searches.decide)
         undecided = [failure for failure in failing if decisions[failure.key].fit is None]
         decisions |= searches.decide_compositions(undecided, decisions)
-        failed = {(row.implementation, row.case) for row in rows}
+        failed = {
+            (row.implementation, row.case)
+            for row in rows
+            if not is_computed_in_float32(_evaluation(row), decisions.get(_evaluation(row), UNNAMED))
+        }
         conditions = _Conditions(plan, judge, judged, failed)
         decisions = _without_few_accuracies(decisions)
         decisions = conditions.add_to({failure.key: failure for failure in failing}, decisions, evidence)
@@ -269,8 +274,16 @@ class _Searches:
     evidence: dict[Evaluation, Evidence] = field(default_factory=dict)
     examined: dict[Evaluation, Mapping[str, Row]] = field(default_factory=dict)
     """The rows by stage, each with the diagnosis of that case only."""
+    searched: Set[Evaluation] = frozenset()
+    """The evaluations that decide together."""
 
-    def search(self, failing: Sequence[FailingEvaluation]) -> None:
+    def decide(self, failing: Sequence[FailingEvaluation]) -> dict[Evaluation, Decision]:
+        """Search failing evaluations of one implementation for readings, and decide their diagnoses."""
+        self.searched = {failure.key for failure in failing}
+        self._search(failing)
+        return decide({failure.key: self.evidence[failure.key] for failure in failing})
+
+    def _search(self, failing: Sequence[FailingEvaluation]) -> None:
         """Examine cases of each kind until they confirm a reading, and try it on the other cases."""
         confirmed: dict[str, dict[str, float | None]] = defaultdict(dict)
         kinds: dict[tuple[str, str, str], list[FailingEvaluation]] = defaultdict(list)
@@ -311,6 +324,8 @@ class _Searches:
         from attncheck.judging.truth import truth_of_case
         from attncheck.judging.xfail import blank_row
 
+        if failure.key in self.examined:
+            return True
         self.evidence[failure.key] = failure.no_evidence
         if (returned := failure.returned) is None:
             return False
@@ -335,8 +350,7 @@ class _Searches:
 
         The factor is None if the cases have different factors, or none.
         """
-        implementation = examined[0].key[0]
-        decisions = decide({key: evidence for key, evidence in self.evidence.items() if key[0] == implementation})
+        decisions = decide({key: evidence for key, evidence in self.evidence.items() if key in self.searched})
         named: dict[str, dict[str, list[Fit]]] = {}
         for failure in examined:
             if fit := decisions[failure.key].fit:

@@ -25,7 +25,6 @@ from attncheck.attention.caches import size_of_made
 from attncheck.attention.errors import Bound, Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.walk import approximate_stages
-from attncheck.diagnosis.decision import ACCURACY
 from attncheck.diagnosis.readings import (
     ACCURACIES,
     BIAS_FITTED,
@@ -57,7 +56,7 @@ from attncheck.judging.truth import Truth, truth_of_reading, truth_of_stages
 from attncheck.judging.undefined import find_undefined, judged_problem
 from attncheck.reading.lowering import queries_and_keys
 from attncheck.reading.problem import Problem
-from attncheck.spec import OPERATIONS, PROJECTIONS, inputs_of, stage_position
+from attncheck.spec import ACCURACY, OPERATIONS, PROJECTIONS, inputs_of, stage_position
 from attncheck.spec.classes import WITH, rounding_model_named
 from attncheck.spec.dtypes import round_to
 from attncheck.spec.options import SIXTEEN_BITS
