@@ -123,12 +123,17 @@ _MOST_ALIKE = 2
 
 
 def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
-    """Describe recorded failures, with threads, that fit rows of an implementation that calls the recorded one."""
+    """Describe recorded failures, with threads, that fit rows of an implementation that calls the recorded one.
+
+    A recorded failure is described only if it fits most of the failing cases that have no diagnosis: a few of them fit
+    some recorded failure by chance.
+    """
     cases: dict[str, set[str]] = {}
-    failing: set[str] = set()
+    rows = list(rows)
+    diagnosed = {row.case for row in rows if row.diagnosis}
+    failing, unnamed = {row.case for row in rows}, {row.case for row in rows} - diagnosed
     entries = {entry.location: entry for entry in expected_failures if not entry.entry.property}
     for row in rows:
-        failing.add(row.case)
         ratio = largest_ratio(row.ratio, row.introduced_ratio)
         for place, expected in entries.items():
             concerns = expected.concerns(expected.entry.implementation, row.case, row.dtype)
@@ -137,7 +142,8 @@ def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[E
             if fits and expected.excuses(row.stage, row.verdict, ratio, row.empty_rows):
                 cases.setdefault(place, set()).add(row.case)
     said = []
-    for place in sorted(cases, key=lambda place: -len(cases[place]))[:_MOST_ALIKE]:
+    fitting = [place for place, fitted in cases.items() if 2 * len(fitted & unnamed) > len(unnamed)]
+    for place in sorted(fitting, key=lambda place: -len(cases[place]))[:_MOST_ALIKE]:
         entry, thread = entries[place].entry, entries[place].entry.thread or "no thread known"
         share = f"{len(cases[place])} of its {count_noun(len(failing), 'case')}"
         said.append(f"{entry.implementation} fails alike in {share}: {entry.reason.rstrip('.')} ({thread})")

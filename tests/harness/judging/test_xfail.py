@@ -78,9 +78,13 @@ def test_reasons_and_messages(record: Record, row: MakeRow) -> None:
     entries = record([{}, of_other, {"verdict": "error"}]).expected_failures
     own = {"implementation": "mine.attention", "ratio": None}
     assert similar_expected_failures([row(case="file/two", **own), row(case="file/one", **own)], entries) == (
-        f"torch.* fails alike in 2 of its 2 cases: {REASON} (pytorch/pytorch#1); "
-        f"torch.* fails alike in 1 of its 2 cases: {OTHER} (no thread known)"
-    )
+        f"torch.* fails alike in 2 of its 2 cases: {REASON} (pytorch/pytorch#1)"
+    ), "an entry that fits half of the cases is not described"
+    named = row(case="file/one", diagnosis="causality-ignored", **own)
+    assert f"torch.* fails alike in 1 of its 2 cases: {OTHER} (no thread known)" in similar_expected_failures(
+        [row(case="file/two", **own), named], entries
+    ), "a case with a diagnosis does not count"
+    assert not similar_expected_failures([named], entries), "nothing is left to explain"
     assert not similar_expected_failures([row(case="other/one", **own)], entries)
     entries = record([{"verdict": "error", "reason": "An axis of no key raises IndexError"}]).expected_failures
     raised = {"implementation": "mine.attention", "verdict": "error", "stage": "", "ratio": None}
