@@ -261,11 +261,8 @@ class _CaseRun:
             writer.write_json(FAILED_FILE, watch.record.as_record())
             describe_backends()
         failing = self._diagnosed(recorder)
-        if widens := self._widened(recorder, RequestedRun.of(environment, len(plan.cases), stopped)):
-            environment["asked"]["widens"] = widens
-        if alike := self._alike(failing):
-            environment["asked"]["alike"] = alike
-        if widens or alike:
+        if advice := self._advice(recorder, failing, RequestedRun.of(environment, len(plan.cases), stopped)):
+            environment["asked"] |= advice
             writer.write_json("environment.json", environment)
         asked = RequestedRun.of(environment, len(plan.cases), stopped)
         summary = summarise(self.chosen, recorder, failing, asked)
@@ -295,13 +292,39 @@ class _CaseRun:
         change_rows(self.settings.output, dict(zip(map(identity_of, recorder.failures), failing, strict=True)))
         return failing
 
-    def _widened(self, recorder: ResultRecorder, asked: RequestedRun) -> dict[str, str]:
-        """Return what would let users' functions be judged in more cases, of those that were judged in hardly any."""
+    def _advice(
+        self, recorder: ResultRecorder, failing: Sequence[Row], asked: RequestedRun
+    ) -> dict[str, dict[str, str]]:
+        """Return sentences of advice about users' functions that fail, by kind and name."""
+        axes = self._axes_advice(recorder, failing)
+        advice = {"widens": self._widened(recorder, asked, axes.keys()), "alike": self._alike(failing) | axes}
+        return {kind: sentences for kind, sentences in advice.items() if sentences}
+
+    def _axes_advice(self, recorder: ResultRecorder, failing: Sequence[Row]) -> dict[str, str]:
+        """Return what to change of users' functions that fail in most cases because their axes have another order."""
+        if self.settings.cluster is not None:
+            return {}
+        advice = {}
+        for item in self.chosen.implementations:
+            failed = {row.case for row in failing if row.implementation == item.name and row.fails_run}
+            right = set(recorder.judged.get(item.name, ())) - failed
+            if isinstance(item.entry, UserImplementation) and len(failed) > len(right):
+                from attncheck.asking.axes import axes_advice
+
+                advice[item.name] = axes_advice(item, self.settings.limits)
+        return {name: words for name, words in advice.items() if words}
+
+    def _widened(self, recorder: ResultRecorder, asked: RequestedRun, excluded: Collection[str]) -> dict[str, str]:
+        """Return what would let users' functions be judged in more cases, of those that were judged in hardly any.
+
+        ``excluded`` are functions for which other advice is more important.
+        """
         judged = recorder.judged
         few = [
             item
             for item in self.chosen.implementations
-            if asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), recorder.not_offered(item.name))
+            if item.name not in excluded
+            and asked.is_hardly_judged(item.name, len(judged.get(item.name, ())), recorder.not_offered(item.name))
         ]
         if not few or self.settings.cluster is not None:
             return {}

@@ -180,7 +180,7 @@ def _with_judged_stages(frames: Frames, column: Column, judged: pd.DataFrame) ->
 
 
 def _without_float64_of_float32(frames: Frames, column: Column, judged: pd.DataFrame) -> pd.DataFrame:
-    """Leave out float64 evaluations that are as accurate as float32 if others fail, too, whose feature they would hide."""
+    """Leave out float64 evaluations that are as accurate as float32, if others fail, too."""
     results = of_column(frames.results, column)
     is_accuracy = results["diagnosis"].eq(ACCURACY_OF_FLOAT32) & results["dtype"].eq("float64")
     cases = set(results.loc[is_accuracy, "case"])
