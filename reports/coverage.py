@@ -325,6 +325,7 @@ def _case_count(count: int) -> str:
 
 
 _PLACE = ["case", "stage", "called", "index"]
+_PLAIN_DECIMAL = re.compile(r"[-+]?\d*\.\d+")
 _MAX_NUMBERS = 3
 OF_DOCUMENTS = (Verdict.MISPRINT, Verdict.XPASS)
 """Verdicts of numbers that are printed or recorded wrongly, so that no implementation is to blame."""
@@ -444,8 +445,10 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
     called = rows[0]["called"] or stage
     if verdict == Verdict.XPASS:
         return Misprint(case, stage, called, verdict, str(rows[0]["message"]), (), len(rows))
+    rounded = {expected["name"] for expected in frames.cases[case]["expected"] if not expected.get("digits")}
     sentences = [
-        f"{element_in(frames.cases[case], row, called)} is printed as {text}, should be {_distinct_exact_text(row)}"
+        f"{element_in(frames.cases[case], row, called)} is printed as {text}, "
+        f"should be {_correct_print(row) if called in rounded else _distinct_exact_text(row)}"
         for row, (_, text, _) in zip(by_index.values(), numbers, strict=True)
     ]
     more = len(sentences) - _MAX_NUMBERS
@@ -458,6 +461,21 @@ def _misprint(frames: Frames, key: tuple[str, str, str], rows: Sequence[Mapping[
         for hint, count in hints.items()
     ]
     return Misprint(case, stage, called, verdict, ". ".join([*sentences[:_MAX_NUMBERS], *rest]), numbers, len(rows))
+
+
+def _correct_print(row: Mapping[str, Any]) -> str:
+    """Write the number that a document should print: the exact answer, rounded to the printed decimals.
+
+    The exact answer follows, unless it is the same number. Only the exact answer is written if the printed text is no
+    plain decimal number, or if both round to the same text.
+    """
+    text, exact = str(row["printed"]), _distinct_exact_text(row)
+    if not _PLAIN_DECIMAL.fullmatch(text) or not math.isfinite(row["exact"]):
+        return exact
+    rounded = f"{row['exact']:.{len(text.partition('.')[2])}f}"
+    if float(rounded) == float(text) or float(rounded) == float(exact):
+        return exact
+    return f"{rounded} ({exact} rounded)"
 
 
 def _distinct_exact_text(row: Mapping[str, Any]) -> str:

@@ -57,7 +57,6 @@ _COUNTED: Mapping[State, str] = {
     State.AGREE: "right",
     State.XFAIL: "known",
     State.FAILING: "wrong",
-    State.MISPRINT: "misprint",
     State.XPASS: "xpass",
     State.UNSUPPORTED: "unsupported",
     State.UNVERIFIED: "unverified",
@@ -126,11 +125,12 @@ def by_implementation(frames: Frames) -> Section | None:
 
 
 def _counts(frames: Frames, column: Column) -> dict[State, Counter[str]]:
-    """Count the verdicts of a column's cells, by state; an erratum of the document counts as right."""
+    """Count the verdicts of a column's cells, by state; a misprint of the document, known or not, counts as right."""
     counts: dict[State, Counter[str]] = {}
     for row in cell_table(frames).values():
         for cell in row.get(column, {}).values():
-            state = State.AGREE if cell.state is State.ERRATUM else cell.state
+            is_right = cell.state in (State.ERRATUM, State.MISPRINT)
+            state = State.AGREE if is_right else cell.state
             counts.setdefault(state, Counter())[cell.verdict] += 1
     return counts
 
