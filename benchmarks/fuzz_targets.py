@@ -123,11 +123,11 @@ def _size(source: kinds.Array) -> int:
             own = int(np.prod([max(1, length) for length in source.shape], dtype=object))
         case kinds.Identity():
             own = source.identity**2
-        case kinds.Pattern() | kinds.Blocks():
+        case kinds.PositionPattern() | kinds.Blocks():
             own = int(np.prod([max(1, length) for length in source.shape], dtype=object)) * _MOST_OF_BATCH
         case _:
             own = 1
-    return max(own, len(source.rows or ())) + sum(_size(part) for _, part in kinds.parts_of(source))
+    return max(own, len(source.rows or ())) + sum(_size(part) for _, part in kinds.parts_with_paths(source))
 
 
 def _make_expected_failures(folder: Path, draw: Random) -> None:

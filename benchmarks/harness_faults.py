@@ -338,7 +338,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "packed_positions_ignored",
         "harness/reading/lowering.py",
-        "    allowed &= _allow_by_position(options, sequences.query_position[:, np.newaxis], sequences.key_position)\n",
+        "    allowed &= _pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)\n",
         "",
         "causality and windows of packed sequences are not folded into the mask",
         "harness/reading/test_lowering.py",

@@ -262,7 +262,7 @@ def kinds_table(name: str) -> str:
     """Every kind of array, with the field that it is told by and those beside it: of numbers, or of positions."""
     rows = []
     of_positions = (*array_kinds.MASK_KINDS, *array_kinds.WRAPPING_KINDS, "alibi")
-    for kind, owner in array_kinds.KINDS.items():
+    for kind, owner in array_kinds.MODEL_OF_KIND.items():
         if (kind in of_positions) != (name == "positions"):
             continue
         first, *beside = _own_fields(owner, kind)
@@ -371,7 +371,7 @@ def _item(value: dict[str, Any]) -> str:
 
 def models_of_cases() -> list[type[BaseModel]]:
     """Return the models of the case format, except those of kinds of arrays, which have a table of their own."""
-    of_kinds = {*array_kinds.KINDS.values(), array_kinds.Strict, model.TagFile}
+    of_kinds = {*array_kinds.MODEL_OF_KIND.values(), array_kinds.StrictModel, model.TagFile}
     classes = [each for module in MODELS for each in vars(module).values() if isinstance(each, type)]
     own = [each for each in classes if issubclass(each, BaseModel) and each.__module__ in {m.__name__ for m in MODELS}]
     return list(dict.fromkeys(each for each in own if each not in of_kinds))

@@ -26,7 +26,7 @@ from attncheck.execution.requirements import InexactError, Requirements, require
 from attncheck.execution.signatures import INPUTS
 from attncheck.execution.worker import Failure, Outcome, unsupported
 from attncheck.reading.case import Case
-from attncheck.reading.inputs import Exact, convert_inputs, problem_of
+from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_of
 from attncheck.reading.lowering import unpacked_shapes
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import bind_axes, optional_gradients, stage_axes, stage_shapes
@@ -305,5 +305,5 @@ def unsupported_reason(
 def _call_without_numbers(case: Case, dtype: str) -> Problem:
     """Return the call of a case with all inputs zero."""
     zeros = {name: np.zeros(shape) for name, shape in case.input_shapes.items()}
-    inputs = convert_inputs(case, {name: Exact(array, array) for name, array in zeros.items()}, dtype)
+    inputs = convert_inputs(case, {name: ArrayWithRadius(array, array) for name, array in zeros.items()}, dtype)
     return problem_of(case, inputs).as_call()

@@ -20,7 +20,7 @@ from attncheck.common.wording import join_words, slug
 from attncheck.execution.implementations import Implementation, UserImplementation
 from attncheck.execution.operations import Parameters
 from attncheck.execution.requirements import Requirements
-from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_NAME, STRENGTH, references
+from attncheck.reading.for_each import DESIGN, EXCLUDE, FACTORS, ROW_LABEL_FIELD, STRENGTH, find_references
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.written_cases import case_text
 from attncheck.reading.yaml_reader import read_yaml
@@ -158,7 +158,10 @@ def _accepted_fields(fields: Mapping[str, Any], request: DesignRequest) -> dict[
 def _levels(levels: Any) -> dict[str, Level]:
     """Return the levels of a factor by name; a factor with one value per level has a mapping of labels to values."""
     if isinstance(levels, list):
-        return {row[ROW_NAME]: {name: value for name, value in row.items() if name != ROW_NAME} for row in levels}
+        return {
+            row[ROW_LABEL_FIELD]: {name: value for name, value in row.items() if name != ROW_LABEL_FIELD}
+            for row in levels
+        }
     return {label: {"": value} for label, value in levels.items()}
 
 
@@ -166,13 +169,13 @@ def _factors_as_data(factors: Mapping[str, dict[str, Level]]) -> dict[str, Any]:
     return {
         name: {label: level[""] for label, level in levels.items()}
         if any("" in level for level in levels.values())
-        else [{ROW_NAME: label, **level} for label, level in levels.items()]
+        else [{ROW_LABEL_FIELD: label, **level} for label, level in levels.items()]
         for name, levels in factors.items()
     }
 
 
 def _names(data: Any) -> Iterator[str]:
-    return (name for _, name in references(data))
+    return (name for _, name in find_references(data))
 
 
 def _without_dropped(

@@ -22,8 +22,8 @@ from typing import get_args
 
 from attncheck.common.errors import UsageError
 from attncheck.reading.case import Case
-from attncheck.reading.covering import covering
-from attncheck.reading.inputs import Exact, Inputs, convert_inputs, inputs_in, make_exact_inputs, problem_of
+from attncheck.reading.covering import cover_features
+from attncheck.reading.inputs import ArrayWithRadius, Inputs, convert_inputs, inputs_in, make_exact_inputs, problem_of
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, REQUESTED_BY, SCORE_INPUTS, InputSpec, Operation
@@ -55,7 +55,7 @@ class Plan:
     def __init__(self, cases: Sequence[Case], units: Sequence[Unit]) -> None:
         self.cases = cases
         self.units = units
-        exact: Callable[[int], dict[str, Exact]]
+        exact: Callable[[int], dict[str, ArrayWithRadius]]
         exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
 
         @lru_cache(maxsize=_CONVERTED_KEPT)
@@ -253,7 +253,7 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
         for position, (number, dtype) in enumerate(units)
         if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
-    return covering(features_of(of_case, units), chosen)
+    return cover_features(features_of(of_case, units), chosen)
 
 
 def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:

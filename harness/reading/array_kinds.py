@@ -31,7 +31,7 @@ PrintedRows = str | list[Any]
 Shape = Annotated[list[NonNegativeInt], Field(max_length=5, description="Lengths of the axes, at most five; 0 too.")]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A mapping with exactly the fields that are listed.
 
     What checks it is built when it is first needed: cases that were read before come back as they were.
@@ -40,7 +40,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
-class Arrangement(Strict):
+class Arrangement(StrictModel):
     """Changes to an array after it is read, drawn or built, applied in this order."""
 
     rows: list[Annotated[int, Field(ge=0)]] | None = Field(
@@ -61,7 +61,7 @@ class Arrangement(Strict):
         return self.transpose or self.rows is not None or self.is_scaled
 
 
-class UnitsOff(Strict):
+class UnitsOff(StrictModel):
     """By how much last digits may be off that were not rounded as they should have been."""
 
     units: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -72,17 +72,17 @@ class UnitsOff(Strict):
     )
 
 
-def _kind_of_digits(source: Any) -> str:
+def _digits_tag(source: Any) -> str:
     return "units" if isinstance(source, UnitsOff | dict) else "word"
 
 
 Digits = Annotated[
     Annotated[Literal["rounded", "truncated"], Tag("word")] | Annotated[UnitsOff, Tag("units")],
-    Discriminator(_kind_of_digits),
+    Discriminator(_digits_tag),
 ]
 
 
-class RoundingFields(Strict):
+class RoundingFields(StrictModel):
     """The rounding of printed numbers; by default each number has as many decimals as it shows."""
 
     exact: bool = Field(default=False, description="The printed numbers are exact: integers computed from integers.")
@@ -98,12 +98,12 @@ class RoundingFields(Strict):
     )
 
 
-FOLDER = "folder"
+FOLDER_CONTEXT_KEY = "folder"
 """What a validator's context tells of the case file: the folder that it is in."""
 
 
 @dataclass(frozen=True)
-class Contents:
+class StoredContents:
     """A summary of a stored array.
 
     ``numbers`` are all of them in row order, where they are few and whole, as counts are: ``is_all``. Otherwise they
@@ -116,7 +116,7 @@ class Contents:
     is_all: bool
 
 
-class StoredNumbers(Strict):
+class StoredNumbers(StrictModel):
     """Numbers in a file beside the case file, taken as they are: what a document gives to the last bit."""
 
     file: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
@@ -129,11 +129,11 @@ class StoredNumbers(Strict):
         default=None, description="The SHA-256 checksum of the file, which it then has to have."
     )
     _folder: str = PrivateAttr(default="")
-    _contents: Contents | None = PrivateAttr(default=None)
+    _contents: StoredContents | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
         """Remember the folder of the case file."""
-        self._folder = str((context or {}).get(FOLDER, ""))
+        self._folder = str((context or {}).get(FOLDER_CONTEXT_KEY, ""))
 
     @property
     def folder(self) -> str:
@@ -141,11 +141,11 @@ class StoredNumbers(Strict):
         return self._folder
 
     @property
-    def contents(self) -> Contents | None:
+    def contents(self) -> StoredContents | None:
         """Return what the file held when the case was read; None before."""
         return self._contents
 
-    def pin(self, contents: Contents) -> Contents:
+    def remember_contents(self, contents: StoredContents) -> StoredContents:
         """State what the file holds, and return it: another content is refused from then on."""
         self._contents = contents
         return contents
@@ -162,37 +162,37 @@ class StoredArray(StoredNumbers, Arrangement):
 
 
 MAX_POSITION = 2**31
-QueriesAndKeys = Annotated[
+QueryAndKeyLengths = Annotated[
     list[NonNegativeInt], Field(min_length=2, max_length=2, description="[Lq, T]: how many queries and keys there are.")
 ]
-Bound = Annotated[int, Field(ge=0, le=MAX_POSITION)]
-Size = Annotated[PositiveInt, Field(le=MAX_POSITION)]
+Position = Annotated[int, Field(ge=0, le=MAX_POSITION)]
+PositiveLength = Annotated[PositiveInt, Field(le=MAX_POSITION)]
 
 
-class Pattern(Arrangement):
+class PositionPattern(Arrangement):
     """A mask or bias that follows from the positions of queries and keys."""
 
-    shape: QueriesAndKeys
-    offset: Bound = Field(
+    shape: QueryAndKeyLengths
+    offset: Position = Field(
         default=0, description="The position of the first query: after a past of P keys it is P; 0 if absent."
     )
 
 
-class SlidingWindow(Pattern):
+class SlidingWindow(PositionPattern):
     """A query at p sees key j if p - left <= j <= p + right. [null, 0] is a causal mask."""
 
-    sliding_window: Annotated[list[Bound | None], Field(min_length=2, max_length=2)] = Field(
+    sliding_window: Annotated[list[Position | None], Field(min_length=2, max_length=2)] = Field(
         description="[left, right]; null is unbounded."
     )
 
 
-class PrefixLM(Pattern):
+class PrefixLM(PositionPattern):
     """A query at p sees key j if j <= p, or if j lies in the prefix."""
 
     prefix_lm: Any = Field(description="The length of the prefix, or a list of lengths, one for each of the batch.")
 
 
-class Images(Pattern):
+class Images(PositionPattern):
     """A query at p sees key j if j <= p, or if both belong to the same image."""
 
     images: Any = Field(
@@ -201,7 +201,7 @@ class Images(Pattern):
     )
 
 
-class ImageSpans(Pattern):
+class ImageSpans(PositionPattern):
     """Images in text, as ``images``, by where each image begins and ends."""
 
     image_spans: Any = Field(
@@ -210,7 +210,7 @@ class ImageSpans(Pattern):
     )
 
 
-class Segments(Pattern):
+class Segments(PositionPattern):
     """A query at p sees key j if both belong to the same segment, such as a document of a packed sequence."""
 
     segments: Any = Field(
@@ -218,7 +218,7 @@ class Segments(Pattern):
     )
 
 
-class DocumentLengths(Pattern):
+class DocumentLengths(PositionPattern):
     """Documents of a packed sequence, as ``segments``, by the length of each."""
 
     document_lengths: Any = Field(
@@ -227,27 +227,27 @@ class DocumentLengths(Pattern):
     )
 
 
-class Chunked(Pattern):
+class Chunked(PositionPattern):
     """A query at p sees key j if j <= p and both lie in the same chunk of the sequence."""
 
-    chunked: Size = Field(description="How many positions a chunk has.")
+    chunked: PositiveLength = Field(description="How many positions a chunk has.")
     left_padding: Any = Field(
         default=None, description="Where the first chunk begins: a position, or a list with one for each of the batch."
     )
 
 
-class FirstTokens(Pattern):
+class FirstTokens(PositionPattern):
     """A query at p sees key j if j <= p, and j is one of the first tokens or p - left <= j."""
 
-    first_tokens: Bound = Field(description="How many tokens at the beginning are kept.")
-    left: Bound = Field(description="How many keys before its own position a query sees besides.")
+    first_tokens: Position = Field(description="How many tokens at the beginning are kept.")
+    left: Position = Field(description="How many keys before its own position a query sees besides.")
 
 
-class Dilated(Pattern):
+class Dilated(PositionPattern):
     """A query at p sees every key j = p + t * dilation with -left <= t <= right."""
 
-    dilated: Size = Field(description="The dilation: 1 is a window without gaps.")
-    window: Annotated[list[Bound | None], Field(min_length=2, max_length=2)] = Field(
+    dilated: PositiveLength = Field(description="The dilation: 1 is a window without gaps.")
+    window: Annotated[list[Position | None], Field(min_length=2, max_length=2)] = Field(
         description="[left, right] in steps of the dilation; null is unbounded."
     )
 
@@ -259,7 +259,7 @@ class Tree(Arrangement):
         description="For each node the number of its parent, which comes before it, or null for a child of the prefix; "
         "or a list of such lists, one for each of the batch."
     )
-    committed: Bound = Field(default=0, description="How many keys the committed prefix has; 0 if absent.")
+    committed: Position = Field(default=0, description="How many keys the committed prefix has; 0 if absent.")
 
 
 AnyMaskPattern = (
@@ -269,7 +269,7 @@ MASK_PATTERNS = get_args(AnyMaskPattern)
 """Masks that are told by positions alone."""
 
 
-class Alibi(Pattern):
+class Alibi(PositionPattern):
     """ALiBi: minus the slope of each head times the distance between query and key, (H, Lq, T)."""
 
     alibi: Annotated[PositiveInt, Field(le=4096)] = Field(
@@ -384,10 +384,10 @@ class Blocks(Arrangement):
     """A table with an entry for each block of queries and keys, which holds for every query and key of the block."""
 
     blocks: Input = Field(description="The table: an array whose last two axes are the blocks of queries and keys.")
-    block_size: Annotated[list[Size], Field(min_length=2, max_length=2)] = Field(
+    block_size: Annotated[list[PositiveLength], Field(min_length=2, max_length=2)] = Field(
         description="[queries, keys] of a block; the last ones may be cut off."
     )
-    shape: QueriesAndKeys
+    shape: QueryAndKeyLengths
 
 
 class AsBias(Arrangement):
@@ -396,37 +396,37 @@ class AsBias(Arrangement):
     as_bias: Input = Field(description="The mask, or its name.")
 
 
-class RelativeBuckets(Pattern):
+class RelativeBuckets(PositionPattern):
     """T5's bias: distances j - p fall into buckets, and each bucket has a number for each head; (H, Lq, T)."""
 
     relative_buckets: Input = Field(description="The table, (buckets, H).")
-    max_distance: Size = Field(description="From this distance on, everything falls into the last bucket.")
+    max_distance: PositiveLength = Field(description="From this distance on, everything falls into the last bucket.")
     bidirectional: bool = Field(description="Whether later keys have half of the buckets, or bucket 0 as the own key.")
 
 
-_ORDINARY = (Drawn, Constant, Lowest, Identity, Ascending, Geometric, Reference, Concat, Sum, Product)
-_MADE_OF_MASKS = (AnyOf, AllOf, Blocks, AsBias)
-KINDS: dict[str, type[Arrangement]] = {
+_PLAIN_MODELS = (Drawn, Constant, Lowest, Identity, Ascending, Geometric, Reference, Concat, Sum, Product)
+_MODELS_OF_MASKS = (AnyOf, AllOf, Blocks, AsBias)
+MODEL_OF_KIND: dict[str, type[Arrangement]] = {
     "values": Values,
     "printed": PrintedInput,
     "file": StoredArray,
-    **{next(iter(model.__annotations__)): model for model in (*_ORDINARY, *MASK_PATTERNS, *_MADE_OF_MASKS)},
+    **{next(iter(model.__annotations__)): model for model in (*_PLAIN_MODELS, *MASK_PATTERNS, *_MODELS_OF_MASKS)},
     "alibi": Alibi,
     "relative_buckets": RelativeBuckets,
 }
 """By the field that a kind is told by, which is the first of its own."""
-ARRAY_KINDS = tuple(KINDS)
+ARRAY_KINDS = tuple(MODEL_OF_KIND)
 COMBINED_KINDS = ("concat", "sum", "product", "any_of", "all_of")
 """The kinds that are made of a list of other arrays."""
 WRAPPING_KINDS = ("blocks", "as_bias", "relative_buckets")
 """The kinds that are made of one other array."""
-MASK_KINDS = tuple(kind for kind, model in KINDS.items() if model in (*MASK_PATTERNS, AnyOf, AllOf))
+MASK_KINDS = tuple(kind for kind, model in MODEL_OF_KIND.items() if model in (*MASK_PATTERNS, AnyOf, AllOf))
 """The kinds that are masks, whatever they are made of."""
 
 
-def _kind(source: Any) -> str | None:
+def _find_kind(source: Any) -> str | None:
     if isinstance(source, BaseModel):
-        return next(kind for kind, model in KINDS.items() if isinstance(source, model))
+        return next(kind for kind, model in MODEL_OF_KIND.items() if isinstance(source, model))
     if not isinstance(source, dict):
         return None
     kinds = [kind for kind in ARRAY_KINDS if kind in source]
@@ -438,9 +438,9 @@ if TYPE_CHECKING:
     Array = Arrangement
 else:
     Array = Annotated[
-        Union[tuple(Annotated[model, Tag(kind)] for kind, model in KINDS.items())],  # noqa: UP007
+        Union[tuple(Annotated[model, Tag(kind)] for kind, model in MODEL_OF_KIND.items())],  # noqa: UP007
         Discriminator(
-            _kind,
+            _find_kind,
             custom_error_type="array_kind",
             custom_error_message=f"expected a mapping with exactly one of {', '.join(ARRAY_KINDS)}",
         ),
@@ -448,22 +448,22 @@ else:
 Input = Array | Name
 
 
-def as_array(value: Input) -> Array:
+def array_or_reference(value: Input) -> Array:
     """Return an array itself, or a reference to the one that is named."""
     return Reference(ref=value) if isinstance(value, str) else value
 
 
-def parts_of(source: Array) -> list[tuple[FieldPath, Array]]:
+def parts_with_paths(source: Array) -> list[tuple[FieldPath, Array]]:
     """Return the arrays of which one is made, each with its place inside of it; none for the other kinds."""
     kind = kind_of(source)
     if kind in COMBINED_KINDS:
-        return [((kind, number), as_array(part)) for number, part in enumerate(getattr(source, kind))]
-    return [((kind,), as_array(getattr(source, kind)))] if kind in WRAPPING_KINDS else []
+        return [((kind, number), array_or_reference(part)) for number, part in enumerate(getattr(source, kind))]
+    return [((kind,), array_or_reference(getattr(source, kind)))] if kind in WRAPPING_KINDS else []
 
 
 def kind_of(source: Array) -> str:
     """Return the field by which an array's kind is told."""
-    return _KIND_OF[type(source)]
+    return _KIND_OF_MODEL[type(source)]
 
 
-_KIND_OF = {model: kind for kind, model in KINDS.items()}
+_KIND_OF_MODEL = {model: kind for kind, model in MODEL_OF_KIND.items()}

@@ -15,95 +15,95 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading import generated_arrays as generated
 from attncheck.reading import model
 from attncheck.reading.array_kinds import MASK_PATTERNS, Alibi, PrintedRows, RoundingFields, StoredArray
-from attncheck.reading.diagnostics import CaseFileError, collect_faults, faults_at, short
-from attncheck.reading.inputs import arranged_shape, draw_parameters, rounding_of
-from attncheck.reading.printed import MAX_AXES, PrintedArray, count_numbers, parse_printed
-from attncheck.reading.shapes import fitted_shape, joined_shape, show, spread_shape
-from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, contents_of
+from attncheck.reading.diagnostics import CaseFileError, locate_faults, results_or_all_faults, shorten_value
+from attncheck.reading.inputs import draw_parameters, printed_rounding, shape_after_arrangement
+from attncheck.reading.printed import MAX_AXES, PrintedArray, max_number_count, parse_printed
+from attncheck.reading.shapes import broadcast_shape, concatenated_shape, operation_input_shape, show
+from attncheck.reading.stored_arrays import MAX_COUNTS, MAX_STORED, read_contents
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import InputSpec, Shape
 from attncheck.spec.dtypes import largest_number
 
-Named = Mapping[str, kinds.Array]
+ArraysByName = Mapping[str, kinds.Array]
 
-_LARGEST_NORMAL = 13.0
+_MAX_NORMAL_DRAW = 13.0
 """sqrt(2 log 2^106) = 12.2: more than 53 random bits, or two such numbers, can be turned into."""
 
 
-def check_finite(source: kinds.Array, named: Named, path: FieldPath, *, allow_infinite: bool) -> None:
+def check_finite(source: kinds.Array, named: ArraysByName, path: FieldPath, *, allow_infinite: bool) -> None:
     """Refuse NaN, and infinity if the input may not have it or if NaN could result from it."""
     if isinstance(source, kinds.Product) or source.times is not None:
         allow_infinite = False  # 0 * inf
     signs = set()
-    for where, value in _literals(source, named, path):
+    for where, value in _nested_literals(source, named, path):
         if math.isnan(value) or (math.isinf(value) and not allow_infinite):
             what = "NaN" if math.isnan(value) else "infinity"
             raise CaseFileError(
                 where, f"{what} is not allowed here; a case that probes it says `allow_nonfinite: true`"
             )
         signs |= {value} if math.isinf(value) else set()
-    if len(signs) > 1 and any(isinstance(part, kinds.Sum) for _, part in _all_parts(source, named)):
+    if len(signs) > 1 and any(isinstance(part, kinds.Sum) for _, part in _nested_arrays(source, named)):
         raise CaseFileError(path, "a sum with inf and -inf may become NaN")
-    for where, part in _direct_parts(source, named, path):
+    for where, part in _parts_with_paths(source, named, path):
         check_finite(part, named, where, allow_infinite=allow_infinite)
 
 
-def check_range(source: kinds.Array, named: Named, path: FieldPath, dtypes: Sequence[str]) -> None:
+def check_dtype_range(source: kinds.Array, named: ArraysByName, path: FieldPath, dtypes: Sequence[str]) -> None:
     """Refuse a finite number that the narrowest of the case's dtypes would turn into infinity."""
     largest, dtype = min((largest_number(dtype), dtype) for dtype in dtypes)
-    if not _is_changed(source, named):
-        for where, value in _literals(source, named, path):
+    if not _has_arithmetic(source, named):
+        for where, value in _nested_literals(source, named, path):
             if math.isfinite(value) and abs(value) > largest:
                 message = f"{value:g} is beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
                 raise CaseFileError(where, message)
-    bound = _largest(source, named)
+    bound = _magnitude_bound(source, named)
     if bound > largest:
         message = f"may reach {bound:.2g}, beyond the range of {dtype}; a case for wider dtypes says `dtypes`"
         raise CaseFileError(path, message)
 
 
-def check_positive(source: kinds.Array, named: Named, path: FieldPath) -> None:
+def check_positive_scales(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
     """Refuse a scale of codes that is not above 0: formats of scales have no sign, and nothing is divided by 0."""
-    for at, part in _all_parts(source, named, path):
+    for at, part in _nested_arrays(source, named, path):
         if isinstance(part, kinds.Drawn) and (part.draw != "runif" or not (part.low or 0) > 0):
             raise CaseFileError(at, "scales of codes are positive; draw them by `draw: runif` with a `low` above 0")
-        for where, value in _own_literals(part, at):
+        for where, value in _literals_with_paths(part, at):
             if not (math.isfinite(value) and value > 0):
                 raise CaseFileError(where, f"scales of codes are positive, got {value:g}")
 
 
-def check_lowest(source: kinds.Array, named: Named, path: FieldPath, stored_in: Sequence[str]) -> None:
+def check_lowest_number(source: kinds.Array, named: ArraysByName, path: FieldPath, stored_in: Sequence[str]) -> None:
     """Refuse arithmetic with the lowest number of a dtype, and one that is not of the dtype that a case runs in."""
-    if not any(isinstance(part, kinds.Lowest) for _, part in _all_parts(source, named)):
+    if not any(isinstance(part, kinds.Lowest) for _, part in _nested_arrays(source, named)):
         return
     if stored_in:
         raise CaseFileError(path, f"the lowest number is that of each dtype; that of {stored_in[0]} is a `constant`")
-    if _is_changed(source, named):
+    if _has_arithmetic(source, named):
         raise CaseFileError(path, "the lowest number of a dtype takes no sum, product, times or plus")
 
 
-def check_whole(source: kinds.Array, named: Named, path: FieldPath) -> None:
+def check_counts(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
     """Refuse counts that are not spelled out as whole numbers of at least 0."""
-    for at, part in _all_parts(source, named, path):
+    for at, part in _nested_arrays(source, named, path):
         if not isinstance(part, kinds.Values | StoredArray | kinds.Reference) or part.is_scaled:
             raise CaseFileError(at, "these are counts; give them as `values` or from a `file`, without times or plus")
         if isinstance(part, StoredArray) and part.contents and not part.contents.is_all and part.contents.numbers:
             raise CaseFileError((*at, "file"), f"expected at most {MAX_COUNTS} counts, all of them whole numbers")
-        for where, value in _own_literals(part, at):
+        for where, value in _literals_with_paths(part, at):
             if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 0:
-                raise CaseFileError(where, f"expected a whole number of at least 0, got {short(value)}")
+                raise CaseFileError(where, f"expected a whole number of at least 0, got {shorten_value(value)}")
 
 
-def check_at_most(source: kinds.Array, named: Named, path: FieldPath, most: int, of: str) -> None:
+def check_counts_at_most(source: kinds.Array, named: ArraysByName, path: FieldPath, most: int, of: str) -> None:
     """Refuse counts of more than there is."""
-    for where, value in _literals(source, named, path):
+    for where, value in _nested_literals(source, named, path):
         if value > most:
-            raise CaseFileError(where, f"expected at most {most}, as there are {most} {of}, got {short(value)}")
+            raise CaseFileError(where, f"expected at most {most}, as there are {most} {of}, got {shorten_value(value)}")
 
 
-def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
+def check_boolean_mask(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
     """Refuse what is neither true nor false, nor 1 nor 0."""
-    for at, part in _all_parts(source, named, path):
+    for at, part in _nested_arrays(source, named, path):
         if isinstance(part, kinds.Sum) or part.is_scaled:
             raise CaseFileError(at, "a mask is boolean; it takes no sum, times or plus")
         if isinstance(part, kinds.Lowest):
@@ -114,66 +114,72 @@ def check_boolean(source: kinds.Array, named: Named, path: FieldPath) -> None:
             whole = part.draw == "randint" or (part.draw == "runif" and part.floor)
             if not whole or (part.low, part.high) != (0, 2):
                 raise CaseFileError(at, "a mask is boolean; a drawn one is `draw: randint, low: 0, high: 2`")
-        for where, value in _own_literals(part, at):
+        for where, value in _literals_with_paths(part, at):
             if value not in (0, 1):
                 raise CaseFileError(where, f"a mask is boolean (true = may attend), got {value}")
 
 
-def check_masks(source: kinds.Array, named: Named, path: FieldPath) -> None:
+def check_parts_are_masks(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
     """Refuse numbers other than true and false in arrays that are made of masks."""
-    for where, part in _direct_parts(source, named, path):
+    for where, part in _parts_with_paths(source, named, path):
         if isinstance(source, kinds.AnyOf | kinds.AllOf | kinds.AsBias):
-            check_boolean(part, named, where)
+            check_boolean_mask(part, named, where)
         elif not isinstance(source, kinds.Reference):  # an array by a name was checked itself
-            check_masks(part, named, where)
+            check_parts_are_masks(part, named, where)
 
 
-def check_no_mask(source: kinds.Array, named: Named, path: FieldPath) -> None:
+def check_is_no_mask(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
     """Refuse a mask as it is in the place of numbers: added, it forbids nothing."""
     if source.is_scaled:
         return
     if isinstance(source, kinds.Reference):
-        check_no_mask(named[source.ref], named, path)
+        check_is_no_mask(named[source.ref], named, path)
     elif (kind := kinds.kind_of(source)) in kinds.MASK_KINDS:
         raise CaseFileError(
             path, f"expected numbers, got a mask ({kind}); give it as `mask`, or as a bias of 0 and -inf by `as_bias`"
         )
 
 
-def literal_numbers(source: kinds.Array, named: Named) -> list[float]:
+def literal_numbers(source: kinds.Array, named: ArraysByName) -> list[float]:
     """Return the numbers that the file spells out for an array and its parts, with repetitions."""
-    return [value for _, part in _all_parts(source, named) for value in _all_literals(part)]
+    return [value for _, part in _nested_arrays(source, named) for value in _literals_of_array(part)]
 
 
-def _all_literals(source: kinds.Array) -> Iterable[float]:
+def _literals_of_array(source: kinds.Array) -> Iterable[float]:
     if isinstance(source, StoredArray) and source.contents:
         return source.contents.numbers
-    return (value for _, value in _own_literals(source, ()))
+    return (value for _, value in _literals_with_paths(source, ()))
 
 
-def _direct_parts(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, kinds.Array]]:
+def _parts_with_paths(
+    source: kinds.Array, named: ArraysByName, path: FieldPath
+) -> Iterator[tuple[FieldPath, kinds.Array]]:
     """Yield the arrays that one refers to or is made of, each with its place."""
     if isinstance(source, kinds.Reference):
         yield path, named[source.ref]
-    for place, part in kinds.parts_of(source):
+    for place, part in kinds.parts_with_paths(source):
         yield (*path, *place), part
 
 
-def _all_parts(source: kinds.Array, named: Named, path: FieldPath = ()) -> Iterator[tuple[FieldPath, kinds.Array]]:
+def _nested_arrays(
+    source: kinds.Array, named: ArraysByName, path: FieldPath = ()
+) -> Iterator[tuple[FieldPath, kinds.Array]]:
     """Yield an array and, at every level, those that it refers to or is made of, each with its place."""
     yield path, source
-    for where, part in _direct_parts(source, named, path):
-        yield from _all_parts(part, named, where)
+    for where, part in _parts_with_paths(source, named, path):
+        yield from _nested_arrays(part, named, where)
 
 
-def _is_changed(source: kinds.Array, named: Named) -> bool:
+def _has_arithmetic(source: kinds.Array, named: ArraysByName) -> bool:
     """Return whether the numbers differ from those that the file spells out."""
-    return any(part.is_scaled or isinstance(part, kinds.Sum | kinds.Product) for _, part in _all_parts(source, named))
+    return any(
+        part.is_scaled or isinstance(part, kinds.Sum | kinds.Product) for _, part in _nested_arrays(source, named)
+    )
 
 
-def _largest(source: kinds.Array, named: Named) -> float:
+def _magnitude_bound(source: kinds.Array, named: ArraysByName) -> float:
     """Return a bound on the finite numbers of an array, in magnitude, without making it."""
-    parts = [_largest(part, named) for _, part in _direct_parts(source, named, ())]
+    parts = [_magnitude_bound(part, named) for _, part in _parts_with_paths(source, named, ())]
     match source:
         case kinds.Sum():
             bound = sum(parts)
@@ -181,26 +187,26 @@ def _largest(source: kinds.Array, named: Named) -> float:
             bound = math.prod(parts)
         case kinds.Drawn():
             normal = source.draw == "randn"
-            bound = _LARGEST_NORMAL if normal else max(1.0, abs(source.low or 0), abs(source.high or 0))
+            bound = _MAX_NORMAL_DRAW if normal else max(1.0, abs(source.low or 0), abs(source.high or 0))
         case _:
-            literals = [abs(value) for _, value in _own_literals(source, ()) if math.isfinite(value)]
+            literals = [abs(value) for _, value in _literals_with_paths(source, ()) if math.isfinite(value)]
             bound = max([*parts, *literals], default=1.0)  # the identity has none of these
     times = 1 if source.times is None else abs(source.times)
     return bound * times + abs(source.plus or 0)
 
 
-def _literals(source: kinds.Array, named: Named, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
+def _nested_literals(source: kinds.Array, named: ArraysByName, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     """Yield the numbers that a file spells out, each with its place."""
-    for where, part in _all_parts(source, named, path):
-        yield from _own_literals(part, where)
+    for where, part in _nested_arrays(source, named, path):
+        yield from _literals_with_paths(part, where)
 
 
-def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
+def _literals_with_paths(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     match source:
         case kinds.Values():
-            yield from _flatten(source.values, (*path, "values"))
+            yield from _flatten_with_paths(source.values, (*path, "values"))
         case kinds.PrintedInput():
-            for number in parse_printed(source.printed, rounding_of(source)).value.ravel():
+            for number in parse_printed(source.printed, printed_rounding(source)).value.ravel():
                 yield (*path, "printed"), float(number)
         case kinds.AsBias():
             yield from (((*path, "as_bias"), number) for number in (0.0, -math.inf))
@@ -208,7 +214,7 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
             numbers = dict.fromkeys(source.contents.numbers if source.contents else ())
             yield from (((*path, "file"), number) for number in numbers)
         case Alibi():
-            yield (*path, "alibi"), -generated.largest_of_alibi(source)
+            yield (*path, "alibi"), -generated.alibi_magnitude_bound(source)
         case kinds.Constant():
             yield (*path, "constant"), source.constant
         case kinds.Ascending() | kinds.Geometric():
@@ -222,21 +228,21 @@ def _own_literals(source: kinds.Array, path: FieldPath) -> Iterator[tuple[FieldP
                 yield (*path, field), float(value if index else start)
 
 
-def _flatten(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
+def _flatten_with_paths(values: Any, path: FieldPath) -> Iterator[tuple[FieldPath, float]]:
     if not isinstance(values, list):
         yield path, values
         return
     for number, value in enumerate(values):
-        yield from _flatten(value, (*path, number))
+        yield from _flatten_with_paths(value, (*path, number))
 
 
-MAX_ELEMENTS = MAX_STORED
+MAX_ARRAY_ELEMENTS = MAX_STORED
 """The largest array of a case: 512 MiB in float64."""
-MAX_TOGETHER = 2**27
+MAX_CASE_NUMBERS = 2**27
 """The most numbers of all arrays that a case makes, the parts of arrays among them: 1 GiB in float64."""
-MAX_PARTS = 200
+MAX_NESTED_ARRAYS = 200
 """The most arrays that one may be made of."""
-INT_RANGE = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 """The largest int64, the dtype in which ``randint`` draws."""
 
 
@@ -256,19 +262,20 @@ class CheckedArrays:
 
 
 @dataclass
-class _MadeArrays:
+class _ArrayBudget:
     """The sources of arrays, and how many numbers have been made so far."""
 
     shapes: Mapping[str, Shape]
     random: model.Random | None
     numbers: int
 
-    def add(self, shape: Shape, path: FieldPath) -> Shape:
+    def count_array(self, shape: Shape, path: FieldPath) -> Shape:
         """Count one more array. Raises ``CaseFileError`` if it, or all of them together, are too large."""
-        self.numbers += math.prod(_check_elements(shape, path))
-        if self.numbers > MAX_TOGETHER:
+        self.numbers += math.prod(_require_allowed_size(shape, path))
+        if self.numbers > MAX_CASE_NUMBERS:
             raise CaseFileError(
-                path, f"with this array {self.numbers} numbers are made for the case; expected at most {MAX_TOGETHER}"
+                path,
+                f"with this array {self.numbers} numbers are made for the case; expected at most {MAX_CASE_NUMBERS}",
             )
         return shape
 
@@ -276,7 +283,7 @@ class _MadeArrays:
 NO_ARRAYS = CheckedArrays({}, {})
 
 
-def named_arrays(
+def check_named_arrays(
     group: Mapping[str, kinds.Array], before: CheckedArrays, random: model.Random | None, where: FieldPath
 ) -> CheckedArrays:
     """Check the arrays that inputs may refer to: first the file's, then a case's with the file's as ``before``.
@@ -284,48 +291,51 @@ def named_arrays(
     Raises ``CaseFileError`` for a name that is taken, and for an array that cannot be made.
     """
     sources, shapes, spelled = dict(before.sources), dict(before.shapes), dict(before.spelled)
-    making = _MadeArrays(shapes, random, before.numbers)
+    making = _ArrayBudget(shapes, random, before.numbers)
     for name, source in group.items():
         path = (*where, "arrays", name)
         if name in sources:
             raise CaseFileError(path, f"the array {name!r} is already defined at the top of the file")
         shapes[name] = _array_shape(source, making, path)
-        _check_parts(source, sources, path)
+        _check_nesting(source, sources, path)
         sources[name] = source
-        spelled[name] = _count_spelled(source, spelled)
+        spelled[name] = _count_spelled_and_checked(source, spelled)
     return CheckedArrays(sources, shapes, making.numbers, spelled)
 
 
 def count_checked_numbers(entry: model.CaseEntry, arrays: CheckedArrays) -> int:
     """Return how many numbers are looked at, one by one, to check a case's inputs."""
-    return sum(_count_spelled(kinds.as_array(source), arrays.spelled)[1] for source in entry.inputs.values())
+    return sum(
+        _count_spelled_and_checked(kinds.array_or_reference(source), arrays.spelled)[1]
+        for source in entry.inputs.values()
+    )
 
 
-def _count_spelled(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+def _count_spelled_and_checked(source: kinds.Array, named: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Return how many numbers the file spells out for an array, and how many the checks look at, at every level."""
     match source:
         case kinds.Values() | kinds.PrintedInput():
-            count = _count(source.values if isinstance(source, kinds.Values) else source.printed)
+            count = _count_listed_numbers(source.values if isinstance(source, kinds.Values) else source.printed)
             return count, count
         case kinds.Reference():
             inner = [named.get(source.ref, (0, 0))]
         case _:
-            inner = [_count_spelled(part, named) for _, part in kinds.parts_of(source)]
+            inner = [_count_spelled_and_checked(part, named) for _, part in kinds.parts_with_paths(source)]
             if isinstance(source, MASK_PATTERNS):  # their lists, such as the parents of a tree
                 lists = (value for name, value in source if name != "rows" and isinstance(value, list))
-                listed = sum(map(_count, lists))
+                listed = sum(map(_count_listed_numbers, lists))
                 inner += [(listed, listed)] * bool(listed)
     numbers = 1 + sum(spelled for spelled, _ in inner)
     return numbers, numbers + sum(looked for _, looked in inner)
 
 
-def _count(values: Any) -> int:
+def _count_listed_numbers(values: Any) -> int:
     if isinstance(values, list):
-        return sum(map(_count, values))
-    return count_numbers(values) if isinstance(values, str) else 1
+        return sum(map(_count_listed_numbers, values))
+    return max_number_count(values) if isinstance(values, str) else 1
 
 
-def resolve_inputs(
+def check_inputs(
     entry: model.CaseEntry,
     specs: Mapping[str, InputSpec],
     arrays: CheckedArrays,
@@ -344,28 +354,28 @@ def resolve_inputs(
     sources: dict[str, kinds.Array] = {}
     shapes: dict[str, Shape] = {}
     in_file: dict[str, Shape] = {}
-    making = _MadeArrays(arrays.shapes, random, arrays.numbers)
+    making = _ArrayBudget(arrays.shapes, random, arrays.numbers)
 
     def resolve(name: str, value: kinds.Input) -> None:
         path = (*where, "inputs", name)
         if name not in specs:
             raise CaseFileError(path, f"{operation} has no input {name!r}; expected {', '.join(specs)}")
-        source = kinds.as_array(value)
+        source = kinds.array_or_reference(value)
         shape = in_file[name] = _array_shape(source, making, path)
-        _check_parts(source, arrays.sources, path)
+        _check_nesting(source, arrays.sources, path)
         if specs[name].boolean:
-            check_boolean(source, arrays.sources, path)
+            check_boolean_mask(source, arrays.sources, path)
         if specs[name].is_number:
-            check_no_mask(source, arrays.sources, path)
+            check_is_no_mask(source, arrays.sources, path)
         if specs[name].whole:
-            check_whole(source, arrays.sources, path)
+            check_counts(source, arrays.sources, path)
         if not entry.allow_nonfinite:
             check_finite(source, arrays.sources, path, allow_infinite=specs[name].may_be_infinite)
-        with faults_at(path):
-            shapes[name] = fitted_shape(specs[name], shape, heads.get(name))
+        with locate_faults(path):
+            shapes[name] = operation_input_shape(specs[name], shape, heads.get(name))
         sources[name] = source
 
-    collect_faults(partial(resolve, name, value) for name, value in entry.inputs.items())
+    results_or_all_faults(partial(resolve, name, value) for name, value in entry.inputs.items())
     missing = [name for name, spec in specs.items() if spec.required and name not in sources]
     if missing:
         raise CaseFileError((*where, "inputs", missing[0]), f"{operation} needs this input: {missing[0]} is missing")
@@ -375,36 +385,36 @@ def resolve_inputs(
     return CheckedArrays(sources, shapes, making.numbers, file_shapes=in_file)
 
 
-def _check_parts(source: kinds.Array, named: Named, path: FieldPath) -> None:
+def _check_nesting(source: kinds.Array, named: ArraysByName, path: FieldPath) -> None:
     """Refuse arrays that double with each name (b is a + a, c is b + b, ...), and numbers instead of masks."""
-    if any(islice(_all_parts(source, named), MAX_PARTS, None)):
-        raise CaseFileError(path, f"made of more than {MAX_PARTS} arrays, counting the parts of parts")
-    check_masks(source, named, path)
+    if any(islice(_nested_arrays(source, named), MAX_NESTED_ARRAYS, None)):
+        raise CaseFileError(path, f"made of more than {MAX_NESTED_ARRAYS} arrays, counting the parts of parts")
+    check_parts_are_masks(source, named, path)
 
 
-def _array_shape(source: kinds.Array, making: _MadeArrays, path: FieldPath) -> Shape:
+def _array_shape(source: kinds.Array, making: _ArrayBudget, path: FieldPath) -> Shape:
     """Shape of an array, without making it."""
     for name, number in (("times", source.times), ("plus", source.plus)):
         if number is not None and not math.isfinite(number):
             raise CaseFileError((*path, name), f"expected a finite number, got {number}")
-    with faults_at(path):
-        shape = arranged_shape(making.add(_plain_shape(source, making, path), path), source)
+    with locate_faults(path):
+        shape = shape_after_arrangement(making.count_array(_shape_before_arranging(source, making, path), path), source)
     if len(shape) > MAX_AXES:
         raise CaseFileError(path, f"expected at most {MAX_AXES} axes, got {len(shape)}")
-    return shape if source.rows is None else making.add(shape, path)  # a row may be taken many times
+    return shape if source.rows is None else making.count_array(shape, path)  # a row may be taken many times
 
 
-def _plain_shape(source: kinds.Array, making: _MadeArrays, path: FieldPath) -> Shape:
+def _shape_before_arranging(source: kinds.Array, making: _ArrayBudget, path: FieldPath) -> Shape:
     match source:
         case kinds.Values():
             return _nested_shape(source.values, (*path, "values"))
         case kinds.PrintedInput():
-            printed = parse_rows(source.printed, source, (*path, "printed"))
+            printed = parse_printed_rows(source.printed, source, (*path, "printed"))
             if not printed.given.all():
                 raise CaseFileError((*path, "printed"), "an input must give every number, '.' leaves one out")
             return printed.shape
         case kinds.Identity():
-            return _check_elements((source.identity, source.identity), (*path, "identity"))
+            return _require_allowed_size((source.identity, source.identity), (*path, "identity"))
         case kinds.Reference():
             if source.ref not in making.shapes:
                 known = ", ".join(making.shapes) or "none"
@@ -412,29 +422,29 @@ def _plain_shape(source: kinds.Array, making: _MadeArrays, path: FieldPath) -> S
             return making.shapes[source.ref]
         case kinds.Lowest() | kinds.Drawn() | kinds.Constant() | kinds.Ascending() | kinds.Geometric():
             field = "lowest" if isinstance(source, kinds.Lowest) else "shape"
-            shape = _check_elements(tuple(getattr(source, field)), (*path, field))
+            shape = _require_allowed_size(tuple(getattr(source, field)), (*path, field))
             if isinstance(source, kinds.Drawn):
                 _check_draw(source, making.random, shape, path)
             return shape
-    parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.parts_of(source)]
-    with faults_at(path, kinds.kind_of(source)):
-        return _check_elements(_shape_from_parts(source, parts), path)
+    parts = [_array_shape(part, making, (*path, *place)) for place, part in kinds.parts_with_paths(source)]
+    with locate_faults(path, kinds.kind_of(source)):
+        return _require_allowed_size(_shape_from_parts(source, parts), path)
 
 
 def _shape_from_parts(source: kinds.Array, parts: list[Shape]) -> Shape:
     """Return the shape of an array that is stored, made of positions, or made of arrays of these shapes."""
     match source:
         case StoredArray():
-            return source.pin(contents_of(source)).shape
+            return source.remember_contents(read_contents(source)).shape
         case kinds.Concat():
-            return joined_shape(parts, source.axis)
+            return concatenated_shape(parts, source.axis)
         case kinds.Blocks():
-            return generated.blocks_shape(parts[0], source.block_size, source.shape)
+            return generated.block_mask_shape(parts[0], source.block_size, source.shape)
         case kinds.RelativeBuckets():
-            return generated.bucket_shape(source, parts[0])
+            return generated.bucket_bias_shape(source, parts[0])
         case Alibi():
             return generated.alibi_shape(source)
-    return generated.mask_shape(source) if isinstance(source, MASK_PATTERNS) else spread_shape(parts)
+    return generated.mask_shape(source) if isinstance(source, MASK_PATTERNS) else broadcast_shape(parts)
 
 
 def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, path: FieldPath) -> None:
@@ -444,23 +454,23 @@ def _check_draw(source: kinds.Drawn, random: model.Random | None, shape: Shape, 
     for name, value in parameters.items():
         if not math.isfinite(value):
             raise CaseFileError((*path, name), f"expected a finite number, got {value}")
-        if source.draw == "randint" and (value != int(value) or abs(value) > INT_RANGE):
+        if source.draw == "randint" and (value != int(value) or abs(value) > MAX_INT64):
             raise CaseFileError((*path, name), f"expected a whole number of at most 63 bits, got {value}")
     if math.isinf(float(parameters.get("high", 0)) - float(parameters.get("low", 0))):
         raise CaseFileError((*path, "high"), "high - low is beyond the range of float64")
-    with faults_at(path, "draw"):
+    with locate_faults(path, "draw"):
         generated.check_draw(random.generator, source.draw, parameters, shape)
 
 
-def is_too_large(shape: Shape) -> bool:
+def has_too_many_elements(shape: Shape) -> bool:
     """Return whether an array has too many elements; an axis of length 0 is no leave to grow along others."""
-    return math.prod(max(1, length) for length in shape) > MAX_ELEMENTS
+    return math.prod(max(1, length) for length in shape) > MAX_ARRAY_ELEMENTS
 
 
-def _check_elements(shape: Shape, path: FieldPath) -> Shape:
-    if is_too_large(shape):
+def _require_allowed_size(shape: Shape, path: FieldPath) -> Shape:
+    if has_too_many_elements(shape):
         elements = f"{math.prod(shape)} elements" if all(shape) else "too long, though empty"
-        raise CaseFileError(path, f"{show(shape)} is {elements}; expected at most {MAX_ELEMENTS}")
+        raise CaseFileError(path, f"{show(shape)} is {elements}; expected at most {MAX_ARRAY_ELEMENTS}")
     return shape
 
 
@@ -469,7 +479,7 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
         return ()
     if not isinstance(values, list) or not values:
         hint = "; an array of length 0 is a `constant` with its `shape`" if values == [] else ""
-        raise CaseFileError(path, f"expected a number or a list of numbers, got {short(values)}{hint}")
+        raise CaseFileError(path, f"expected a number or a list of numbers, got {shorten_value(values)}{hint}")
     shapes = [_nested_shape(value, (*path, number)) for number, value in enumerate(values)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
@@ -479,7 +489,7 @@ def _nested_shape(values: Any, path: FieldPath) -> Shape:
     return (len(values), *shapes[0])
 
 
-def parse_rows(rows: PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
+def parse_printed_rows(rows: PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
     """Read printed numbers as they were rounded. Raises ``CaseFileError`` for a word that is no number."""
     if sum([fields.exact, fields.decimals is not None, fields.significant_digits is not None]) > 1:
         raise CaseFileError(path[:-1], "expected at most one of exact, decimals, significant_digits")
@@ -487,5 +497,5 @@ def parse_rows(rows: PrintedRows, fields: RoundingFields, path: FieldPath) -> Pr
         raise CaseFileError(
             (*path[:-1], "digits"), "exact numbers are not rounded; expected at most one of exact, digits"
         )
-    with faults_at(path):
-        return parse_printed(rows, rounding_of(fields))
+    with locate_faults(path):
+        return parse_printed(rows, printed_rounding(fields))

@@ -22,12 +22,12 @@ from attncheck.common.wording import DocumentLayout, layout_of
 from attncheck.reading import array_kinds
 from attncheck.reading.array_kinds import Array, PrintedInput, Reference
 from attncheck.reading.model import TAG_FILE, Random, Source, TagEntry
-from attncheck.reading.printed import PrintedArray, Rounding, parse_printed
+from attncheck.reading.printed import PrintedArray, PrintedRounding, parse_printed
 from attncheck.spec import InputSpec, Options, Shape, inputs_of
 
-Found = TypeVar("Found")
-Basis = Literal["printed", "known", "unprinted"]
-NOT_JUDGED = frozenset(
+Loaded = TypeVar("Loaded")
+ExpectationBasis = Literal["printed", "known", "unprinted"]
+UNJUDGED_FIELDS = frozenset(
     {"name", "file", "line", "title", "source", "dtypes", "tags", "notes", "warnings", "path", "properties"}
 )
 """Fields of a case that no verdict depends on: names, places, and properties, which other calls test."""
@@ -46,7 +46,7 @@ class Expected:
     name: str
     of: str
     shape: Shape
-    basis: Basis
+    basis: ExpectationBasis
     numbers: PrintedArray | None
     called: str | None = None
     because: str | None = None
@@ -122,7 +122,7 @@ class Case:
     @cached_property
     def digest(self) -> str:
         """Return the digest of all that a verdict depends on; it is stored with the case."""
-        judged = [attribute.name for attribute in fields(self) if attribute.name not in NOT_JUDGED]
+        judged = [attribute.name for attribute in fields(self) if attribute.name not in UNJUDGED_FIELDS]
         return digest_of({name: getattr(self, name) for name in judged})
 
 
@@ -154,7 +154,7 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
         "memory_layout": dict(case.memory_layout),
         "merged": sorted(case.merged),
         "inputs": {name: list(shape) for name, shape in case.input_shapes.items()},
-        "given": _document_inputs(case) if case.is_document else {},
+        "given": _describe_document_inputs(case) if case.is_document else {},
         "tags": list(case.tags),
         "probes": {tag: tags[tag].model_dump() for tag in case.tags if tag in tags},
         "notes": list(case.notes),
@@ -164,7 +164,7 @@ def case_record(case: Case, tags: Mapping[str, TagEntry]) -> dict[str, Any]:
     }
 
 
-def _document_inputs(case: Case) -> dict[str, Any]:
+def _describe_document_inputs(case: Case) -> dict[str, Any]:
     """Return, by input, the document's name of it and the digits that the document prints."""
     described: dict[str, Any] = {}
     for name, source in case.inputs.items():
@@ -176,7 +176,7 @@ def _document_inputs(case: Case) -> dict[str, Any]:
             described[name] = {"called": f"{source.ref}{index}{'.T' if source.transpose else ''}"}
         named = case.arrays.get(source.ref) if isinstance(source, Reference) else source
         if isinstance(named, PrintedInput) and not (source.is_arranged or named.is_arranged):
-            described.setdefault(name, {})["printed"] = parse_printed(named.printed, Rounding()).text.tolist()
+            described.setdefault(name, {})["printed"] = parse_printed(named.printed, PrintedRounding()).text.tolist()
     return described
 
 
@@ -187,10 +187,10 @@ def _expected_record(expected: Expected) -> dict[str, Any]:
     return record | {"shape": list(expected.shape)} | present
 
 
-TOGETHER = 64
+CASES_PER_PACK = 64
 """Cases of one file are similar, so that packed together they take a small part of their separate sizes."""
 
-_UNPACKED = 32
+_MAX_UNPACKED = 32
 """Parts that stay unpacked: all of a corpus of 2,048 cases, over which a run iterates several times."""
 
 
@@ -206,13 +206,13 @@ class PackedCases(Sequence[Case]):
 
     def append(self, case: Case) -> None:
         """Add a case at the end."""
-        self._order.append(len(self._parts) * TOGETHER + len(self._open))
+        self._order.append(len(self._parts) * CASES_PER_PACK + len(self._open))
         self._open.append(case)
-        if len(self._open) == TOGETHER:
+        if len(self._open) == CASES_PER_PACK:
             self._parts.append(_pack(self._open))
             self._open = []
 
-    def arrange(self, order: Iterable[int]) -> None:
+    def reorder(self, order: Iterable[int]) -> None:
         """Put the cases in another order: that of their present places."""
         self._order = array("L", (self._order[index] for index in order))
 
@@ -226,21 +226,21 @@ class PackedCases(Sequence[Case]):
     def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        part, inside = divmod(self._order[index], TOGETHER)
-        return self._open[inside] if part == len(self._parts) else _unpack(self._parts[part])[inside]
+        part, inside = divmod(self._order[index], CASES_PER_PACK)
+        return self._open[inside] if part == len(self._parts) else _unpack_cases(self._parts[part])[inside]
 
 
-@lru_cache(maxsize=_UNPACKED)
-def _unpack(part: bytes) -> list[Case]:
+@lru_cache(maxsize=_MAX_UNPACKED)
+def _unpack_cases(part: bytes) -> list[Case]:
     cases: list[Case] = pickle.loads(zlib.decompress(part))
     return cases
 
 
-_PARTS = ("reading", "spec", "backends.contract", "common")
-READING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
+_READING_MODULES = ("reading", "spec", "backends.contract", "common")
+READING_CODE = tuple(f"attncheck.{part}" for part in _READING_MODULES)
 _READING_PACKAGES = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
-_LARGEST_FILE = 1 << 24
-_UNPICKLED = frozenset(
+_MAX_CACHED_BYTES = 1 << 24
+_ALLOWED_CLASSES = frozenset(
     {
         *((array_kinds.__name__, name) for name in vars(array_kinds)),
         *(("attncheck.reading.case", name) for name in ("Case", "Expected")),
@@ -254,16 +254,16 @@ _UNPICKLED = frozenset(
 )
 
 
-def load_kept_case_file(path: Path, named: object, store: Store, load: Callable[[], list[Case]]) -> list[Case]:
+def load_cached_case_file(path: Path, named: object, store: Store, load: Callable[[], list[Case]]) -> list[Case]:
     """Return the cached cases of a case file with this content and name (``named``), or else those of ``load``.
 
     Raises the errors of ``load``. A file with arrays in other files is read every time, since those may have changed.
     """
-    cases = _load_cached(path, named, store, load, cases_to_bytes, cases_from_bytes)
+    cases = _load_cached(path, named, store, load, serialize_cases, deserialize_cases)
     return load() if any(map(_has_stored_arrays, cases)) else cases
 
 
-def load_kept_tags(folder: Path, store: Store, load: Callable[[], dict[str, TagEntry]]) -> dict[str, TagEntry]:
+def load_cached_tags(folder: Path, store: Store, load: Callable[[], dict[str, TagEntry]]) -> dict[str, TagEntry]:
     """Return the cached tags of a folder's tags.yaml, or else those of ``load``; raises the errors of ``load``."""
     return _load_cached(
         folder / TAG_FILE, TAG_FILE, store, load, _pack, lambda data: _unpack_checked(data, dict, TagEntry)
@@ -274,13 +274,13 @@ def _load_cached(
     path: Path,
     named: object,
     store: Store,
-    load: Callable[[], Found],
-    encode: Callable[[Found], bytes],
-    decode: Callable[[bytes], Found],
-) -> Found:
+    load: Callable[[], Loaded],
+    encode: Callable[[Loaded], bytes],
+    decode: Callable[[bytes], Loaded],
+) -> Loaded:
     """Return the cached result for a file's bytes; call ``load`` if there is none or the file cannot be cached."""
     try:
-        content = None if store.folder is None or path.stat().st_size > _LARGEST_FILE else path.read_bytes()
+        content = None if store.folder is None or path.stat().st_size > _MAX_CACHED_BYTES else path.read_bytes()
     except OSError:
         content = None
     if content is None:
@@ -297,19 +297,19 @@ def _has_stored_arrays(case: Case) -> bool:
         source = pending.pop()
         if isinstance(source, array_kinds.StoredArray):
             return True
-        pending += [part for _, part in array_kinds.parts_of(source)]
+        pending += [part for _, part in array_kinds.parts_with_paths(source)]
     return False
 
 
-def cases_to_bytes(cases: list[Case]) -> bytes:
+def serialize_cases(cases: list[Case]) -> bytes:
     """Return cases as bytes, each with its digest."""
     for case in cases:
         assert case.digest
     return _pack(cases)
 
 
-def cases_from_bytes(data: bytes) -> list[Case]:
-    """Read cases that ``cases_to_bytes`` wrote. Raises ``UnreadableEntry``."""
+def deserialize_cases(data: bytes) -> list[Case]:
+    """Read cases that ``serialize_cases`` wrote. Raises ``UnreadableEntry``."""
     cases: list[Case] = _unpack_checked(data, list, Case)
     return cases
 
@@ -331,6 +331,6 @@ def _unpack_checked(data: bytes, collection: type, kind: type) -> Any:
 
 class _CaseUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _UNPICKLED:
+        if (module, name) not in _ALLOWED_CLASSES:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a case")
         return super().find_class(module, name)

@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 Levels = dict[int, int]
 """The levels of some factors, both by number."""
-Numbers = NDArray[np.intp]
-Exclusion = Mapping[int, Collection[int]]
+IntArray = NDArray[np.intp]
+ExcludedLevels = Mapping[int, Collection[int]]
 """Levels that must not occur together: for each factor that it names, one of these."""
-_MOST_CHANGES = 1000
+_MAX_CHANGES = 1000
 """The number of changes in search of fewer rows; three times as many would save another 2 % of the rows."""
-_RESTS = 5
+_TABU_CHANGES = 5
 """A changed level stays for so many changes; otherwise rows change back and forth."""
-_IMPOSSIBLE = 1 << 14
+_IMPOSSIBLE_COUNT = 1 << 14
 """The count of impossible combinations, so that they are never missing."""
 
 
-def covering(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
+def cover_features(features: Sequence[frozenset[Hashable]], chosen: Collection[int] = ()) -> list[int]:
     """Add positions to the chosen ones until every feature is there; return them in order.
 
     Greedy: the position that adds most features is next. The result is at most a small factor above the minimum.
@@ -59,7 +59,9 @@ def count_combinations(sizes: Sequence[int], strength: int) -> int:
     return counts[strength]
 
 
-def covering_rows(sizes: Sequence[int], strength: int, excluded: Sequence[Exclusion] = ()) -> list[tuple[int, ...]]:
+def covering_rows(
+    sizes: Sequence[int], strength: int, excluded: Sequence[ExcludedLevels] = ()
+) -> list[tuple[int, ...]]:
     """Make rows, a level of each factor, in which every combination of ``strength`` levels that is possible occurs.
 
     Args:
@@ -70,102 +72,105 @@ def covering_rows(sizes: Sequence[int], strength: int, excluded: Sequence[Exclus
     Returns:
         The rows, sorted; none if everything is excluded.
     """
-    return _Rows(sizes, strength, excluded).make()
+    return _CoveringArray(sizes, strength, excluded).make_rows()
 
 
-class _Rows:
+class _CoveringArray:
     """Rows being made: a level of each factor.
 
     All levels that meet have a place, those of the same factors side by side: levels l of factors f have the place
     base + sum_i l_i stride_i. ``_counts`` says of each place how many rows have these levels.
     """
 
-    def __init__(self, sizes: Sequence[int], strength: int, excluded: Sequence[Exclusion]) -> None:
+    def __init__(self, sizes: Sequence[int], strength: int, excluded: Sequence[ExcludedLevels]) -> None:
         self._sizes, self._excluded = sizes, excluded
-        self._bound = sorted({factor for exclusion in excluded for factor in exclusion})
+        self._constrained_factors = sorted({factor for exclusion in excluded for factor in exclusion})
         self._possible: dict[tuple[tuple[int, int], ...], bool] = {}
-        self._meeting = np.array([*combinations(range(len(sizes)), strength)])
+        self._groups = np.array([*combinations(range(len(sizes)), strength)])
         together = [
-            np.indices([sizes[factor] for factor in factors]).reshape(strength, -1).T for factors in self._meeting
+            np.indices([sizes[factor] for factor in factors]).reshape(strength, -1).T for factors in self._groups
         ]
         lengths = [len(levels) for levels in together]
         self._levels = np.concatenate(together)
-        self._factors = np.repeat(self._meeting, lengths, axis=0)
-        self._base = np.cumsum([0, *lengths[:-1]])
-        self._strides = np.ones_like(self._meeting)
-        self._strides[:, :-1] = np.array(sizes)[self._meeting][:, :0:-1].cumprod(axis=1)[:, ::-1]
-        self._of_factor = np.array(
-            [np.flatnonzero((self._meeting == factor).any(axis=1)) for factor in range(len(sizes))]
+        self._factors = np.repeat(self._groups, lengths, axis=0)
+        self._first_places = np.cumsum([0, *lengths[:-1]])
+        self._strides = np.ones_like(self._groups)
+        self._strides[:, :-1] = np.array(sizes)[self._groups][:, :0:-1].cumprod(axis=1)[:, ::-1]
+        self._groups_of_factor = np.array(
+            [np.flatnonzero((self._groups == factor).any(axis=1)) for factor in range(len(sizes))]
         )
-        self._own_stride = np.array(
-            [self._strides[of][self._meeting[of] == factor] for factor, of in enumerate(self._of_factor)]
+        self._strides_of_factor = np.array(
+            [self._strides[of][self._groups[of] == factor] for factor, of in enumerate(self._groups_of_factor)]
         )
         numbers = np.cumsum([0, *sizes[:-1]])[self._factors] + self._levels
         orders = numbers[:, [*permutations(range(strength))]]
-        self._orders = (orders * sum(sizes) ** np.arange(strength)[::-1]).sum(axis=-1)
-        possible = np.concatenate([self._possible_of(factors.tolist()).ravel() for factors in self._meeting])
-        self._counts = np.where(possible, 0, _IMPOSSIBLE).astype(np.int16)
-        self._fewest = int(np.add.reduceat(possible, self._base).max())
+        self._sort_keys = (orders * sum(sizes) ** np.arange(strength)[::-1]).sum(axis=-1)
+        possible = np.concatenate([self._possible_combinations(factors.tolist()).ravel() for factors in self._groups])
+        self._counts = np.where(possible, 0, _IMPOSSIBLE_COUNT).astype(np.int16)
+        self._min_rows = int(np.add.reduceat(possible, self._first_places).max())
 
-    def _possible_of(self, factors: Sequence[int]) -> NDArray[np.bool_]:
+    def _possible_combinations(self, factors: Sequence[int]) -> NDArray[np.bool_]:
         """Return which levels of factors are possible together, along an axis for each factor."""
-        bound = [factor for factor in factors if factor in self._bound]
+        bound = [factor for factor in factors if factor in self._constrained_factors]
         levels = product(*(range(self._sizes[factor]) for factor in bound))
         possible = [self._is_possible(dict(zip(bound, chosen, strict=True))) for chosen in levels]
         shape = [self._sizes[factor] if factor in bound else 1 for factor in factors]
         return np.broadcast_to(np.reshape(possible, shape), [self._sizes[factor] for factor in factors])
 
-    def make(self) -> list[tuple[int, ...]]:
+    def make_rows(self) -> list[tuple[int, ...]]:
         """Return rows in which no combination is missing, sorted."""
-        rows: list[Numbers] = []
-        places = self._orders[:, 0].argsort()
+        rows: list[IntArray] = []
+        places = self._sort_keys[:, 0].argsort()
         while len(places := places[self._counts[places] == 0]):
             first = places[0]
             levels = dict(zip(self._factors[first].tolist(), self._levels[first].tolist(), strict=True))
             rows.append(self._complete_row(levels))
-            self._counts[self._places(rows[-1])] += 1
+            self._counts[self._combination_places(rows[-1])] += 1
         every = np.array(rows, dtype=int).reshape(-1, len(self._sizes))
         return sorted(map(tuple, self._drop_rows(every).tolist()))
 
-    def _places(self, rows: Numbers) -> Numbers:
+    def _combination_places(self, rows: IntArray) -> IntArray:
         """Return the places of all that meets in rows."""
-        places: Numbers = self._base + (rows[..., self._meeting] * self._strides).sum(axis=-1)
+        places: IntArray = self._first_places + (rows[..., self._groups] * self._strides).sum(axis=-1)
         return places
 
-    def _complete_row(self, levels: Levels) -> Numbers:
+    def _complete_row(self, levels: Levels) -> IntArray:
         """Give every other factor the level that completes most combinations; factors with many levels come first."""
         row, assigned = np.zeros(len(self._sizes), int), np.zeros(len(self._sizes), np.bool_)
         row[[*levels]], assigned[[*levels]] = [*levels.values()], True
         open_factors = set(range(len(self._sizes))) - levels.keys()
         for factor in sorted(open_factors, key=lambda number: (-self._sizes[number], number)):
             assigned[factor] = True
-            of, choices = self._of_factor[factor], range(self._sizes[factor])
-            met = assigned[self._meeting[of]].all(axis=1)
-            of, stride = of[met], self._own_stride[factor][met]
-            places = self._base[of] + (row[self._meeting[of]] * self._strides[of]).sum(axis=1)
+            of, choices = self._groups_of_factor[factor], range(self._sizes[factor])
+            met = assigned[self._groups[of]].all(axis=1)
+            of, stride = of[met], self._strides_of_factor[factor][met]
+            places = self._first_places[of] + (row[self._groups[of]] * self._strides[of]).sum(axis=1)
             gains = (self._counts[places + np.outer(choices, stride)] == 0).sum(axis=1)
-            is_free = factor not in self._bound
+            is_free = factor not in self._constrained_factors
             levels[factor] = row[factor] = max(
                 (level for level in choices if is_free or self._is_possible({**levels, factor: level})),
                 key=lambda level: gains[level],
             )
         return row
 
-    def _drop_rows(self, rows: Numbers) -> Numbers:
+    def _drop_rows(self, rows: IntArray) -> IntArray:
         """Drop rows while the others can be changed to have all their combinations; return the remaining rows."""
-        draws, change, kept, places = np.random.RandomState(0), 0, rows, self._places(rows)
-        changed = np.full(rows.shape, -_RESTS)
-        while change < _MOST_CHANGES and len(kept) > self._fewest:
+        draws, change, kept, places = np.random.RandomState(0), 0, rows, self._combination_places(rows)
+        changed = np.full(rows.shape, -_TABU_CHANGES)
+        while change < _MAX_CHANGES and len(kept) > self._min_rows:
             if len(missing := np.flatnonzero(self._counts == 0)):
                 change += 1
                 # Draw one missing combination, among all orders in which its levels may be named, sorted.
-                named = self._orders[missing].ravel()
+                named = self._sort_keys[missing].ravel()
                 drawn = named.argsort()[draws.randint(len(named))]
-                wanted = int(missing[drawn // self._orders.shape[1]])
+                wanted = int(missing[drawn // self._sort_keys.shape[1]])
                 order = draws.permutation(len(rows))
-                ways = self._changes(wanted, rows, places, order, changed, change - _RESTS)
+                ways = self._changes_completing(wanted, rows, places, order, changed, change - _TABU_CHANGES)
                 for row, factor, level in islice(ways, 1):
-                    of, moved = self._of_factor[factor], (level - rows[row, factor]) * self._own_stride[factor]
+                    of, moved = (
+                        self._groups_of_factor[factor],
+                        (level - rows[row, factor]) * self._strides_of_factor[factor],
+                    )
                     self._counts[places[row, of]] -= 1
                     places[row, of] += moved
                     self._counts[places[row, of]] += 1
@@ -177,8 +182,8 @@ class _Rows:
                 rows, places, changed = (np.delete(array, dropped, axis=0) for array in (rows, places, changed))
         return kept
 
-    def _changes(
-        self, wanted: int, rows: Numbers, places: Numbers, order: Numbers, changed: Numbers, before: int
+    def _changes_completing(
+        self, wanted: int, rows: IntArray, places: IntArray, order: IntArray, changed: IntArray, before: int
     ) -> Iterator[tuple[int, int, int]]:
         """Yield changes (row, factor, level) that complete the wanted combination, the cheapest first.
 
@@ -190,18 +195,18 @@ class _Rows:
         row, place = order[near], misses[near].argmax(axis=1)
         rested = changed[row, factors[place]] < before
         row, factor, level = row[rested], factors[place[rested]], levels[place[rested]]
-        had = places[row[:, np.newaxis], self._of_factor[factor]]
-        gets = had + (level - rows[row, factor])[:, np.newaxis] * self._own_stride[factor]
+        had = places[row[:, np.newaxis], self._groups_of_factor[factor]]
+        gets = had + (level - rows[row, factor])[:, np.newaxis] * self._strides_of_factor[factor]
         cost = (self._counts[had] == 1).sum(axis=1) - (self._counts[gets] == 0).sum(axis=1)
         for best in cost.argsort(kind="stable"):
             in_row, of_factor, new_level = int(row[best]), int(factor[best]), int(level[best])
             levels_then = {**dict(enumerate(rows[in_row].tolist())), of_factor: new_level}
-            if of_factor not in self._bound or self._is_possible(levels_then):
+            if of_factor not in self._constrained_factors or self._is_possible(levels_then):
                 yield in_row, of_factor, new_level
 
     def _is_possible(self, levels: Levels) -> bool:
         """Return whether a row may have these levels, so that no exclusion applies to all choices of the rest."""
-        bound = tuple([(factor, levels[factor]) for factor in self._bound if factor in levels])
+        bound = tuple([(factor, levels[factor]) for factor in self._constrained_factors if factor in levels])
         if bound not in self._possible:
             self._possible[bound] = self._can_be_completed(dict(bound))
         return self._possible[bound]

@@ -23,16 +23,16 @@ from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
 Result = TypeVar("Result")
 
 MAX_DIAGNOSTICS = 5
-_MOST_OF_NAME = 200
+_MAX_NAME_LENGTH = 200
 """Letters of a case's name: as many as it may have."""
 
 # pydantic's names for the two forms of an input
 _KIND_LABEL = "tagged-union["
 _NAME_LABEL = "constrained-str"
 
-_EXPECTED_FILE = "printed: {{file: {}}}"
-_QUOTED = re.compile("'([^']*)'")
-_WANTED = {
+_FILE_EXAMPLE = "printed: {{file: {}}}"
+_QUOTED_WORD = re.compile("'([^']*)'")
+_TYPE_WORDS = {
     "string_type": "text",
     "string_unicode": "text",
     "list_type": "a list",
@@ -43,7 +43,7 @@ _WANTED = {
     "float_type": "a number",
     "finite_number": "a finite number",
 }
-_PATTERNS = {
+_PATTERN_WORDS = {
     ONE_LINE: "one line of text, without characters that control a terminal or hide others",
     LINES: "text without characters that control a terminal or hide others",
     r"^[A-Za-z][A-Za-z0-9_]*$": "a name of letters, digits and underscores that begins with a letter",
@@ -64,7 +64,7 @@ class CaseFileError(Exception):
         self.others = tuple(others)
 
 
-def collect_faults(makers: Iterable[Callable[[], Result]]) -> list[Result]:
+def results_or_all_faults(makers: Iterable[Callable[[], Result]]) -> list[Result]:
     """Return the result of each maker. Raises ``CaseFileError`` for the first fault, with all others in ``others``."""
     made, faults = [], dict[str, CaseFileError]()
     for make in makers:
@@ -80,7 +80,7 @@ def collect_faults(makers: Iterable[Callable[[], Result]]) -> list[Result]:
 
 
 @contextmanager
-def faults_at(path: FieldPath, field: str = "") -> Iterator[None]:
+def locate_faults(path: FieldPath, field: str = "") -> Iterator[None]:
     """Turn a ``ValueError`` inside into a ``CaseFileError`` below a path, at its field or at ``field``."""
     try:
         yield
@@ -90,7 +90,7 @@ def faults_at(path: FieldPath, field: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def linked_files_hidden(path: Path, file: str) -> Iterator[None]:
+def hide_linked_files(path: Path, file: str) -> Iterator[None]:
     """Hide the content of an unusable file if a link leads to it in another folder.
 
     A downloaded folder of cases may have a link to any file of the user.
@@ -109,28 +109,30 @@ def linked_files_hidden(path: Path, file: str) -> Iterator[None]:
         raise
 
 
-def diagnostics_of(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
+def validation_diagnostics(error: ValidationError, file: str, document: YamlDocument) -> list[Diagnostic]:
     """Turn a validator's errors into faults with file, line, case and field."""
     # One mistake can break several alternatives; each place is named once, by the first that broke.
     by_source: dict[FieldPath, ErrorDetails] = {}
     for detail in error.errors(include_url=False):
-        if not _is_noise(detail):
+        if not _is_about_other_alternative(detail):
             path = _field_path(detail["loc"])
             missing = path[-1:] if detail["type"] == "missing" else ()
             by_source.setdefault((*document.source(path[:-1] if missing else path), *missing), detail)
     details = list(by_source.values())[:MAX_DIAGNOSTICS]
-    faults = [diagnostic_at(_field_path(detail["loc"]), _message(detail), file, document) for detail in details]
-    return [*faults, *_further_faults(len(by_source), file)]
+    faults = [
+        diagnostic_at(_field_path(detail["loc"]), _validation_message(detail), file, document) for detail in details
+    ]
+    return [*faults, *_note_on_omitted_faults(len(by_source), file)]
 
 
 def yaml_diagnostics(fault: YamlFault, file: str) -> list[Diagnostic]:
     """Turn what is wrong with a file's YAML into faults with file, line, case and field."""
     every = (fault, *fault.others)
     faults = [
-        Diagnostic(file, str(item), item.line, case_name(item.path, fault.data), dotted(item.path))
+        Diagnostic(file, str(item), item.line, case_name_at(item.path, fault.data), format_field_path(item.path))
         for item in every[:MAX_DIAGNOSTICS]
     ]
-    return [*faults, *_further_faults(len(every), file)]
+    return [*faults, *_note_on_omitted_faults(len(every), file)]
 
 
 def merge_faults(faults: Iterable[CaseFileError], file: str, document: YamlDocument) -> list[Diagnostic]:
@@ -151,7 +153,7 @@ def merge_faults(faults: Iterable[CaseFileError], file: str, document: YamlDocum
     return merged
 
 
-def _further_faults(count: int, file: str) -> list[Diagnostic]:
+def _note_on_omitted_faults(count: int, file: str) -> list[Diagnostic]:
     return [Diagnostic(file, f"and {count - MAX_DIAGNOSTICS} more faults")] if count > MAX_DIAGNOSTICS else []
 
 
@@ -160,12 +162,12 @@ def diagnostic_at(path: FieldPath, message: str, file: str, document: YamlDocume
     existing, line = document.locate(path)
     if path and isinstance(path[-1], str) and path[-1] not in existing and "missing" in message:
         existing = (*existing, path[-1])
-    if value := document.value_of(path):
+    if value := document.referenced_value_at(path):
         message += f"; {value[0]} has its value from line {value[1]}"
-    return Diagnostic(file, message, line, case_name(existing, document.data), dotted(existing))
+    return Diagnostic(file, message, line, case_name_at(existing, document.data), format_field_path(existing))
 
 
-def _is_noise(detail: ErrorDetails) -> bool:
+def _is_about_other_alternative(detail: ErrorDetails) -> bool:
     """Return whether an error is about the alternative that was not meant: an input is an array or a name."""
     alternative = str(detail["loc"][-1]) if detail["loc"] else ""
     if isinstance(detail["input"], str):
@@ -182,13 +184,13 @@ def _field_path(location: FieldPath) -> FieldPath:
         if location[start : start + 1] in (("inputs",), ("arrays",)):
             path, rest = location[: start + 2], _without_alternative(location[start + 2 :])
             # A combined array has a list of arrays, each again an array or a name.
-            while inside := _place_of_part(rest):
+            while inside := _part_path_length(rest):
                 path, rest = (*path, *rest[:inside]), _without_alternative(rest[inside:])
             return (*path, *rest)
     return location
 
 
-def _place_of_part(rest: FieldPath) -> int:
+def _part_path_length(rest: FieldPath) -> int:
     """Return how many parts of a path lead to an array that another one is made of; 0 if none do."""
     if len(rest) > 1 and rest[0] in array_kinds.COMBINED_KINDS and isinstance(rest[1], int):
         return 2
@@ -201,39 +203,39 @@ def _without_alternative(rest: FieldPath) -> FieldPath:
     return rest[1:] if rest and rest[0] in (*array_kinds.ARRAY_KINDS, _NAME_LABEL) else rest
 
 
-def case_name(path: FieldPath, data: Any) -> str | None:
+def case_name_at(path: FieldPath, data: Any) -> str | None:
     """Return the name of the case that a path leads into, or its number if it has no usable name."""
     match path:
         case ("cases", int(number), *_):
             entry = data["cases"][number] if data is not None else None
             name = entry.get("name") if isinstance(entry, dict) else None
             return (
-                name[:_MOST_OF_NAME]
+                name[:_MAX_NAME_LENGTH]
                 if isinstance(name, str) and name and name.isprintable()
                 else f"number {number + 1}"
             )
     return None
 
 
-def dotted(path: FieldPath) -> str | None:
+def format_field_path(path: FieldPath) -> str | None:
     """Write a path as inputs.query.values[0]; the case itself is named apart."""
     if path[:1] == ("cases",) and len(path) > 1:
         path = path[2:]
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{_printable_field_name(part)}" for part in path)
     return text.removeprefix(".") or None
 
 
-def _printable(name: str) -> str:
+def _printable_field_name(name: str) -> str:
     return (name if name.isprintable() else ascii(name))[:60]
 
 
-def _message(detail: ErrorDetails) -> str:
-    got, context, because = short(detail["input"]), detail.get("ctx", {}), ""
+def _validation_message(detail: ErrorDetails) -> str:
+    got, context, because = shorten_value(detail["input"]), detail.get("ctx", {}), ""
     match detail["type"]:
         case "extra_forbidden" if detail["loc"][-1] == "file" and "expect" in detail["loc"]:
-            return f"unknown field; write {_EXPECTED_FILE.format(got)}"
+            return f"unknown field; write {_FILE_EXAMPLE.format(got)}"
         case "extra_forbidden":
-            return f"unknown field{_suggest(str(detail['loc'][-1]))}"
+            return f"unknown field{_similar_field_hint(str(detail['loc'][-1]))}"
         case "missing":
             return "this field is missing"
         case "array_kind" if isinstance(detail["input"], list):
@@ -241,39 +243,42 @@ def _message(detail: ErrorDetails) -> str:
         case "array_kind":
             return f"{detail['msg']}, got {got}"
         case "literal_error":
-            wanted, because = context["expected"], _near(detail["input"], _QUOTED.findall(context["expected"]))
+            wanted, because = (
+                context["expected"],
+                _similar_name_hint(detail["input"], _QUOTED_WORD.findall(context["expected"])),
+            )
         case "list_type" if isinstance(detail["input"], dict) and detail["loc"][-1] == "expect":
-            file = short(detail["input"].get("file", "..."))
-            wanted, because = "a list", f"; write [{{stage: output, {_EXPECTED_FILE.format(file)}}}]"
+            file = shorten_value(detail["input"].get("file", "..."))
+            wanted, because = "a list", f"; write [{{stage: output, {_FILE_EXAMPLE.format(file)}}}]"
         case "string_type" if isinstance(detail["input"], int | float):
             wanted = "text in quotes"
             because = ": a bare number would lose its last digits" if {"printed", "known"} & set(detail["loc"]) else ""
         case "string_pattern_mismatch":
-            wanted = _PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
+            wanted = _PATTERN_WORDS.get(context["pattern"], f"text that matches {context['pattern']}")
         case "too_short" | "string_too_short":
-            wanted = f"at least {_with_unit(context['min_length'], detail)}"
+            wanted = f"at least {_count_with_unit(context['min_length'], detail)}"
         case "too_long" | "string_too_long":
-            wanted = f"at most {_with_unit(context['max_length'], detail)}"
+            wanted = f"at most {_count_with_unit(context['max_length'], detail)}"
         case kind:
-            wanted = _WANTED.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
+            wanted = _TYPE_WORDS.get(kind, f"a value {detail['msg'].removeprefix('Input should be ')}")
     return f"expected {wanted}, got {got}{because}"
 
 
-def _with_unit(number: int, detail: ErrorDetails) -> str:
+def _count_with_unit(number: int, detail: ErrorDetails) -> str:
     unit = "character" if detail["type"].startswith("string") else "item"
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
-def _suggest(name: str) -> str:
+def _similar_field_hint(name: str) -> str:
     items = [*vars(case_model).values(), *vars(array_kinds).values()]
     models = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
     known = sorted({field for model in models for field in model.model_fields})
     if name in known:
         return " here; see `attncheck schema` for the fields that exist"
-    return _near(name, known) or "; see `attncheck schema` for the fields that exist"
+    return _similar_name_hint(name, known) or "; see `attncheck schema` for the fields that exist"
 
 
-def _near(name: Any, known: Collection[str]) -> str:
+def _similar_name_hint(name: Any, known: Collection[str]) -> str:
     if not isinstance(name, str):
         return ""
     within = [field_name for field_name in known if field_name in name.split("_")]  # attention_weights
@@ -281,7 +286,7 @@ def _near(name: Any, known: Collection[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def short(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Write a value of a file in a few words."""
     if value is None:
         return "nothing"

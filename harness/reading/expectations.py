@@ -8,21 +8,21 @@ from functools import partial
 
 from attncheck.reading import model
 from attncheck.reading.array_kinds import Digits, PrintedRows, RoundingFields, StoredNumbers, UnitsOff
-from attncheck.reading.arrays import parse_rows
+from attncheck.reading.arrays import parse_printed_rows
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.diagnostics import CaseFileError, collect_faults, faults_at
-from attncheck.reading.printed import PrintedArray, as_printed
-from attncheck.reading.shapes import lift, show, stage_axes
-from attncheck.reading.stored_arrays import contents_of, read_stored
+from attncheck.reading.diagnostics import CaseFileError, locate_faults, results_or_all_faults
+from attncheck.reading.printed import PrintedArray, print_exactly
+from attncheck.reading.shapes import add_leading_axes, show, stage_axes
+from attncheck.reading.stored_arrays import read_contents, read_stored_array
 from attncheck.reading.yaml_reader import FieldPath
 from attncheck.spec import OPERATIONS, Shape, computed_stages
 from attncheck.spec.quantities import QUANTITIES
 
-DTYPES_OF_NUMBERS = ("float64", "float32")
+COMPARABLE_DTYPES = ("float64", "float32")
 """The dtypes in which decimal numbers can be compared with computed ones."""
 
 
-_NO_NUMBERS = "compared with the exact answer alone, not against numbers"
+_NO_NUMBERS_MESSAGE = "compared with the exact answer alone, not against numbers"
 
 
 def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> tuple[Expected, ...]:
@@ -31,21 +31,21 @@ def read_expectations(entry: model.CaseEntry, case: Case, where: FieldPath) -> t
     for name in ("computed_in", "digits"):
         if getattr(entry, name) is not None and not any(source.printed for source in sources):
             raise CaseFileError((*where, name), "says something of printed numbers, and this case expects none")
-    narrow = [dtype for dtype in case.dtypes if dtype not in (*DTYPES_OF_NUMBERS, entry.computed_in)]
+    narrow = [dtype for dtype in case.dtypes if dtype not in (*COMPARABLE_DTYPES, entry.computed_in)]
     if sources and narrow:
         raise CaseFileError(
             (*where, "expect"),
-            f"numbers are compared with what is computed in {' and '.join(DTYPES_OF_NUMBERS)} alone, and in the dtype "
+            f"numbers are compared with what is computed in {' and '.join(COMPARABLE_DTYPES)} alone, and in the dtype "
             f"that the case's `computed_in` names; without {', '.join(narrow)} among `dtypes` this case may have them",
         )
     if sources and OPERATIONS[case.operation].has_gradients:
-        raise CaseFileError((*where, "expect"), f"gradients are {_NO_NUMBERS}")
+        raise CaseFileError((*where, "expect"), f"gradients are {_NO_NUMBERS_MESSAGE}")
     if sources and not OPERATIONS[case.operation].has_numbers:
-        raise CaseFileError((*where, "expect"), f"{case.operation} is {_NO_NUMBERS}")
+        raise CaseFileError((*where, "expect"), f"{case.operation} is {_NO_NUMBERS_MESSAGE}")
     stages = computed_stages(case.operation, case.options, case.input_shapes)
     shapes = {stage: case.stage_shapes[stage] for stage in stages}
     return tuple(
-        collect_faults(
+        results_or_all_faults(
             partial(_read_expectation, source, case, shapes, (*where, "expect", number))
             for number, source in enumerate(sources)
         )
@@ -62,7 +62,7 @@ def _with_case_digits(source: model.Expectation, entry: model.CaseEntry) -> mode
 
 def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str, Shape], path: FieldPath) -> Expected:
     operation = case.operation
-    name, of, shape = _target(source, operation, shapes, case.input_shapes, path)
+    name, of, shape = _name_stage_and_shape(source, operation, shapes, case.input_shapes, path)
     bases = [basis for basis in ("printed", "known", "unprinted") if getattr(source, basis) not in (None, False)]
     if len(bases) != 1:
         raise CaseFileError(
@@ -85,7 +85,7 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
         basis=basis,  # type: ignore[arg-type]
         numbers=numbers,
         **source.model_dump(include={"called", "because", "erratum", "note", "transpose"}),
-        digits=_digits_in_words(source.digits),
+        digits=_describe_last_digits(source.digits),
         stored=isinstance(source.printed, StoredNumbers),
     )
 
@@ -93,22 +93,22 @@ def _read_expectation(source: model.Expectation, case: Case, shapes: Mapping[str
 def _read_numbers(source: StoredNumbers | PrintedRows, fields: RoundingFields, path: FieldPath) -> PrintedArray:
     """Return numbers from text, or from a file, which holds them to the last bit."""
     if not isinstance(source, StoredNumbers):
-        return parse_rows(source, fields, path)
+        return parse_printed_rows(source, fields, path)
     for name in ("exact", "decimals", "significant_digits", "digits"):
         if getattr(fields, name) not in (None, False):
             raise CaseFileError((*path[:-1], name), "says how numbers were printed, and these come from a file")
-    with faults_at(path, "file"):
-        source.pin(contents_of(source))
-        return as_printed(read_stored(source))
+    with locate_faults(path, "file"):
+        source.remember_contents(read_contents(source))
+        return print_exactly(read_stored_array(source))
 
 
-def _digits_in_words(digits: Digits | None) -> str | None:
+def _describe_last_digits(digits: Digits | None) -> str | None:
     if isinstance(digits, UnitsOff):
         return f"Last digits may be off by {digits.units}: {digits.because}"
     return "Digits were cut off, not rounded." if digits == "truncated" else None
 
 
-def _target(
+def _name_stage_and_shape(
     source: model.Expectation, operation: str, shapes: Mapping[str, Shape], inputs: Mapping[str, Shape], path: FieldPath
 ) -> tuple[str, str, Shape]:
     """Return the name of an expectation, the stage that it is derived from, and its shape."""
@@ -127,7 +127,7 @@ def _target(
         raise CaseFileError((*path, "quantity"), f"no quantity {source.quantity!r}; expected {', '.join(QUANTITIES)}")
     if quantity.needs and quantity.needs not in inputs:
         raise CaseFileError((*path, "quantity"), f"{quantity.name} needs the input {quantity.needs}")
-    with faults_at(path, "quantity"):
+    with locate_faults(path, "quantity"):
         return quantity.name, stage, quantity.shape(shapes[stage], inputs)
 
 
@@ -136,7 +136,7 @@ def _split_heads(numbers: PrintedArray, shape: Shape, axes: Sequence[str]) -> Pr
     if len(axes) != 4 or axes[-1] not in ("D", "Dv") or len(numbers.shape) > 3:
         return numbers
     batch, heads, length, width = shape
-    if lift(numbers.shape, 3) != (batch, length, heads * width):
+    if add_leading_axes(numbers.shape, 3) != (batch, length, heads * width):
         return numbers
     return numbers.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
@@ -150,7 +150,7 @@ def _fit_numbers(
             raise CaseFileError(path, "transpose needs two axes")
         numbers = numbers.laid_out(lambda array: array.swapaxes(-1, -2))
     # A document may print a column or a row vector for what is one row or one number here.
-    if numbers.text.size != math.prod(shape) or not _same_but_ones(numbers.shape, shape):
+    if numbers.text.size != math.prod(shape) or not _is_equal_without_ones(numbers.shape, shape):
         raise CaseFileError(path, _shape_message(numbers.shape, shape, axes))
     return numbers.laid_out(lambda array: array.reshape(shape))
 
@@ -162,10 +162,10 @@ def _shape_message(got: Shape, wanted: Shape, axes: Sequence[str]) -> str:
         return f"{message}, got {show(got)}"
     message += f", which is ({', '.join(axes)}): heads are split; got {show(got)}"
     batch, heads, *rest = wanted
-    if len(rest) == 2 and _same_but_ones(got, (batch, rest[0], heads * rest[1])):
+    if len(rest) == 2 and _is_equal_without_ones(got, (batch, rest[0], heads * rest[1])):
         message += f", {heads} heads side by side; write a list of texts, one for each head"
     return message
 
 
-def _same_but_ones(got: Shape, wanted: Shape) -> bool:
+def _is_equal_without_ones(got: Shape, wanted: Shape) -> bool:
     return [length for length in got if length != 1] == [length for length in wanted if length != 1]

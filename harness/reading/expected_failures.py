@@ -22,33 +22,33 @@ from attncheck.backends.contract import EmptyRows
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.processors import processor_flags
 from attncheck.common.wording import ONE_LINE
-from attncheck.reading.array_kinds import Strict
-from attncheck.reading.diagnostics import diagnostic_at, diagnostics_of, linked_files_hidden, yaml_diagnostics
+from attncheck.reading.array_kinds import StrictModel
+from attncheck.reading.diagnostics import diagnostic_at, hide_linked_files, validation_diagnostics, yaml_diagnostics
 from attncheck.reading.model import Dtype, PropertyName, StageName
 from attncheck.reading.yaml_reader import FieldPath, YamlFault, read_yaml
 from attncheck.spec.verdicts import Verdict
 
-FOLDER = "expected_failures"
+LISTS_FOLDER = "expected_failures"
 """Of the package ``attncheck.backends``: <backend>.yaml."""
 
-_EXCUSABLE = tuple(
+_EXPECTABLE_VERDICTS = tuple(
     verdict.value
     for verdict in Verdict
     if verdict.exit_code and verdict not in (Verdict.MISPRINT, Verdict.XPASS, Verdict.UNTRIED)
 )
-BROKEN = "broken"
+BROKEN_PROPERTY = "broken"
 """The outcome of a property that does not hold."""
 if TYPE_CHECKING:
     # A type checker cannot follow a Literal that is made from a table.
     VerdictName = str
 else:
-    VerdictName = Literal[*_EXCUSABLE, BROKEN]
+    VerdictName = Literal[*_EXPECTABLE_VERDICTS, BROKEN_PROPERTY]
 Glob = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
-_EXPECTED = "a list of expected failures, [] for none"
-_THREAD = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$"
+_LIST_DESCRIPTION = "a list of expected failures, [] for none"
+_THREAD_PATTERN = r"^([\w.-]+/[\w.-]+#[0-9]+|https://[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+)$"
 
 
-class ExpectedFailureEntry(Strict):
+class ExpectedFailureEntry(StrictModel):
     """One entry of a list of expected failures."""
 
     implementation: Glob = Field(description="A glob over implementations, such as torch.sdpa or torch.*.")
@@ -79,7 +79,7 @@ class ExpectedFailureEntry(Strict):
     decided: Literal["semantic", "numeric", "crash"] = Field(
         description="What it is, on reflection: another convention, a wrong number, or a failure to answer."
     )
-    thread: Annotated[str, Field(max_length=2000, pattern=_THREAD)] | None = Field(
+    thread: Annotated[str, Field(max_length=2000, pattern=_THREAD_PATTERN)] | None = Field(
         default=None, description="Where it is discussed: owner/name#number, or a URL."
     )
 
@@ -98,7 +98,7 @@ class ExpectedFailure:
         return f"{self.file}:{self.line}"
 
     @property
-    def is_of_other_processors(self) -> bool:
+    def is_for_other_processors(self) -> bool:
         """Return whether it speaks of processors that this machine is known not to have."""
         flags, processor = processor_flags(), self.entry.processor
         if processor is None or flags is None:
@@ -115,7 +115,7 @@ class ExpectedFailure:
 
         It is asked of the property of this ``name``; without one, of the implementation's own call.
         """
-        is_of_it = self.entry.property == name and not self.is_of_other_processors
+        is_of_it = self.entry.property == name and not self.is_for_other_processors
         return is_of_it and self.names(implementation, case, dtype)
 
     def is_about(self, implementation: str) -> bool:
@@ -157,8 +157,8 @@ def load_expected_failures(paths: Iterable[Path]) -> tuple[ExpectedFailure, ...]
     faults: list[Diagnostic] = []
     for path in paths:
         try:
-            with linked_files_hidden(path, str(path)):
-                failures += _load(path, str(path))
+            with hide_linked_files(path, str(path)):
+                failures += _load_list(path, str(path))
         except CaseError as error:
             faults += error.faults
     if faults:
@@ -177,49 +177,51 @@ def recorded_empty_rows(
 
 def bundled_expected_failures(backends: Sequence[str]) -> tuple[ExpectedFailure, ...]:
     """Return the expected failures of these backends, each once; a backend without a list has none."""
-    root = Path(str(files("attncheck.backends"))) / FOLDER
+    root = Path(str(files("attncheck.backends"))) / LISTS_FOLDER
     names = [name for name in dict.fromkeys(backends) if (root / f"{name}.yaml").is_file()]
-    lists = (_load(root / f"{name}.yaml", f"backends/{FOLDER}/{name}.yaml") for name in names)
+    lists = (_load_list(root / f"{name}.yaml", f"backends/{LISTS_FOLDER}/{name}.yaml") for name in names)
     return tuple(failure for failures in lists for failure in failures)
 
 
-def _load(path: Path, name: str) -> list[ExpectedFailure]:
+def _load_list(path: Path, name: str) -> list[ExpectedFailure]:
     try:
-        document = read_yaml(path, _EXPECTED)
+        document = read_yaml(path, _LIST_DESCRIPTION)
     except YamlFault as fault:
         raise CaseError(yaml_diagnostics(fault, name)) from None
     if not isinstance(document.data, list):
-        raise CaseError([Diagnostic(name, f"expected {_EXPECTED}", 1)])
+        raise CaseError([Diagnostic(name, f"expected {_LIST_DESCRIPTION}", 1)])
     try:
         entries = TypeAdapter(list[ExpectedFailureEntry]).validate_python(document.data)
     except ValidationError as error:
-        raise CaseError([_with_entry_fields(fault) for fault in diagnostics_of(error, name, document)]) from None
-    if faults := list(_misplaced_fields(entries)):
+        raise CaseError(
+            [_with_names_of_entry_fields(fault) for fault in validation_diagnostics(error, name, document)]
+        ) from None
+    if faults := list(_misplaced_field_faults(entries)):
         raise CaseError([diagnostic_at(path, message, name, document) for path, message in faults])
     return [ExpectedFailure(entry, name, document.lines.get((index,), 1)) for index, entry in enumerate(entries)]
 
 
-_ONLY_WITH = {
+_VERDICT_OF_FIELD = {
     "max_ratio": (Verdict.NUMERIC, "has a size to limit"),
     "empty_rows": (Verdict.SEMANTIC, "has a convention"),
-    "property": (BROKEN, "is of a property"),
+    "property": (BROKEN_PROPERTY, "is of a property"),
 }
 """Fields that apply to only one verdict, and the reason for the message."""
 
 
-def _misplaced_fields(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
+def _misplaced_field_faults(entries: Sequence[ExpectedFailureEntry]) -> Iterator[tuple[FieldPath, str]]:
     """Yield faults of fields without meaning for the entry's verdict, and of broken entries without a property."""
-    for field, (verdict, has) in _ONLY_WITH.items():
+    for field, (verdict, has) in _VERDICT_OF_FIELD.items():
         for index, entry in enumerate(entries):
             if getattr(entry, field) is not None and entry.verdict != verdict:
                 only = f"only a {verdict} failure {has}, and this one is {entry.verdict}"
                 yield (index, field), f"{only}; leave the field out, or say verdict: {verdict}"
     for index, entry in enumerate(entries):
-        if entry.verdict == BROKEN and entry.property is None:
+        if entry.verdict == BROKEN_PROPERTY and entry.property is None:
             yield (index, "verdict"), "verdict broken is that of a property; name it with `property`"
 
 
-def _with_entry_fields(fault: Diagnostic) -> Diagnostic:
+def _with_names_of_entry_fields(fault: Diagnostic) -> Diagnostic:
     """Name the fields of an entry instead of those of a case."""
     if not fault.message.startswith("unknown field"):
         return fault

@@ -18,22 +18,24 @@ from typing import Any
 
 from attncheck.common.wording import slug, suggest_names
 from attncheck.reading.covering import count_combinations, covering_rows
-from attncheck.reading.diagnostics import CaseFileError, short
+from attncheck.reading.diagnostics import CaseFileError, shorten_value
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
 
-EACH = "each"
-_SHOWN = 60
+REFERENCE_KEY = "each"
+_MAX_SHOWN = 60
 
 
-def referred(data: Any) -> str | None:
+def referenced_name(data: Any) -> str | None:
     """Return the name in ``{each: name}``; None for what is anything else."""
-    name = data.get(EACH) if isinstance(data, dict) else None
+    name = data.get(REFERENCE_KEY) if isinstance(data, dict) else None
     return name if isinstance(name, str) else None
 
 
-def as_written(name: str) -> str:
+def format_reference(name: str) -> str:
     """Write a reference to a name as a file does."""
-    return f"{{{EACH}: {name if name.isidentifier() and len(name) <= _SHOWN else ascii(name)[:_SHOWN]}}}"
+    return (
+        f"{{{REFERENCE_KEY}: {name if name.isidentifier() and len(name) <= _MAX_SHOWN else ascii(name)[:_MAX_SHOWN]}}}"
+    )
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class CaseOrigin:
 
 
 @dataclass(frozen=True)
-class _FollowedPath:
+class _ResolvedPath:
     """The end of a path: in the cases as written out, in the file, and perhaps on into a value of ``for_each``."""
 
     existing: FieldPath
@@ -68,49 +70,51 @@ class ExpandedDocument(YamlDocument):
 
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
         """Return the longest part of a path that exists, and its line; for a value, the line of its name."""
-        followed = self._follow(path)
+        followed = self._resolve_path(path)
         return followed.existing, self.lines.get(followed.path)
 
     def source(self, path: FieldPath) -> FieldPath:
         """Return the place in the file that a path leads to."""
-        return self._follow(path).source
+        return self._resolve_path(path).source
 
-    def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
+    def referenced_value_at(self, path: FieldPath) -> tuple[str, int | None] | None:
         """Return the name whose value a path leads to, and the line of that value."""
-        followed = self._follow(path)
+        followed = self._resolve_path(path)
         return (followed.name, self.lines.get(followed.value)) if followed.name else None
 
-    def _follow(self, path: FieldPath) -> _FollowedPath:
+    def _resolve_path(self, path: FieldPath) -> _ResolvedPath:
         match path:
             case ("cases", int(number), *rest):
                 origin = self.origins[number]
             case _:
                 existing, _ = super().locate(path)
-                return _FollowedPath(existing, existing)
-        now = self._follow_names(_FollowedPath(("cases", number), ("cases", origin.number)), origin)
+                return _ResolvedPath(existing, existing)
+        now = self._resolve_names(_ResolvedPath(("cases", number), ("cases", origin.number)), origin)
         for part in rest:
             ahead = (*now.source, part)
             if ahead in self.lines:
                 path, value = (now.path, ahead) if now.name else (ahead, ())
-                now = self._follow_names(_FollowedPath((*now.existing, part), path, now.name, value), origin)
+                now = self._resolve_names(_ResolvedPath((*now.existing, part), path, now.name, value), origin)
         return now
 
-    def _follow_names(self, followed: _FollowedPath, origin: CaseOrigin) -> _FollowedPath:
+    def _resolve_names(self, followed: _ResolvedPath, origin: CaseOrigin) -> _ResolvedPath:
         """Follow a name to its value."""
-        while (name := referred(reduce(getitem, followed.source, self.written))) is not None and name in origin.values:
+        while (
+            name := referenced_name(reduce(getitem, followed.source, self.written))
+        ) is not None and name in origin.values:
             followed = replace(followed, name=name, value=origin.values[name])
         return followed
 
 
-ROW_NAME = "name"
+ROW_LABEL_FIELD = "name"
 """The field of a row that says what its case is called."""
-NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
+NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
 MAX_LABEL = 60
-_FORMS = "a mapping of names to lists of values, or a list of rows, each a mapping of names to values"
+_ACCEPTED_FORMS = "a mapping of names to lists of values, or a list of rows, each a mapping of names to values"
 
 
 @dataclass(frozen=True)
-class GivenValue:
+class LocatedValue:
     """Plain data, its place in the file, and its size and depth."""
 
     data: Any
@@ -123,12 +127,12 @@ class GivenValue:
 class Choice:
     """The values that some names have together, and what a case is called for them."""
 
-    values: Mapping[str, GivenValue]
+    values: Mapping[str, LocatedValue]
     label: str
 
 
 @dataclass(frozen=True)
-class Axis:
+class VaryingNames:
     """The names that vary together: a single name, or the names of a list of rows."""
 
     path: FieldPath
@@ -139,7 +143,7 @@ class Axis:
         """Return the names that it gives values."""
         return tuple(self.choices[0].values)
 
-    def path_of(self, name: str) -> FieldPath:
+    def path_of_values(self, name: str) -> FieldPath:
         """Return the place of a name's values in the file; for rows, the place in the first row."""
         return self.path if self.path[-1] == name else self.choices[0].values[name].path
 
@@ -147,98 +151,107 @@ class Axis:
     def references(self) -> Mapping[str, frozenset[str]]:
         """The names that the values of each of its names refer to."""
         return {
-            name: frozenset(target for choice in self.choices for _, target in references(choice.values[name].data))
+            name: frozenset(
+                target for choice in self.choices for _, target in find_references(choice.values[name].data)
+            )
             for name in self.names
         }
 
 
-def references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
+def find_references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
     """Yield the place and the name of every ``{each: name}`` inside of some data."""
-    name = referred(data)
+    name = referenced_name(data)
     if name is not None:
         yield path, name
     for part, inner in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
-        yield from references(inner, (*path, part))
+        yield from find_references(inner, (*path, part))
 
 
-def read_axes(source: Any, path: FieldPath) -> tuple[Axis, ...]:
+def read_for_each(source: Any, path: FieldPath) -> tuple[VaryingNames, ...]:
     """Read a ``for_each``. Raises ``CaseFileError``."""
     if not isinstance(source, dict | list) or not source:
-        raise CaseFileError(path, f"expected {_FORMS}, got {short(source)}")
+        raise CaseFileError(path, f"expected {_ACCEPTED_FORMS}, got {shorten_value(source)}")
     if isinstance(source, list):
-        return (_rows(source, path),)
-    return tuple(_one_name(name, values, (*path, name)) for name, values in source.items())
+        return (_read_rows(source, path),)
+    return tuple(_read_values_of_name(name, values, (*path, name)) for name, values in source.items())
 
 
-def _one_name(name: str, values: Any, path: FieldPath) -> Axis:
+def _read_values_of_name(name: str, values: Any, path: FieldPath) -> VaryingNames:
     _check_name(name, path)
     if not isinstance(values, dict | list) or not values:
-        raise CaseFileError(path, f"expected a list of values, or a mapping that names each, got {short(values)}")
+        raise CaseFileError(
+            path, f"expected a list of values, or a mapping that names each, got {shorten_value(values)}"
+        )
     if isinstance(values, dict):
-        labelled = [(_label(label, (*path, label)), label, value) for label, value in values.items()]
+        labelled = [(_check_label(label, (*path, label)), label, value) for label, value in values.items()]
     else:
-        labelled = [(_text_of(value, (*path, position)), position, value) for position, value in enumerate(values)]
+        labelled = [
+            (_value_as_label(value, (*path, position)), position, value) for position, value in enumerate(values)
+        ]
     choices = [
-        Choice({name: GivenValue(value, (*path, part))}, f"{_words(name)} {label}") for label, part, value in labelled
+        Choice({name: LocatedValue(value, (*path, part))}, f"{_words_of_name(name)} {label}")
+        for label, part, value in labelled
     ]
-    return _axis(choices, path)
+    return _varying_names(choices, path)
 
 
-def _rows(rows: list[Any], path: FieldPath) -> Axis:
+def _read_rows(rows: list[Any], path: FieldPath) -> VaryingNames:
     choices: list[Choice] = []
     for number, row in enumerate(rows):
         where = (*path, number)
-        if not isinstance(row, dict) or not set(row) - {ROW_NAME}:
-            raise CaseFileError(where, f"expected a mapping of names to values, got {short(row)}")
-        names = [name for name in row if name != ROW_NAME]
+        if not isinstance(row, dict) or not set(row) - {ROW_LABEL_FIELD}:
+            raise CaseFileError(where, f"expected a mapping of names to values, got {shorten_value(row)}")
+        names = [name for name in row if name != ROW_LABEL_FIELD]
         for name in names:
             _check_name(name, (*where, name))
         if choices and set(names) != set(choices[0].values):
             others = ", ".join(choices[0].values)
             raise CaseFileError(where, f"expected the names of the first row ({others}), got {', '.join(names)}")
-        values = {name: GivenValue(row[name], (*where, name)) for name in names}
+        values = {name: LocatedValue(row[name], (*where, name)) for name in names}
         label = (
-            _label(row[ROW_NAME], (*where, ROW_NAME))
-            if ROW_NAME in row
-            else ", ".join(f"{_words(name)} {_text_of(row[name], (*where, name), of_row=True)}" for name in names)
+            _check_label(row[ROW_LABEL_FIELD], (*where, ROW_LABEL_FIELD))
+            if ROW_LABEL_FIELD in row
+            else ", ".join(
+                f"{_words_of_name(name)} {_value_as_label(row[name], (*where, name), of_row=True)}" for name in names
+            )
         )
         choices.append(Choice(values, label))
-    return _axis(choices, path)
+    return _varying_names(choices, path)
 
 
-def _axis(choices: list[Choice], path: FieldPath) -> Axis:
+def _varying_names(choices: list[Choice], path: FieldPath) -> VaryingNames:
     seen: set[str] = set()
     for choice in choices:
         if choice.label.casefold() in seen:
             where = next(iter(choice.values.values())).path
             raise CaseFileError(where, f"{choice.label!r} is there twice; a case is made of it once")
         seen.add(choice.label.casefold())
-    return Axis(path, tuple(choices))
+    return VaryingNames(path, tuple(choices))
 
 
 def _check_name(name: str, path: FieldPath) -> None:
-    if not re.fullmatch(NAME[1:-1], name) or len(name) > MAX_LABEL or name == ROW_NAME:
-        reserved = f", and not {ROW_NAME}" if name == ROW_NAME else ""
+    if not re.fullmatch(NAME_PATTERN[1:-1], name) or len(name) > MAX_LABEL or name == ROW_LABEL_FIELD:
+        reserved = f", and not {ROW_LABEL_FIELD}" if name == ROW_LABEL_FIELD else ""
         raise CaseFileError(
             path,
             "expected a name of letters, digits and underscores that begins with a letter"
-            f"{reserved}, got {short(name)}",
+            f"{reserved}, got {shorten_value(name)}",
         )
 
 
-def _words(name: str) -> str:
+def _words_of_name(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _label(label: Any, path: FieldPath) -> str:
+def _check_label(label: Any, path: FieldPath) -> str:
     if not isinstance(label, str) or not label.isprintable() or not re.search(r"[^\W_]", label):
-        raise CaseFileError(path, f"expected a name with letters or digits, got {short(label)}")
+        raise CaseFileError(path, f"expected a name with letters or digits, got {shorten_value(label)}")
     if len(label) > MAX_LABEL:
         raise CaseFileError(path, f"expected at most {MAX_LABEL} characters, as they become part of a name")
     return label
 
 
-def _text_of(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
+def _value_as_label(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
     """Write a value as it stands in a case's name, and so in its id, from which signs are left out."""
     match value:
         case None:
@@ -249,9 +262,9 @@ def _text_of(value: Any, path: FieldPath, *, of_row: bool = False) -> str:
             text = f"{abs(value)!r}".replace("e+", "e")
             return f"minus {text}" if math.copysign(1, value) < 0 else text
         case str():
-            return _label(value, path)
-    advice = f"give the row a `{ROW_NAME}`" if of_row else "name the values: `window: {one key: [0, 0], ...}`"
-    raise CaseFileError(path, f"{short(value)} cannot be part of a case's name; {advice}")
+            return _check_label(value, path)
+    advice = f"give the row a `{ROW_LABEL_FIELD}`" if of_row else "name the values: `window: {one key: [0, 0], ...}`"
+    raise CaseFileError(path, f"{shorten_value(value)} cannot be part of a case's name; {advice}")
 
 
 DESIGN = "design"
@@ -259,7 +272,7 @@ FACTORS, EXCLUDE, STRENGTH = "factors", "exclude", "strength"
 STRENGTHS = (2, 3)
 MAX_COMBINATIONS = 30_000
 """The most combinations of levels that a design may have to make meet: more would take seconds."""
-_PLAIN = "plain"
+_PLAIN_LABEL = "plain"
 """The case in which nothing is given that may be left out."""
 _DESIGN_FORM = f"{FACTORS}, {STRENGTH} and, where levels do not go together, {EXCLUDE}"
 
@@ -268,14 +281,14 @@ _Factors = dict[str, dict[str, Choice]]
 """The factors of a design with their levels, both by name: the values of some names, and what a case is called."""
 
 
-def read_design(source: Any, path: FieldPath) -> Axis:
+def read_design(source: Any, path: FieldPath) -> VaryingNames:
     """Read a ``design``: rows in which every two or three levels that go together meet. Raises ``CaseFileError``."""
     if not isinstance(source, dict) or not {FACTORS} <= source.keys() <= {FACTORS, EXCLUDE, STRENGTH}:
-        raise CaseFileError(path, f"expected {_DESIGN_FORM}, got {short(source)}")
+        raise CaseFileError(path, f"expected {_DESIGN_FORM}, got {shorten_value(source)}")
     factors = _read_factors(source[FACTORS], (*path, FACTORS))
     strength = source.get(STRENGTH, STRENGTHS[0])
     if type(strength) is not int or strength not in STRENGTHS:
-        raise CaseFileError((*path, STRENGTH), f"expected 2 or 3, got {short(strength)}")
+        raise CaseFileError((*path, STRENGTH), f"expected 2 or 3, got {shorten_value(strength)}")
     if strength > len(factors):
         where = (*path, STRENGTH) if STRENGTH in source else (*path, FACTORS)
         raise CaseFileError(
@@ -294,32 +307,32 @@ def read_design(source: Any, path: FieldPath) -> Axis:
                 raise CaseFileError((*path, EXCLUDE), message)
     choices = [list(levels.values()) for levels in factors.values()]
     chosen = [[levels[number] for levels, number in zip(choices, row, strict=True)] for row in rows]
-    return _axis([_join_choices(levels) for levels in chosen], path)
+    return _varying_names([_join_choices(levels) for levels in chosen], path)
 
 
 def _join_choices(choices: Sequence[Choice]) -> Choice:
     """Merge the levels of a row; the label omits levels whose values are all null."""
     labels = [choice.label for choice in choices if any(value.data is not None for value in choice.values.values())]
     values = {name: value for choice in choices for name, value in choice.values.items()}
-    return Choice(values, ", ".join(labels) or _PLAIN)
+    return Choice(values, ", ".join(labels) or _PLAIN_LABEL)
 
 
 def _read_factors(source: Any, path: FieldPath) -> _Factors:
     if not isinstance(source, dict) or not source:
-        raise CaseFileError(path, f"expected a mapping of factors to their levels, got {short(source)}")
+        raise CaseFileError(path, f"expected a mapping of factors to their levels, got {shorten_value(source)}")
     factors: _Factors = {}
     owners: dict[str, str] = {}
     for factor, levels in source.items():
         where = (*path, factor)
         _check_name(factor, where)
         of_rows = isinstance(levels, list) and levels and isinstance(levels[0], dict)
-        axis = _rows(levels, where) if of_rows else _one_name(factor, levels, where)
-        begin = "" if of_rows else f"{_words(factor)} "
+        axis = _read_rows(levels, where) if of_rows else _read_values_of_name(factor, levels, where)
+        begin = "" if of_rows else f"{_words_of_name(factor)} "
         factors[factor] = {choice.label.removeprefix(begin): choice for choice in axis.choices}
         for name in axis.names:
             if name in owners:
                 raise CaseFileError(
-                    axis.path_of(name), f"{name!r} has its values from the factor {owners[name]} already"
+                    axis.path_of_values(name), f"{name!r} has its values from the factor {owners[name]} already"
                 )
             owners[name] = factor
     return factors
@@ -328,38 +341,40 @@ def _read_factors(source: Any, path: FieldPath) -> _Factors:
 def _read_exclusions(source: Any, factors: _Factors, path: FieldPath) -> list[dict[int, list[int]]]:
     """Return the excluded levels, by the positions of factors and of their levels."""
     if not isinstance(source, list):
-        raise CaseFileError(path, f"expected a list, each a mapping of factors to levels, got {short(source)}")
+        raise CaseFileError(path, f"expected a list, each a mapping of factors to levels, got {shorten_value(source)}")
     return [_read_exclusion(exclusion, factors, (*path, number)) for number, exclusion in enumerate(source)]
 
 
 def _read_exclusion(source: Any, factors: _Factors, path: FieldPath) -> dict[int, list[int]]:
     if not isinstance(source, dict) or not source:
         raise CaseFileError(
-            path, f"expected a mapping of factors to levels that do not go together, got {short(source)}"
+            path, f"expected a mapping of factors to levels that do not go together, got {shorten_value(source)}"
         )
     excluded: dict[int, list[int]] = {}
     for name, levels in source.items():
         if name not in factors:
-            raise CaseFileError((*path, name), f"unknown factor {short(name)}; {suggest_names(str(name), factors)}")
+            raise CaseFileError(
+                (*path, name), f"unknown factor {shorten_value(name)}; {suggest_names(str(name), factors)}"
+            )
         known, wanted = list(factors[name]), []
         for level in levels if isinstance(levels, list) else [levels]:
             if isinstance(level, dict | list):
-                message = f"expected the name of a level, or a list of them, got {short(level)}"
+                message = f"expected the name of a level, or a list of them, got {shorten_value(level)}"
                 raise CaseFileError((*path, name), message)
-            wanted.append(_text_of(level, (*path, name)))
+            wanted.append(_value_as_label(level, (*path, name)))
         if unknown := [level for level in wanted if level not in known]:
-            message = f"unknown level {short(unknown[0])} of {name}; {suggest_names(unknown[0], known)}"
+            message = f"unknown level {shorten_value(unknown[0])} of {name}; {suggest_names(unknown[0], known)}"
             raise CaseFileError((*path, name), message)
         excluded[list(factors).index(name)] = [known.index(level) for level in wanted]
     return excluded
 
 
 FOR_EACH = "for_each"
-MAX_CASES = 1000
+MAX_REPEATED_CASES = 1000
 """The most cases that a file makes of those that it repeats."""
-MAX_MADE = 5 * MAX_NODES
+MAX_EXPANDED_VALUES = 5 * MAX_NODES
 """The most values that all of these cases have together."""
-_AS_THEY_ARE = (FOR_EACH, DESIGN, "name", "id")
+_FIELDS_WITHOUT_NAMES = (FOR_EACH, DESIGN, "name", "id")
 
 
 def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileError]]:
@@ -369,21 +384,21 @@ def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileErr
         return document, []
     entries = data["cases"]
     repeated = any({FOR_EACH, DESIGN} & part.keys() for part in (data, *entries) if isinstance(part, dict))
-    if not repeated and not any(references(data)):
+    if not repeated and not any(find_references(data)):
         return document, []
     shared = {name: value for name, value in data.items() if name not in ("cases", FOR_EACH)}
-    for path, name in references(shared):
-        message = f"{as_written(name)} stands in cases alone; what they share is the same for all"
+    for path, name in find_references(shared):
+        message = f"{format_reference(name)} stands in cases alone; what they share is the same for all"
         return document, [CaseFileError(path, message)]
     try:
-        writing = _CaseWriter(read_axes(data[FOR_EACH], (FOR_EACH,)) if FOR_EACH in data else ())
+        writing = _CaseWriter(read_for_each(data[FOR_EACH], (FOR_EACH,)) if FOR_EACH in data else ())
     except CaseFileError as fault:
         return document, [fault]
     for number, entry in enumerate(entries):
         if not writing.is_full:
-            writing.add(number, entry)
+            writing.add_case(number, entry)
     if not writing.faults:
-        writing.faults += _unused_names(writing.shared, writing.used, "no case has")
+        writing.faults += _unused_name_faults(writing.shared, writing.used, "no case has")
     if writing.faults:
         return document, writing.faults
     rest = {name: value for name, value in data.items() if name != FOR_EACH}
@@ -391,32 +406,35 @@ def expand_cases(document: YamlDocument) -> tuple[YamlDocument, list[CaseFileErr
     return ExpandedDocument(made, document.lines, data, tuple(origin for _, origin in writing.cases)), []
 
 
-def _unused_names(axes: Sequence[Axis], used: set[str], lacking: str) -> list[CaseFileError]:
+def _unused_name_faults(axes: Sequence[VaryingNames], used: set[str], lacking: str) -> list[CaseFileError]:
     message = "{} {}; leave the name out, or put it where its values belong"
     unused = ((axis, name) for axis in axes for name in axis.names if name not in used)
-    return [CaseFileError(axis.path_of(name), message.format(lacking, as_written(name))) for axis, name in unused]
+    return [
+        CaseFileError(axis.path_of_values(name), message.format(lacking, format_reference(name)))
+        for axis, name in unused
+    ]
 
 
 class _CaseWriter:
     """The cases that have been written out so far."""
 
-    def __init__(self, shared: tuple[Axis, ...]) -> None:
+    def __init__(self, shared: tuple[VaryingNames, ...]) -> None:
         self.shared = shared
-        self._positions = _positions(shared)
+        self._positions = _axis_number_of_name(shared)
         self.cases: list[tuple[Any, CaseOrigin]] = []
         self.used: set[str] = set()
         self.faults: list[CaseFileError] = []
         self.is_full = False
         """True once a limit was passed; later cases are ignored."""
-        self._repeated = self._made = 0
+        self._repeated_count = self._value_count = 0
 
-    def add(self, number: int, entry: Any) -> None:
+    def add_case(self, number: int, entry: Any) -> None:
         """Write one case out, once for each combination of its choices."""
         try:
             if not isinstance(entry, dict):
                 self.cases.append((entry, CaseOrigin(number, {})))
                 return
-            axes, used = self._axes_of(number, entry)
+            axes, used = self._read_varying_names(number, entry)
             for choices in product(*(axis.choices for axis in axes)):
                 values = {name: value for choice in choices for name, value in choice.values.items() if name in used}
                 origin = CaseOrigin(number, {name: value.path for name, value in values.items()})
@@ -425,44 +443,46 @@ class _CaseWriter:
         except CaseFileError as fault:
             self.faults.append(fault)
 
-    def _axes_of(self, number: int, entry: Mapping[str, Any]) -> tuple[list[Axis], set[str]]:
+    def _read_varying_names(self, number: int, entry: Mapping[str, Any]) -> tuple[list[VaryingNames], set[str]]:
         """Return the axes that a case is repeated over, of its own and of the file, and the names that it uses."""
         where: FieldPath = ("cases", number)
-        case_axes = read_axes(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
+        case_axes = read_for_each(entry[FOR_EACH], (*where, FOR_EACH)) if FOR_EACH in entry else ()
         case_axes += (read_design(entry[DESIGN], (*where, DESIGN)),) if DESIGN in entry else ()
-        for name, position in _positions(case_axes).items():
+        for name, position in _axis_number_of_name(case_axes).items():
             if name in self._positions:
-                path = case_axes[position].path_of(name)
+                path = case_axes[position].path_of_values(name)
                 raise CaseFileError(path, f"{name!r} has its values from the file's {FOR_EACH} already")
         every = (*self.shared, *case_axes)
-        positions = ChainMap(_positions(case_axes, len(self.shared)), self._positions)
-        used = _referred_names({name for _, name in references(_repeatable_fields(entry))}, positions, every)
+        positions = ChainMap(_axis_number_of_name(case_axes, len(self.shared)), self._positions)
+        used = _reachable_names({name for _, name in find_references(_repeatable_fields(entry))}, positions, every)
         self.used |= used
-        for fault in _unused_names(case_axes, used, "the case has no"):
+        for fault in _unused_name_faults(case_axes, used, "the case has no"):
             raise fault
         axes = [every[position] for position in sorted({positions[name] for name in used if name in positions})]
         cases = math.prod(len(axis.choices) for axis in axes)
-        if axes and self._repeated + cases > MAX_CASES:
+        if axes and self._repeated_count + cases > MAX_REPEATED_CASES:
             self.is_full = True
-            before = f" and {self._repeated} before them" if self._repeated else ""
-            message = f"this makes {cases} cases{before}; expected at most {MAX_CASES} in a file"
+            before = f" and {self._repeated_count} before them" if self._repeated_count else ""
+            message = f"this makes {cases} cases{before}; expected at most {MAX_REPEATED_CASES} in a file"
             raise CaseFileError(axes[-1].path, message)
-        self._repeated += cases if axes else 0
+        self._repeated_count += cases if axes else 0
         return axes, used
 
     def _write_case(
-        self, number: int, entry: Mapping[str, Any], unfilled: Mapping[str, GivenValue], labels: Sequence[str]
+        self, number: int, entry: Mapping[str, Any], unfilled: Mapping[str, LocatedValue], labels: Sequence[str]
     ) -> dict[str, Any]:
-        values: dict[str, GivenValue] = {}
+        values: dict[str, LocatedValue] = {}
         for name, value in unfilled.items():
-            filled = _fill_in(value.data, values, value.path)
+            filled = _substitute_names(value.data, values, value.path)
             values[name] = replace(filled, path=value.path)
         where: FieldPath = ("cases", number)
-        filled = _fill_in(_repeatable_fields(entry), values, where)
-        self._made += filled.size + len(values)
-        if self._made > MAX_MADE:
+        filled = _substitute_names(_repeatable_fields(entry), values, where)
+        self._value_count += filled.size + len(values)
+        if self._value_count > MAX_EXPANDED_VALUES:
             self.is_full = True
-            raise CaseFileError(where, f"the cases of this file have more than {MAX_MADE} values, written out")
+            raise CaseFileError(
+                where, f"the cases of this file have more than {MAX_EXPANDED_VALUES} values, written out"
+            )
         case: dict[str, Any] = {field: entry[field] for field in ("name", "id") if field in entry}
         if labels and isinstance(case.get("name"), str):
             case["name"] += f" ({', '.join(labels)})"
@@ -474,15 +494,15 @@ class _CaseWriter:
 
 def _repeatable_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a case in which names may replace values."""
-    return {field: value for field, value in entry.items() if field not in _AS_THEY_ARE}
+    return {field: value for field, value in entry.items() if field not in _FIELDS_WITHOUT_NAMES}
 
 
-def _positions(axes: Sequence[Axis], first: int = 0) -> dict[str, int]:
+def _axis_number_of_name(axes: Sequence[VaryingNames], first: int = 0) -> dict[str, int]:
     """Return the number of the axis that gives each name its values, counted from ``first``."""
     return {name: position for position, axis in enumerate(axes, start=first) for name in axis.names}
 
 
-def _referred_names(names: set[str], positions: Mapping[str, int], axes: Sequence[Axis]) -> set[str]:
+def _reachable_names(names: set[str], positions: Mapping[str, int], axes: Sequence[VaryingNames]) -> set[str]:
     """Return the names and all names that their values refer to, directly or not."""
     reached: set[str] = set()
     pending = [*names]
@@ -494,14 +514,14 @@ def _referred_names(names: set[str], positions: Mapping[str, int], axes: Sequenc
     return reached
 
 
-def _fill_in(data: Any, values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
+def _substitute_names(data: Any, values: Mapping[str, LocatedValue], path: FieldPath) -> LocatedValue:
     """Replace names with their values; a field whose value is null is left out."""
-    if (name := referred(data)) is not None:
-        return _value_of(name, data, values, path)
+    if (name := referenced_name(data)) is not None:
+        return _referenced_value(name, data, values, path)
     if not isinstance(data, dict | list):
-        return GivenValue(data, path)
+        return LocatedValue(data, path)
     parts = [
-        (part, inner, _fill_in(inner, values, (*path, part)))
+        (part, inner, _substitute_names(inner, values, (*path, part)))
         for part, inner in (data.items() if isinstance(data, dict) else enumerate(data))
     ]
     size = 1 + sum(filled.size for *_, filled in parts)
@@ -510,16 +530,24 @@ def _fill_in(data: Any, values: Mapping[str, GivenValue], path: FieldPath) -> Gi
         what = f"more than {MAX_NODES} values" if size > MAX_NODES else f"nested more than {MAX_DEPTH} levels deep"
         raise CaseFileError(path, f"{what}, written out")
     if isinstance(data, list):
-        return GivenValue([filled.data for *_, filled in parts], path, size, depth)
-    kept = {part: filled.data for part, inner, filled in parts if filled.data is not None or referred(inner) is None}
-    return GivenValue(kept, path, size, depth)
+        return LocatedValue([filled.data for *_, filled in parts], path, size, depth)
+    kept = {
+        part: filled.data for part, inner, filled in parts if filled.data is not None or referenced_name(inner) is None
+    }
+    return LocatedValue(kept, path, size, depth)
 
 
-def _value_of(name: str, data: Mapping[str, Any], values: Mapping[str, GivenValue], path: FieldPath) -> GivenValue:
+def _referenced_value(
+    name: str, data: Mapping[str, Any], values: Mapping[str, LocatedValue], path: FieldPath
+) -> LocatedValue:
     if len(data) > 1:
-        others = ", ".join(short(field) for field in data if field != EACH)
-        raise CaseFileError(path, f"{as_written(name)} stands for a whole value, alone; put {others} into the value")
+        others = ", ".join(shorten_value(field) for field in data if field != REFERENCE_KEY)
+        raise CaseFileError(
+            path, f"{format_reference(name)} stands for a whole value, alone; put {others} into the value"
+        )
     if name not in values:
         known = ", ".join(values) or "none"
-        raise CaseFileError(path, f"no {FOR_EACH} gives {short(name)} a value; names that have one here: {known}")
+        raise CaseFileError(
+            path, f"no {FOR_EACH} gives {shorten_value(name)} a value; names that have one here: {known}"
+        )
     return values[name]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attncheck.reading import array_kinds as kinds
-from attncheck.reading.array_kinds import Alibi, Pattern, RelativeBuckets
+from attncheck.reading.array_kinds import Alibi, PositionPattern, RelativeBuckets
 from attncheck.reading.shapes import FieldFault, show
 from attncheck.reading.stored_arrays import MAX_STORED
 from attncheck.reading.yaml_reader import FieldPath
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
-_Numbered = kinds.Images | kinds.ImageSpans | kinds.Segments | kinds.DocumentLengths
-_TEXT = 0
+_GroupedKeys = kinds.Images | kinds.ImageSpans | kinds.Segments | kinds.DocumentLengths
+_TEXT_GROUP = 0
 """The number of a key that is text and belongs to no image."""
 
 
@@ -41,29 +41,31 @@ def mask_shape(source: kinds.AnyMaskPattern) -> Shape:
     """Return the shape of a mask without making it: (Lq, T), or (B, 1, Lq, T). Raises ``FieldFault``."""
     match source:
         case kinds.Tree():
-            parents = _parents(source.tree)
+            parents = _read_parents(source.tree)
             nodes = parents.shape[-1]
-            return _with_batch(parents.shape[:-1], nodes, source.committed + nodes)
+            return _mask_shape_with_batch(parents.shape[:-1], nodes, source.committed + nodes)
         case kinds.PrefixLM():
-            return _with_batch(_numbers(source.prefix_lm, "prefix_lm", 1).shape, *source.shape)
+            return _mask_shape_with_batch(_read_whole_numbers(source.prefix_lm, "prefix_lm", 1).shape, *source.shape)
         case kinds.Images() | kinds.ImageSpans() | kinds.Segments() | kinds.DocumentLengths():
-            return _with_batch(numbers_of_keys(source).shape[:-1], *source.shape)
+            return _mask_shape_with_batch(group_of_each_key(source).shape[:-1], *source.shape)
         case kinds.Chunked() if source.left_padding is not None:
-            return _with_batch(_numbers(source.left_padding, "left_padding", 1).shape, *source.shape)
+            return _mask_shape_with_batch(
+                _read_whole_numbers(source.left_padding, "left_padding", 1).shape, *source.shape
+            )
         case kinds.Dilated() if source.window == [None, None]:
             raise FieldFault("window", "bounds nothing on either side; expected a number of steps on one at least")
-    return _with_batch((), *source.shape)
+    return _mask_shape_with_batch((), *source.shape)
 
 
-def make_pattern(source: kinds.Array) -> NDArray[np.float64]:
+def make_mask_or_bias(source: kinds.Array) -> NDArray[np.float64]:
     """Return the numbers of a mask or bias that follows from positions alone."""
-    return make_alibi(source) if isinstance(source, Alibi) else np.asarray(make_mask(source), np.float64)  # type: ignore[arg-type]
+    return make_alibi_bias(source) if isinstance(source, Alibi) else np.asarray(make_mask(source), np.float64)  # type: ignore[arg-type]
 
 
-def spread_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
+def expand_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) -> NDArray[Any]:
     """Return the table's entry for every query and key, by its block or by the bucket of its distance."""
     if isinstance(source, RelativeBuckets):  # (buckets, H) -> (H, Lq, T)
-        distance, is_both_ways = _distance(source), source.bidirectional
+        distance, is_both_ways = _relative_positions(source), source.bidirectional
         buckets = relative_buckets(distance, len(table), source.max_distance, bidirectional=is_both_ways)
         return np.moveaxis(table[buckets], -1, 0)
     rows, columns = (np.arange(length) // size for length, size in zip(source.shape, source.block_size, strict=True))
@@ -74,13 +76,13 @@ def make_mask(source: kinds.AnyMaskPattern) -> Mask:
     """Return the mask that a description means, of the shape that ``mask_shape`` says."""
     shape = mask_shape(source)
     if isinstance(source, kinds.Tree):
-        return _tree(_parents(source.tree), source.committed).reshape(shape)
+        return _tree_mask(_read_parents(source.tree), source.committed).reshape(shape)
     queries, keys = source.shape
     query = source.offset + np.arange(queries)[:, np.newaxis]
-    return np.broadcast_to(_visible_keys(source, query, np.arange(keys)), shape).copy()
+    return np.broadcast_to(_visibility_mask(source, query, np.arange(keys)), shape).copy()
 
 
-def blocks_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) -> Shape:
+def block_mask_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) -> Shape:
     """Return the shape of a mask of blocks. Raises ``FieldFault`` for a table with too few or too many blocks."""
     wanted = tuple(-(-length // size) for length, size in zip(shape, block_size, strict=True))
     if len(table) < 2 or table[-2:] != wanted:
@@ -92,33 +94,33 @@ def blocks_shape(table: Shape, block_size: Sequence[int], shape: Sequence[int]) 
     return (*table[:-2], *shape)
 
 
-def _visible_keys(source: Any, query: Positions, key: Positions) -> Mask:
+def _visibility_mask(source: Any, query: Positions, key: Positions) -> Mask:
     """Return who sees whom, for positions of queries, (Lq, 1), and of keys, (T)."""
     match source:
         case kinds.SlidingWindow():
-            seen = _within(source.sliding_window, key - query)
+            seen = _window_mask(source.sliding_window, key - query)
         case kinds.PrefixLM():
-            seen = (key <= query) | (key < _per_batch_entry(_numbers(source.prefix_lm, "prefix_lm", 1)))
+            seen = (key <= query) | (key < _broadcast_over_mask(_read_whole_numbers(source.prefix_lm, "prefix_lm", 1)))
         case kinds.Images() | kinds.ImageSpans():
-            of_query, of_key = _at_positions(numbers_of_keys(source), query)
-            seen = (key <= query) | ((of_query == of_key) & (of_key != _TEXT))
+            of_query, of_key = _groups_of_queries_and_keys(group_of_each_key(source), query)
+            seen = (key <= query) | ((of_query == of_key) & (of_key != _TEXT_GROUP))
         case kinds.Segments() | kinds.DocumentLengths():
-            of_query, of_key = _at_positions(numbers_of_keys(source), query)
+            of_query, of_key = _groups_of_queries_and_keys(group_of_each_key(source), query)
             seen = of_query == of_key
         case kinds.Chunked():
-            begin = _per_batch_entry(_numbers(source.left_padding or 0, "left_padding", 1))
+            begin = _broadcast_over_mask(_read_whole_numbers(source.left_padding or 0, "left_padding", 1))
             seen = (key <= query) & ((query - begin) // source.chunked == (key - begin) // source.chunked)
         case kinds.FirstTokens():
             seen = (key <= query) & ((key < source.first_tokens) | (key >= query - source.left))
         case kinds.Dilated():
             steps, gap = np.divmod(key - query, source.dilated)
-            seen = _within(source.window, steps) & (gap == 0)
+            seen = _window_mask(source.window, steps) & (gap == 0)
         case _:
             raise AssertionError(f"a mask of unknown kind: {source!r}")
     return np.asarray(seen)
 
 
-def _within(window: Sequence[int | None], distance: Positions) -> Mask:
+def _window_mask(window: Sequence[int | None], distance: Positions) -> Mask:
     left, right = window
     within = np.ones(distance.shape, bool)
     if left is not None:
@@ -128,7 +130,7 @@ def _within(window: Sequence[int | None], distance: Positions) -> Mask:
     return within
 
 
-def _tree(parents: Positions, committed: int) -> Mask:
+def _tree_mask(parents: Positions, committed: int) -> Mask:
     """Return who sees whom among a prefix and the nodes behind it, (B, 1, N, committed + N)."""
     batch, nodes = parents.reshape(-1, parents.shape[-1]), parents.shape[-1]
     seen = np.zeros((len(batch), nodes, nodes), bool)
@@ -140,33 +142,33 @@ def _tree(parents: Positions, committed: int) -> Mask:
     return np.concatenate([prefix, seen], axis=-1)[:, np.newaxis]
 
 
-def _with_batch(batch: Shape, queries: int, keys: int) -> Shape:
+def _mask_shape_with_batch(batch: Shape, queries: int, keys: int) -> Shape:
     return (*batch, 1, queries, keys) if batch else (queries, keys)
 
 
-def _per_batch_entry(numbers: Positions) -> Positions:
+def _broadcast_over_mask(numbers: Positions) -> Positions:
     return numbers.reshape(*numbers.shape, 1, 1, 1) if numbers.ndim else numbers
 
 
-def _at_positions(numbers: Positions, query: Positions) -> tuple[Positions, Positions]:
+def _groups_of_queries_and_keys(numbers: Positions, query: Positions) -> tuple[Positions, Positions]:
     """Return the numbers of queries, (..., Lq, 1), and of keys, (..., 1, T), by their positions."""
     of_query = numbers[..., query[:, 0]][..., np.newaxis]
     of_key = numbers[..., np.newaxis, :]
     return (of_query[:, np.newaxis], of_key[:, np.newaxis]) if numbers.ndim == 2 else (of_query, of_key)
 
 
-def numbers_of_keys(source: _Numbered) -> Positions:
+def group_of_each_key(source: _GroupedKeys) -> Positions:
     """Return the number of each key's image or segment, (T), or (B, T). Raises ``FieldFault``."""
     field = kinds.kind_of(source)
     description = getattr(source, field)
     if isinstance(source, kinds.Images | kinds.Segments):
-        numbers = _numbers(description, field, 2)
+        numbers = _read_whole_numbers(description, field, 2)
     else:
-        axes, read = (2, _number_images) if isinstance(source, kinds.ImageSpans) else (1, _number_documents)
-        numbers = _by_batch(description, field, axes, source, read)
+        axes, read = (2, _image_of_each_key) if isinstance(source, kinds.ImageSpans) else (1, _document_of_each_key)
+        numbers = _read_groups_per_batch_entry(description, field, axes, source, read)
     queries, keys = source.shape
     if numbers.ndim == 0 or numbers.shape[-1] != keys:
-        raise FieldFault(field, f"expected a number for each of {keys} keys, got {_show_shape(numbers)}")
+        raise FieldFault(field, f"expected a number for each of {keys} keys, got {_describe_shape(numbers)}")
     if source.offset + queries > keys:
         raise FieldFault(
             "offset",
@@ -176,11 +178,11 @@ def numbers_of_keys(source: _Numbered) -> Positions:
     return numbers
 
 
-def _by_batch(
+def _read_groups_per_batch_entry(
     description: Any,
     field: str,
     axes: int,
-    source: kinds.Pattern,
+    source: kinds.PositionPattern,
     read: Callable[[Positions, FieldPath, int], Positions],
 ) -> Positions:
     """Read a description of so many axes once, or one for each element of the batch."""
@@ -191,16 +193,18 @@ def _by_batch(
     if keys > MAX_STORED:
         raise FieldFault("shape", f"{keys} keys are too many; expected at most {MAX_STORED} elements")
     if depth <= axes:
-        return read(_numbers(description, (field,), axes), (field,), keys)
-    rows = [(_numbers(row, (field, number), axes), (field, number)) for number, row in enumerate(description)]
+        return read(_read_whole_numbers(description, (field,), axes), (field,), keys)
+    rows = [
+        (_read_whole_numbers(row, (field, number), axes), (field, number)) for number, row in enumerate(description)
+    ]
     return np.array([read(row, path, keys) for row, path in rows])
 
 
-def _number_images(spans: Positions, path: FieldPath, keys: int) -> Positions:
+def _image_of_each_key(spans: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of images from 1 on; 0 is text."""
-    numbers = np.full(keys, _TEXT, np.int64)
+    numbers = np.full(keys, _TEXT_GROUP, np.int64)
     if spans.ndim != 2 or spans.shape[-1] != 2:
-        raise FieldFault(path, f"expected a list of [begin, end], got {_show_shape(spans)}")
+        raise FieldFault(path, f"expected a list of [begin, end], got {_describe_shape(spans)}")
     for number, (begin, end) in enumerate(spans.tolist()):
         if not begin < end <= keys:
             raise FieldFault((*path, number), f"expected begin < end <= {keys}, got [{begin}, {end}]")
@@ -210,20 +214,20 @@ def _number_images(spans: Positions, path: FieldPath, keys: int) -> Positions:
     return numbers
 
 
-def _number_documents(lengths: Positions, path: FieldPath, keys: int) -> Positions:
+def _document_of_each_key(lengths: Positions, path: FieldPath, keys: int) -> Positions:
     """Number the keys of documents, the first with 0."""
     if lengths.ndim != 1 or lengths.sum() != keys:
         raise FieldFault(path, f"expected lengths of {keys} keys together, got {lengths.sum()}")
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
-def _show_shape(numbers: Positions) -> str:
+def _describe_shape(numbers: Positions) -> str:
     return "a single number" if numbers.ndim == 0 else f"{'x'.join(map(str, numbers.shape))} numbers"
 
 
-def _parents(tree: Any) -> Positions:
+def _read_parents(tree: Any) -> Positions:
     """Read the parents of a tree's nodes, -1 for a child of the prefix. Raises ``FieldFault``."""
-    parents = _numbers(tree, "tree", 2, none=-1)
+    parents = _read_whole_numbers(tree, "tree", 2, none=-1)
     if parents.ndim == 0:
         raise FieldFault("tree", "expected a list with the parent of each node")
     for place in map(tuple, np.argwhere(parents >= np.arange(parents.shape[-1]))):
@@ -234,9 +238,9 @@ def _parents(tree: Any) -> Positions:
     return parents
 
 
-def _numbers(values: Any, field: str | FieldPath, most_axes: int, none: int | None = None) -> Positions:
+def _read_whole_numbers(values: Any, field: str | FieldPath, most_axes: int, none: int | None = None) -> Positions:
     """Read nested lists of whole numbers of at least 0. Raises ``FieldFault`` at what is none."""
-    shape = _check_shape(values, (field,) if isinstance(field, str) else field, most_axes, none)
+    shape = _check_nested_numbers(values, (field,) if isinstance(field, str) else field, most_axes, none)
     flat = values
     for _ in shape[1:]:
         flat = [number for row in flat for number in row]
@@ -244,7 +248,7 @@ def _numbers(values: Any, field: str | FieldPath, most_axes: int, none: int | No
     return np.array(numbers, np.int64).reshape(shape)
 
 
-def _check_shape(value: Any, path: FieldPath, most_axes: int, none: int | None) -> Shape:
+def _check_nested_numbers(value: Any, path: FieldPath, most_axes: int, none: int | None) -> Shape:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= kinds.MAX_POSITION:
         return ()
     if value is None and none is not None:
@@ -253,7 +257,7 @@ def _check_shape(value: Any, path: FieldPath, most_axes: int, none: int | None) 
         wanted = f"a whole number from 0 to {kinds.MAX_POSITION}{'' if none is None else ' or null'}"
         lists = f", or {'lists' if most_axes > 1 else 'a list'} of them" if most_axes else ""
         raise FieldFault(path, f"expected {wanted}{lists}, got {'nothing' if value is None else repr(value)[:80]}")
-    shapes = [_check_shape(row, (*path, number), most_axes - 1, none) for number, row in enumerate(value)]
+    shapes = [_check_nested_numbers(row, (*path, number), most_axes - 1, none) for number, row in enumerate(value)]
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise FieldFault((*path, number), "ragged: expected as many numbers as in the first row")
@@ -262,7 +266,7 @@ def _check_shape(value: Any, path: FieldPath, most_axes: int, none: int | None) 
 
 Numbers = NDArray[np.float64]
 MAX_BUCKETS = 512
-_DIGITS = 60
+_SLOPE_DIGITS = 60
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -279,7 +283,7 @@ def alibi_slopes(heads: int) -> list[float]:
 def _power_of_two(exponent: int, divisor: int) -> float:
     """Return 2^(exponent / divisor), rounded once, the same on every machine."""
     with localcontext() as context:
-        context.prec = _DIGITS
+        context.prec = _SLOPE_DIGITS
         return float(Decimal(2) ** (Decimal(exponent) / divisor))
 
 
@@ -288,20 +292,20 @@ def alibi_shape(source: Alibi) -> Shape:
     return (source.alibi, *source.shape)
 
 
-def make_alibi(source: Alibi) -> Numbers:
+def make_alibi_bias(source: Alibi) -> Numbers:
     """Return minus slope times distance for each head, query and key."""
     slopes = np.array(alibi_slopes(source.alibi))[:, np.newaxis, np.newaxis]
-    return np.asarray(-(slopes * np.abs(_distance(source))) + 0.0)  # no negative zero
+    return np.asarray(-(slopes * np.abs(_relative_positions(source))) + 0.0)  # no negative zero
 
 
-def largest_of_alibi(source: Alibi) -> float:
+def alibi_magnitude_bound(source: Alibi) -> float:
     """Return a bound on the numbers of an ALiBi bias, in magnitude."""
     below = 1 << (source.alibi.bit_length() - 1)
     largest = _power_of_two(-8, below if source.alibi == below else 2 * below)
     return largest * (source.offset + sum(source.shape))
 
 
-def bucket_shape(source: RelativeBuckets, table: Shape) -> Shape:
+def bucket_bias_shape(source: RelativeBuckets, table: Shape) -> Shape:
     """Return the shape of a bias of relative buckets, (H, Lq, T). Raises ``FieldFault``."""
     if len(table) != 2:
         raise FieldFault("relative_buckets", f"expected a table (buckets, H), got shape {show(table)}")
@@ -311,7 +315,7 @@ def bucket_shape(source: RelativeBuckets, table: Shape) -> Shape:
         raise FieldFault(
             "relative_buckets", f"expected {even}{least} to {MAX_BUCKETS} rows, one for each bucket, got {buckets}"
         )
-    exact = _exact_buckets(buckets, source.bidirectional)
+    exact = _count_exact_buckets(buckets, source.bidirectional)
     if source.max_distance <= exact:
         raise FieldFault(
             "max_distance", f"expected more than {exact}, as distances below that have a bucket of their own"
@@ -330,22 +334,22 @@ def relative_buckets(
     """
     first: NDArray[np.int64] = np.zeros(distance.shape, np.int64)
     back = np.maximum(-distance, 0)
-    exact = _exact_buckets(buckets, bidirectional)
+    exact = _count_exact_buckets(buckets, bidirectional)
     if bidirectional:
         buckets //= 2
         first, back = np.where(distance > 0, buckets, 0), np.abs(distance)
-    steps = np.array(_steps(exact, buckets - exact, max_distance), np.int64)
+    steps = np.array(_first_distances(exact, buckets - exact, max_distance), np.int64)
     wide = exact + np.searchsorted(steps, back, side="right")
     return np.asarray(first + np.where(back < exact, back, wide))
 
 
 @lru_cache
-def _steps(exact: int, others: int, max_distance: int) -> list[int]:
+def _first_distances(exact: int, others: int, max_distance: int) -> list[int]:
     """Return the least distance of each bucket behind the first one that holds several distances."""
-    return [_least(exact, others, max_distance, step) for step in range(1, others)]
+    return [_first_distance(exact, others, max_distance, step) for step in range(1, others)]
 
 
-def _least(exact: int, others: int, max_distance: int, step: int) -> int:
+def _first_distance(exact: int, others: int, max_distance: int, step: int) -> int:
     """Return the least n with others * log(n / exact) >= step * log(max_distance / exact)."""
     wanted = max_distance**step * exact ** (others - step)  # n^others >= this
     low, high = exact, max_distance
@@ -355,37 +359,37 @@ def _least(exact: int, others: int, max_distance: int, step: int) -> int:
     return low
 
 
-def _exact_buckets(buckets: int, bidirectional: bool) -> int:
+def _count_exact_buckets(buckets: int, bidirectional: bool) -> int:
     return (buckets // 2 if bidirectional else buckets) // 2
 
 
-def _distance(source: Pattern) -> NDArray[np.int64]:
+def _relative_positions(source: PositionPattern) -> NDArray[np.int64]:
     """Return how far each key stands behind each query, j - p: (Lq, T)."""
     queries, keys = source.shape
     return np.asarray(np.arange(keys) - (source.offset + np.arange(queries))[:, np.newaxis])
 
 
-def words_from_state(state: NDArray[np.uint32]) -> Callable[[int], NDArray[np.uint64]]:
+def twister_word_source(state: NDArray[np.uint32]) -> Callable[[int], NDArray[np.uint64]]:
     """Return a function that gives the next n 32-bit words after the 624 words of ``state``."""
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": state, "pos": 624}}
     return twister.random_raw
 
 
-_free: list[np.random.RandomState] = []
+_free_generators: list[np.random.RandomState] = []
 """Generators that nobody draws from any more."""
 
 
-class NumpyLegacy:
+class NumpyLegacyGenerator:
     """NumPy's legacy generator after ``numpy.random.seed(seed)``; float64 and int64, row order."""
 
     def __init__(self, seed: int) -> None:
         # A new one draws entropy first, which takes sixty times as long as to seed one that is there.
-        self._state = _free.pop() if _free else np.random.RandomState(0)
+        self._state = _free_generators.pop() if _free_generators else np.random.RandomState(0)
         self._state.seed(seed)
 
     def __del__(self) -> None:
-        _free.append(self._state)
+        _free_generators.append(self._state)
 
     def rand(self, shape: tuple[int, ...]) -> NDArray[Any]:
         """Uniform on [0, 1)."""
@@ -414,7 +418,7 @@ _STATE_WORDS = 624
 """Words of 32 bits in the state of the Mersenne Twister MT19937."""
 
 
-class R:
+class RGenerator:
     """R's generator after ``set.seed(seed)``; float64, column order."""
 
     def __init__(self, seed: int) -> None:
@@ -423,7 +427,7 @@ class R:
             seed = (69069 * seed + 1) % 2**32
             if step > _INITIAL_SCRAMBLING:
                 words.append(seed)
-        self._words = words_from_state(np.array(words, dtype=np.uint32))
+        self._words = twister_word_source(np.array(words, dtype=np.uint32))
 
     def runif(self, shape: tuple[int, ...], low: float, high: float) -> NDArray[np.float64]:
         """Uniform on (low, high); ``matrix(runif(n, low, high), nrow, ncol)`` fills by columns."""
@@ -432,19 +436,19 @@ class R:
         return numbers.reshape(shape, order="F")
 
 
-_BLOCK = 16
+_BOX_MULLER_BLOCK = 16
 _TWO_PI = np.float32(2 * np.pi)
 
 
-class TorchCpu:
+class TorchCpuGenerator:
     """torch's CPU generator after ``torch.manual_seed(seed)``; float32, row order."""
 
-    SMALLEST_RANDN = _BLOCK
+    SMALLEST_RANDN = _BOX_MULLER_BLOCK
 
     def __init__(self, seed: int) -> None:
         # RandomState(seed) has the reference initialisation of the twister, which torch uses too.
         state = np.random.RandomState(seed).get_state(legacy=False)["state"]["key"]
-        self._words = words_from_state(state)
+        self._words = twister_word_source(state)
 
     def rand(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Uniform on [0, 1), bit for bit."""
@@ -455,10 +459,10 @@ class TorchCpu:
         size = int(np.prod(shape))
         uniform = self._uniform(size)
         normal = np.empty(size, dtype=np.float32)
-        full = size - size % _BLOCK
+        full = size - size % _BOX_MULLER_BLOCK
         normal[:full] = _box_muller(uniform[:full])
         if size > full:
-            normal[-_BLOCK:] = _box_muller(self._uniform(_BLOCK))
+            normal[-_BOX_MULLER_BLOCK:] = _box_muller(self._uniform(_BOX_MULLER_BLOCK))
         return normal.reshape(shape)
 
     def _uniform(self, size: int) -> NDArray[np.float32]:
@@ -466,18 +470,18 @@ class TorchCpu:
 
 
 def _box_muller(uniform: NDArray[np.float32]) -> NDArray[np.float32]:
-    radii, angles = np.split(uniform.reshape(-1, _BLOCK), 2, axis=1)
+    radii, angles = np.split(uniform.reshape(-1, _BOX_MULLER_BLOCK), 2, axis=1)
     from flint import arb  # few cases draw normal numbers
 
-    logarithm = _round_once(1 - radii, np.log, arb.log)
+    logarithm = _evaluate_correctly_rounded(1 - radii, np.log, arb.log)
     radius = np.sqrt(-2 * logarithm)  # IEEE 754 rounds a square root correctly
     theta = _TWO_PI * angles
-    cosine = _round_once(theta, np.cos, arb.cos)
-    sine = _round_once(theta, np.sin, arb.sin)
+    cosine = _evaluate_correctly_rounded(theta, np.cos, arb.cos)
+    sine = _evaluate_correctly_rounded(theta, np.sin, arb.sin)
     return np.concatenate([radius * cosine, radius * sine], axis=1).ravel()
 
 
-def _round_once(
+def _evaluate_correctly_rounded(
     argument: NDArray[np.float32],
     function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     exact_function: Callable[[arb], arb],
@@ -497,13 +501,13 @@ def _round_once(
         # 128 bits are far more than the distance of such a value from the middle ever needs here.
         with ctx.workprec(128):
             exact = exact_function(arb(float(argument[index])))
-            low, high = (_float32_nearest(exact, side) for side in (-1, 1))
+            low, high = (_round_bound_to_float32(exact, side) for side in (-1, 1))
         assert low == high, "the value lies exactly in the middle, which log, cos and sin of float32 numbers never do"
         rounded[index] = low
     return rounded
 
 
-def _float32_nearest(exact: arb, side: int) -> np.float32:
+def _round_bound_to_float32(exact: arb, side: int) -> np.float32:
     """Round an enclosure's lower (-1) or upper (1) end to float32."""
     from flint import arb
 
@@ -514,14 +518,18 @@ def _float32_nearest(exact: arb, side: int) -> np.float32:
     return min(candidates, key=lambda candidate: abs(end - arb(float(candidate))).mid())
 
 
-Generator = NumpyLegacy | R | TorchCpu
+Generator = NumpyLegacyGenerator | RGenerator | TorchCpuGenerator
 
-GENERATORS: Mapping[str, type[Generator]] = {"numpy-legacy": NumpyLegacy, "r": R, "torch": TorchCpu}
+GENERATORS: Mapping[str, type[Generator]] = {
+    "numpy-legacy": NumpyLegacyGenerator,
+    "r": RGenerator,
+    "torch": TorchCpuGenerator,
+}
 
 
 def check_draw(generator: str, distribution: str, parameters: Mapping[str, object], shape: tuple[int, ...]) -> None:
     """Raise ``ValueError`` unless the generator can make this draw; draws nothing."""
-    known = distributions(generator)
+    known = draw_parameters_by_distribution(generator)
     if distribution not in known:
         raise ValueError(f"the generator {generator} has no {distribution}; expected one of {', '.join(known)}")
     wanted = known[distribution]
@@ -532,15 +540,15 @@ def check_draw(generator: str, distribution: str, parameters: Mapping[str, objec
     low, high = parameters.get("low"), parameters.get("high")
     if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
         raise ValueError(f"expected low < high, got {low} and {high}")
-    if generator == "torch" and distribution == "randn" and 0 < np.prod(shape) < TorchCpu.SMALLEST_RANDN:
+    if generator == "torch" and distribution == "randn" and 0 < np.prod(shape) < TorchCpuGenerator.SMALLEST_RANDN:
         raise ValueError(
-            f"torch draws fewer than {TorchCpu.SMALLEST_RANDN} normal numbers by another method; "
+            f"torch draws fewer than {TorchCpuGenerator.SMALLEST_RANDN} normal numbers by another method; "
             "expected a shape of at least as many"
         )
 
 
 @cache
-def distributions(generator: str) -> Mapping[str, frozenset[str]]:
+def draw_parameters_by_distribution(generator: str) -> Mapping[str, frozenset[str]]:
     """Return the draws of a generator, each with the parameters that it needs besides its shape."""
     methods = sorted(inspect.getmembers(GENERATORS[generator], inspect.isfunction))
     public = {name: inspect.signature(method).parameters for name, method in methods if not name.startswith("_")}

@@ -18,9 +18,9 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Arrangement, RoundingFields, StoredArray, UnitsOff
 from attncheck.reading.case import Case
 from attncheck.reading.lowering import with_poison
-from attncheck.reading.printed import Rounding, parse_printed
+from attncheck.reading.printed import PrintedRounding, parse_printed
 from attncheck.reading.problem import Problem
-from attncheck.reading.shapes import merge_head_weights
+from attncheck.reading.shapes import merged_weight_shape
 from attncheck.spec import InputSpec, Shape, statistics_dtype, stored_dtype
 from attncheck.spec.dtypes import largest_number, round_to, rounding_error
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_LOWEST = np.float64(-largest_number("float64"))
+_LOWEST_PLACEHOLDER = np.float64(-largest_number("float64"))
 """Placeholder for the lowest number of a dtype until the dtype is known; no narrower dtype has this number."""
 
 
 @dataclass(frozen=True)
-class Exact:
+class ArrayWithRadius:
     """An array in its own dtype, and by how much each printed number may differ from what the document used."""
 
     array: Array
     radius: NDArray[np.float64]
 
-    def laid_out(self, change: Callable[[Array], Array]) -> Exact:
+    def laid_out(self, change: Callable[[Array], Array]) -> ArrayWithRadius:
         """Return both, laid out in another way."""
-        return Exact(change(self.array), change(self.radius))
+        return ArrayWithRadius(change(self.array), change(self.radius))
 
 
 @dataclass(frozen=True)
@@ -58,35 +58,39 @@ class Inputs:
     dtype: str
 
 
-def rounding_of(fields: RoundingFields) -> Rounding:
+def printed_rounding(fields: RoundingFields) -> PrintedRounding:
     """Return how the printed numbers of an input or expectation were rounded."""
     units_off = fields.digits.units if isinstance(fields.digits, UnitsOff) else 0
-    return Rounding(fields.exact, fields.decimals, fields.significant_digits, fields.digits == "truncated", units_off)
+    return PrintedRounding(
+        fields.exact, fields.decimals, fields.significant_digits, fields.digits == "truncated", units_off
+    )
 
 
-def make_exact_inputs(case: Case) -> dict[str, Exact]:
+def make_exact_inputs(case: Case) -> dict[str, ArrayWithRadius]:
     """Read, draw and build the inputs of a case, in the order of the file, lifted to the operation's ranks."""
     generator: Generator | None = None
     if case.random is not None:
         from attncheck.reading.generated_arrays import GENERATORS
 
         generator = GENERATORS[case.random.generator](case.random.seed)
-    named: dict[str, Exact] = {}
+    named: dict[str, ArrayWithRadius] = {}
     # A case that probes infinity may make NaN of it.
     with np.errstate(all="ignore"):
         for name, source in case.arrays.items():
-            named[name] = _make(source, named, generator)
-        made = {name: _make(source, named, generator) for name, source in case.inputs.items()}
+            named[name] = _make_array(source, named, generator)
+        made = {name: _make_array(source, named, generator) for name, source in case.inputs.items()}
     specs = case.input_specs
     return {
         name: _split_heads(exact, case.input_shapes[name])
         if name in case.merged
-        else _fit_rank(exact, case.input_shapes[name], len(specs[name].axes))
+        else _reshape_to_rank(exact, case.input_shapes[name], len(specs[name].axes))
         for name, exact in made.items()
     }
 
 
-def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_in: str | None = None) -> Inputs:
+def convert_inputs(
+    case: Case, exact: Mapping[str, ArrayWithRadius], dtype: str, computed_in: str | None = None
+) -> Inputs:
     """Round the inputs once to the working dtype, from the storage dtype if there is one; masks become boolean.
 
     The radii are those from the numbers that the source gives; with ``computed_in``, from those that it computed with,
@@ -98,10 +102,10 @@ def convert_inputs(case: Case, exact: Mapping[str, Exact], dtype: str, computed_
         for name, spec in specs.items()
     }
     radii = {
-        name: partial(_radius, exact[name], spec, arrays[name], case.storage, computed_in)
+        name: partial(_input_radius, exact[name], spec, arrays[name], case.storage, computed_in)
         for name, spec in specs.items()
     }
-    return Inputs(with_poison(case.options, arrays, dtype), _Radii(radii), dtype)
+    return Inputs(with_poison(case.options, arrays, dtype), _LazyRadii(radii), dtype)
 
 
 def inputs_in(case: Case, dtype: str) -> Inputs:
@@ -122,7 +126,7 @@ def problem_of(case: Case, inputs: Inputs) -> Problem:
     )
 
 
-class _Radii(Mapping[str, NDArray[np.float64]]):
+class _LazyRadii(Mapping[str, NDArray[np.float64]]):
     """Radii that are computed on access: code that only makes a call needs none of them."""
 
     def __init__(self, makers: Mapping[str, Callable[[], NDArray[np.float64]]]) -> None:
@@ -144,8 +148,8 @@ class _Radii(Mapping[str, NDArray[np.float64]]):
         return dict, (dict(self),)  # sent to another process they are numbers
 
 
-def _radius(
-    exact: Exact, spec: InputSpec, stored: Array, storage: str | None, computed_in: str | None
+def _input_radius(
+    exact: ArrayWithRadius, spec: InputSpec, stored: Array, storage: str | None, computed_in: str | None
 ) -> NDArray[np.float64]:
     """Return how far stored numbers may be from the numbers that the source computed with.
 
@@ -160,7 +164,7 @@ def _radius(
         in_storage = rounding_error(np.abs(exact.array) + exact.radius, computed_in)
         radius = radius + np.where(exact.radius > 0, in_storage, 0.0)
     moved = np.zeros(used.shape)
-    finite = np.isfinite(exact.array) & (exact.array != _LOWEST)
+    finite = np.isfinite(exact.array) & (exact.array != _LOWEST_PLACEHOLDER)
     moved[finite] = np.abs(stored[finite].astype(np.float64) - used[finite])
     return radius + moved
 
@@ -171,72 +175,74 @@ def _round_for_storage(source: Array, spec: InputSpec, dtype: str, storage: str 
     if spec.statistics:
         storage = None if storage is None else statistics_dtype(storage)
     narrow = source if storage is None else round_to(source, storage)
-    stored, is_lowest = round_to(narrow, dtype), source == _LOWEST
+    stored, is_lowest = round_to(narrow, dtype), source == _LOWEST_PLACEHOLDER
     if is_lowest.any():
         stored = np.where(is_lowest, np.asarray(-largest_number(dtype)).astype(stored.dtype), stored)
     return np.ascontiguousarray(stored)
 
 
-def _make(source: kinds.Array, named: Mapping[str, Exact], generator: Generator | None) -> Exact:
-    parts = kinds.parts_of(source)
+def _make_array(
+    source: kinds.Array, named: Mapping[str, ArrayWithRadius], generator: Generator | None
+) -> ArrayWithRadius:
+    parts = kinds.parts_with_paths(source)
     match source:
         case kinds.Reference():
             exact = named[source.ref]
         case kinds.PrintedInput():
-            printed = parse_printed(source.printed, rounding_of(source))
-            exact = Exact(printed.value, printed.radius)
+            printed = parse_printed(source.printed, printed_rounding(source))
+            exact = ArrayWithRadius(printed.value, printed.radius)
         case _ if parts:
             # In the order of the file, because drawing advances the generator.
-            exact = _combine(source, [_make(part, named, generator) for _, part in parts])
+            exact = _combine_arrays(source, [_make_array(part, named, generator) for _, part in parts])
         case _:
-            exact = _known_exactly(_numbers(source, generator))
-    return _arrange(exact, source)
+            exact = _with_zero_radius(_make_numbers(source, generator))
+    return _apply_arrangement(exact, source)
 
 
-def _combine(source: kinds.Array, parts: list[Exact]) -> Exact:
+def _combine_arrays(source: kinds.Array, parts: list[ArrayWithRadius]) -> ArrayWithRadius:
     arrays, radii = [part.array for part in parts], [part.radius for part in parts]
     if isinstance(source, kinds.Concat):
-        return Exact(np.concatenate(arrays, axis=source.axis), np.concatenate(radii, axis=source.axis))
+        return ArrayWithRadius(np.concatenate(arrays, axis=source.axis), np.concatenate(radii, axis=source.axis))
     if isinstance(source, kinds.Sum):
-        return Exact(reduce(np.add, arrays), reduce(np.add, radii))
+        return ArrayWithRadius(reduce(np.add, arrays), reduce(np.add, radii))
     if isinstance(source, kinds.Product):
-        return reduce(_product, parts)
+        return reduce(_multiply, parts)
     if isinstance(source, kinds.Blocks | kinds.RelativeBuckets):
-        from attncheck.reading.generated_arrays import spread_table
+        from attncheck.reading.generated_arrays import expand_table
 
-        return parts[0].laid_out(partial(spread_table, source))
+        return parts[0].laid_out(partial(expand_table, source))
     masks = [array != 0 for array in arrays]
     if isinstance(source, kinds.AsBias):
-        return _known_exactly(np.where(masks[0], 0.0, -np.inf))
+        return _with_zero_radius(np.where(masks[0], 0.0, -np.inf))
     rule = np.logical_or if isinstance(source, kinds.AnyOf) else np.logical_and
-    return _known_exactly(np.asarray(reduce(rule, masks), np.float64))
+    return _with_zero_radius(np.asarray(reduce(rule, masks), np.float64))
 
 
-def _known_exactly(array: Array) -> Exact:
-    return Exact(array, np.zeros(array.shape))
+def _with_zero_radius(array: Array) -> ArrayWithRadius:
+    return ArrayWithRadius(array, np.zeros(array.shape))
 
 
-def _product(left: Exact, right: Exact) -> Exact:
+def _multiply(left: ArrayWithRadius, right: ArrayWithRadius) -> ArrayWithRadius:
     def moved(array: Array, radius: Array) -> Array:
         return np.where(radius > 0, np.abs(array) * radius, 0)  # infinity times a radius of 0 is no NaN
 
     radius = moved(left.array, right.radius) + moved(right.array, left.radius) + left.radius * right.radius
-    return Exact(left.array * right.array, radius)
+    return ArrayWithRadius(left.array * right.array, radius)
 
 
-def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
+def _make_numbers(source: kinds.Array, generator: Generator | None) -> Array:
     made: Array
     match source:
         case StoredArray():
-            from attncheck.reading.stored_arrays import read_stored
+            from attncheck.reading.stored_arrays import read_stored_array
 
-            made = read_stored(source)
+            made = read_stored_array(source)
         case kinds.Values():
             made = np.array(source.values, dtype=np.float64)
         case kinds.Constant():
             made = np.full(source.shape, source.constant, dtype=np.float64)
         case kinds.Lowest():
-            made = np.full(source.lowest, _LOWEST)
+            made = np.full(source.lowest, _LOWEST_PLACEHOLDER)
         case kinds.Identity():
             made = np.eye(source.identity)
         case kinds.Ascending():
@@ -253,9 +259,9 @@ def _numbers(source: kinds.Array, generator: Generator | None) -> Array:
             drawn: Array = getattr(generator, source.draw)(tuple(source.shape), **draw_parameters(source))
             made = np.floor(drawn) if source.floor else drawn
         case _:
-            from attncheck.reading.generated_arrays import make_pattern
+            from attncheck.reading.generated_arrays import make_mask_or_bias
 
-            made = make_pattern(source)
+            made = make_mask_or_bias(source)
     return made
 
 
@@ -265,7 +271,7 @@ def draw_parameters(source: kinds.Drawn) -> dict[str, float]:
     return {name: value for name, value in bounds.items() if value is not None}
 
 
-def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
+def _apply_arrangement(exact: ArrayWithRadius, arrangement: Arrangement) -> ArrayWithRadius:
     if arrangement.rows is not None:
         rows = arrangement.rows
         exact = exact.laid_out(lambda array: array[rows])
@@ -273,23 +279,25 @@ def _arrange(exact: Exact, arrangement: Arrangement) -> Exact:
         exact = exact.laid_out(lambda array: np.swapaxes(array, -1, -2))
     array, times = exact.array, arrangement.times
     if times is not None:
-        exact = Exact(_real(array) * _in_dtype_of(array, times), exact.radius * abs(times))
+        exact = ArrayWithRadius(_as_floating(array) * _round_to_dtype_of(array, times), exact.radius * abs(times))
     if arrangement.plus is not None:
-        exact = Exact(_real(exact.array) + _in_dtype_of(exact.array, arrangement.plus), exact.radius)
+        exact = ArrayWithRadius(
+            _as_floating(exact.array) + _round_to_dtype_of(exact.array, arrangement.plus), exact.radius
+        )
     return exact
 
 
-def _real(array: Array) -> Array:
+def _as_floating(array: Array) -> Array:
     """Return drawn integers as float64: half of an integer is no integer."""
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
-def _in_dtype_of(array: Array, number: float) -> Any:
+def _round_to_dtype_of(array: Array, number: float) -> Any:
     """Round a number to an array's dtype: numbers that a generator draws in float32 are multiplied in float32."""
-    return _real(array).dtype.type(number)
+    return _as_floating(array).dtype.type(number)
 
 
-def arranged_shape(shape: Shape, arrangement: Arrangement) -> Shape:
+def shape_after_arrangement(shape: Shape, arrangement: Arrangement) -> Shape:
     """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` if they do not apply."""
     if arrangement.rows is not None:
         if not shape:
@@ -304,18 +312,18 @@ def arranged_shape(shape: Shape, arrangement: Arrangement) -> Shape:
     return shape
 
 
-def _split_heads(exact: Exact, shape: Shape) -> Exact:
+def _split_heads(exact: ArrayWithRadius, shape: Shape) -> ArrayWithRadius:
     """Give every head its own part of the width: (B, L, H*D) -> (B, H, L, D)."""
     batch, heads, length, width = shape
     return exact.laid_out(lambda array: array.reshape(batch, length, heads, width).swapaxes(1, 2))
 
 
-def _fit_rank(exact: Exact, shape: Shape, rank: int) -> Exact:
+def _reshape_to_rank(exact: ArrayWithRadius, shape: Shape, rank: int) -> ArrayWithRadius:
     """Lay per-head projections side by side and add leading axes."""
 
     def fitted(array: Array) -> Array:
         if array.ndim == 3 and rank == 2:
-            array = array.swapaxes(0, 1).reshape(merge_head_weights(array.shape))  # (H, E, D) -> (E, H*D)
+            array = array.swapaxes(0, 1).reshape(merged_weight_shape(array.shape))  # (H, E, D) -> (E, H*D)
         return array.reshape(shape)
 
     return exact.laid_out(fitted)

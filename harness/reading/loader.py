@@ -23,25 +23,25 @@ from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.common.wording import slug
 from attncheck.reading import array_kinds as kinds
 from attncheck.reading import diagnostics, model
-from attncheck.reading.array_kinds import FOLDER, PrintedRows, RoundingFields, StoredNumbers
-from attncheck.reading.arrays import NO_ARRAYS, CheckedArrays, named_arrays
+from attncheck.reading.array_kinds import FOLDER_CONTEXT_KEY, PrintedRows, RoundingFields, StoredNumbers
+from attncheck.reading.arrays import NO_ARRAYS, CheckedArrays, check_named_arrays
 from attncheck.reading.case import Case
-from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_of
-from attncheck.reading.diagnostics import CaseFileError, collect_faults, diagnostic_at, linked_files_hidden
+from attncheck.reading.case_maker import CaseBudget, CaseLocation, CaseMaker, random_settings
+from attncheck.reading.diagnostics import CaseFileError, diagnostic_at, hide_linked_files, results_or_all_faults
 from attncheck.reading.for_each import FOR_EACH, expand_cases
-from attncheck.reading.inputs import rounding_of
+from attncheck.reading.inputs import printed_rounding
 from attncheck.reading.printed import PrintedArray, parse_printed
-from attncheck.reading.yaml_reader import FieldPath, UnwrittenDocument, YamlDocument, YamlFault, read_yaml
+from attncheck.reading.yaml_reader import DocumentWithoutFile, FieldPath, YamlDocument, YamlFault, read_yaml
 
-Warnings = Iterator[tuple[FieldPath, str]]
+FieldWarnings = Iterator[tuple[FieldPath, str]]
 Counts = NDArray[np.int64]
-_NONE = -(2**31)
+_NO_NUMBER = -(2**31)
 """Decimals and digits of what is no number."""
-_MAX_OFF = 1e-3
+_MAX_SILENT_ERROR = 1e-3
 """Of the largest number: by what a number that shows too few digits may be off before anybody is told."""
 
 
-def uneven_digits(entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], where: FieldPath) -> Warnings:
+def warn_of_uneven_digits(entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], where: FieldPath) -> FieldWarnings:
     """Warn of the printed numbers of a case, its own arrays and the file's ``arrays`` that its inputs refer to."""
     for number, expectation in enumerate(entry.expect):
         for name in ("printed", "known"):
@@ -51,7 +51,7 @@ def uneven_digits(entry: model.CaseEntry, arrays: Mapping[str, kinds.Array], whe
                 yield from _warn_of_numbers(rows, expectation, path, declared=entry.digits is not None)
     for input_name, source in entry.inputs.items():
         yield from _warn_of_array(
-            kinds.as_array(source), arrays, (*where, "inputs", input_name), (*where, "arrays"), entry
+            kinds.array_or_reference(source), arrays, (*where, "inputs", input_name), (*where, "arrays"), entry
         )
 
 
@@ -61,7 +61,7 @@ def _warn_of_array(
     path: FieldPath,
     case_arrays: FieldPath,
     entry: model.CaseEntry,
-) -> Warnings:
+) -> FieldWarnings:
     match source:
         case kinds.PrintedInput():
             yield from _warn_of_numbers(source.printed, source, (*path, "printed"), declared=False)
@@ -69,16 +69,16 @@ def _warn_of_array(
             top = case_arrays if source.ref in entry.arrays else ("arrays",)
             yield from _warn_of_array(named[source.ref], named, (*top, source.ref), case_arrays, entry)
         case _:
-            for place, part in kinds.parts_of(source):
+            for place, part in kinds.parts_with_paths(source):
                 yield from _warn_of_array(part, named, (*path, *place), case_arrays, entry)
 
 
-def _warn_of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool) -> Warnings:
+def _warn_of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath, *, declared: bool) -> FieldWarnings:
     says = fields.exact or fields.digits is not None or declared
     if says or fields.decimals is not None or fields.significant_digits is not None:
         return
-    numbers = parse_printed(rows, rounding_of(fields))
-    uneven = _find_uneven(numbers)
+    numbers = parse_printed(rows, printed_rounding(fields))
+    uneven = _find_uneven_digits(numbers)
     if uneven is None:
         return
     short, decimals = uneven
@@ -94,25 +94,25 @@ def _warn_of_numbers(rows: PrintedRows, fields: RoundingFields, path: FieldPath,
     )
 
 
-def _find_uneven(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] | None:
+def _find_uneven_digits(numbers: PrintedArray) -> tuple[NDArray[np.bool_], int] | None:
     """Return which numbers show fewer digits than neighbours, and the largest number of decimals; None if none do."""
     text = numbers.text
     decimals, digits = _count_digits(text)
     if not text.size:
         return None
-    short = (decimals > _NONE) & (decimals < decimals.max()) & (digits < digits.max())
+    short = (decimals > _NO_NUMBER) & (decimals < decimals.max()) & (digits < digits.max())
     of_numpy = np.array([str(number).endswith(".") for number in text.ravel()]).reshape(text.shape)
     for axis in (-1, -2)[: text.ndim]:
         if text.shape[axis] > 1:
             short &= of_numpy | (decimals < decimals.max(axis=axis, keepdims=True))
     largest = np.abs(numbers.value[np.isfinite(numbers.value)]).max(initial=0.0)
-    short &= (2 * digits <= digits.max()) | (numbers.half_unit > _MAX_OFF * largest)
+    short &= (2 * digits <= digits.max()) | (numbers.half_unit > _MAX_SILENT_ERROR * largest)
     return (short, int(decimals.max())) if short.any() else None
 
 
 def _count_digits(text: NDArray[np.object_]) -> tuple[Counts, Counts]:
     """Return every number's decimals and significant digits; a zero has none of these."""
-    decimals, digits = np.full(text.shape, _NONE), np.full(text.shape, _NONE)
+    decimals, digits = np.full(text.shape, _NO_NUMBER), np.full(text.shape, _NO_NUMBER)
     for index in np.ndindex(text.shape):
         try:
             number = Decimal(str(text[index]))
@@ -124,7 +124,7 @@ def _count_digits(text: NDArray[np.object_]) -> tuple[Counts, Counts]:
     return decimals, digits
 
 
-_EXPECTED_FAILURES = (
+_IS_FAILURE_LIST = (
     "expected a mapping of fields, got what looks like a list of expected failures; name such a list in pyproject.toml "
     "(tool.attncheck.expected_failures) or with --expected-failures"
 )
@@ -144,14 +144,16 @@ def load_case_file(
     name in lower case.
     ``for_each`` are rows to be used in the place of the file's own.
     """
-    with linked_files_hidden(path, display_name):
-        document, file, numbers, misread = _read_file(path, display_name, for_each)
-        reader = _CaseReader(file, document, display_name, id_prefix, frozenset(known_tags), _shared_arrays(file))
+    with hide_linked_files(path, display_name):
+        document, file, numbers, misread = _read_case_file(path, display_name, for_each)
+        reader = _CaseReader(
+            file, document, display_name, id_prefix, frozenset(known_tags), _shared_array_checker(file)
+        )
         faults: list[CaseFileError] = []
         cases: list[Case] = []
         for number, entry in zip(numbers, file.cases, strict=True):
             try:
-                cases.append(reader.read(entry, ("cases", number)))
+                cases.append(reader.read_case(entry, ("cases", number)))
             except CaseFileError as fault:
                 faults += (fault, *fault.others)
         if faults or misread:
@@ -164,42 +166,42 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
 
     Arrays in files of their own lie in ``folder``. Raises ``CaseError`` as for a file.
     """
-    document = UnwrittenDocument(data, {})
+    document = DocumentWithoutFile(data, {})
     prefix, _, case_id = identity.rpartition("/")
     try:
-        file = model.CaseFile.model_validate(data, context={FOLDER: str(folder)})
-        reader = _CaseReader(file, document, identity, prefix, frozenset(), _shared_arrays(file))
+        file = model.CaseFile.model_validate(data, context={FOLDER_CONTEXT_KEY: str(folder)})
+        reader = _CaseReader(file, document, identity, prefix, frozenset(), _shared_array_checker(file))
         [entry] = file.cases
-        return reader.read(entry.model_copy(update={"id": case_id}), ("cases", 0))
+        return reader.read_case(entry.model_copy(update={"id": case_id}), ("cases", 0))
     except ValidationError as error:
-        raise CaseError(diagnostics.diagnostics_of(error, identity, document)) from None
+        raise CaseError(diagnostics.validation_diagnostics(error, identity, document)) from None
     except CaseFileError as fault:
         every = (fault, *fault.others)
         raise CaseError([diagnostic_at(item.path, str(item), identity, document) for item in every]) from None
 
 
-def _read_file(
+def _read_case_file(
     path: Path, display_name: str, for_each: Sequence[Mapping[str, Any]]
 ) -> tuple[YamlDocument, model.CaseFile, Sequence[int], list[Diagnostic]]:
     """Return a file's data with its repeated cases written out, the checked fields, case numbers and faults.
 
     If only cases are at fault, the checked fields and numbers are those of the other cases.
     """
-    document = _read(path, display_name)
+    document = _read_yaml_file(path, display_name)
     if for_each:
         document = replace(document, data={**document.data, FOR_EACH: [dict(row) for row in for_each]})
     entries = document.data if isinstance(document.data, list) else []
     if any(isinstance(entry, dict) and "verdict" in entry for entry in entries):
-        raise CaseError([Diagnostic(display_name, _EXPECTED_FAILURES, 1)])
+        raise CaseError([Diagnostic(display_name, _IS_FAILURE_LIST, 1)])
     document, misused = expand_cases(document)
     if misused:
         raise CaseError([diagnostic_at(fault.path, str(fault), display_name, document) for fault in misused])
-    context = {FOLDER: str(path.parent.resolve())}
+    context = {FOLDER_CONTEXT_KEY: str(path.parent.resolve())}
     try:
         file = model.CaseFile.model_validate(document.data, context=context)
         return document, file, range(len(file.cases)), []
     except ValidationError as error:
-        misread = diagnostics.diagnostics_of(error, display_name, document)
+        misread = diagnostics.validation_diagnostics(error, display_name, document)
         cases = document.data.get("cases") if isinstance(document.data, dict) else None
         wrong = {detail["loc"][:2] for detail in error.errors(include_url=False)}
         count = len(cases) if isinstance(cases, list) else 0
@@ -216,15 +218,15 @@ def load_tags(folder: Path, display_name: str) -> dict[str, model.TagEntry]:
     path = folder / model.TAG_FILE
     if not path.is_file():
         return {}
-    with linked_files_hidden(path, display_name):
-        document = _read(path, display_name)
+    with hide_linked_files(path, display_name):
+        document = _read_yaml_file(path, display_name)
         try:
             return dict(model.TagFile.model_validate(document.data).tags)
         except ValidationError as error:
-            raise CaseError(diagnostics.diagnostics_of(error, display_name, document)) from None
+            raise CaseError(diagnostics.validation_diagnostics(error, display_name, document)) from None
 
 
-def _read(path: Path, display_name: str) -> YamlDocument:
+def _read_yaml_file(path: Path, display_name: str) -> YamlDocument:
     try:
         return read_yaml(path)
     except YamlFault as fault:
@@ -239,7 +241,7 @@ def _check_tags(tags: list[str], known_tags: frozenset[str], where: FieldPath) -
         )
 
 
-def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], CheckedArrays]:
+def _shared_array_checker(file: model.CaseFile) -> Callable[[model.Random | None], CheckedArrays]:
     """Return a function that checks the arrays shared by the file's cases, once for each generator."""
     known: dict[str, CheckedArrays | CaseFileError] = {}
 
@@ -247,7 +249,7 @@ def _shared_arrays(file: model.CaseFile) -> Callable[[model.Random | None], Chec
         generator = random.generator if random else ""
         if generator not in known:
             try:
-                known[generator] = named_arrays(file.arrays, NO_ARRAYS, random, ())
+                known[generator] = check_named_arrays(file.arrays, NO_ARRAYS, random, ())
             except CaseFileError as fault:
                 known[generator] = fault
         arrays = known[generator]
@@ -271,27 +273,27 @@ class _CaseReader:
     budget: CaseBudget = field(default_factory=CaseBudget)
     seen: dict[str, str] = field(default_factory=dict)
 
-    def read(self, entry: model.CaseEntry, where: FieldPath) -> Case:
+    def read_case(self, entry: model.CaseEntry, where: FieldPath) -> Case:
         """Return a case. Raises ``CaseFileError`` for all of its faults that can be told apart."""
-        location = self._location(entry, where)
-        random = random_of(self.file, entry)
+        location = self._locate_case(entry, where)
+        random = random_settings(self.file, entry)
 
         def check_tags() -> None:
             _check_tags(self.file.defaults.tags, self.known_tags, ("defaults",))
             _check_tags(entry.tags, self.known_tags, where)
 
-        def make() -> None:
-            arrays = named_arrays(entry.arrays, self.shared(random), random, where)
-            made.append((arrays, CaseMaker(self.file, entry, arrays, self.budget, location).make()))
+        def make_case() -> None:
+            arrays = check_named_arrays(entry.arrays, self.shared(random), random, where)
+            made.append((arrays, CaseMaker(self.file, entry, arrays, self.budget, location).make_case()))
 
         made: list[tuple[CheckedArrays, Case]] = []
-        collect_faults([check_tags, make])
+        results_or_all_faults([check_tags, make_case])
         [(arrays, case)] = made
-        warned = uneven_digits(entry, arrays.sources, where)
+        warned = warn_of_uneven_digits(entry, arrays.sources, where)
         warnings = [str(diagnostic_at(path, message, self.display_name, self.document)) for path, message in warned]
         return replace(case, warnings=tuple(dict.fromkeys(warnings)))
 
-    def _location(self, entry: model.CaseEntry, where: FieldPath) -> CaseLocation:
+    def _locate_case(self, entry: model.CaseEntry, where: FieldPath) -> CaseLocation:
         """Name a case by its id, or by its name in lower case. Raises ``CaseFileError`` for one that is taken."""
         own_name, named_by = (slug(entry.name), "name") if entry.id is None else (entry.id, "id")
         if not own_name:

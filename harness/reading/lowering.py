@@ -50,10 +50,10 @@ Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 Factor = Any
 """A number, or one for each head, (H, 1, 1)."""
-_LaidOut = tuple[dict[str, Any], dict[str, Array]]
+_OptionsAndInputs = tuple[dict[str, Any], dict[str, Array]]
 
-_READING_ONLY = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
-_SPECS: Mapping[str, InputSpec] = {
+_OPTIONS_OF_FILES = frozenset(name for name, spec in OPTIONS.items() if spec.for_reading and name != "score")
+_INPUT_SPECS: Mapping[str, InputSpec] = {
     **FOLDED_INPUTS,
     **{
         name: spec
@@ -62,20 +62,24 @@ _SPECS: Mapping[str, InputSpec] = {
         for name, spec in operation.inputs.items()
     },
 }
-_MASKS = frozenset(name for name, spec in _SPECS.items() if spec.folds_into == "mask")
-_ROTARY = frozenset({"rotary_cos", "rotary_sin"})
-_OF_SLOTS = tuple(name for name, spec in OPERATIONS["paged_attention"].inputs.items() if spec.axes[:2] == ("Np", "Lp"))
-_PASTS = tuple((name, str(spec.folds_into)) for name, spec in _SPECS.items() if spec.folds_into in ("key", "value"))
+_MASK_INPUTS = frozenset(name for name, spec in _INPUT_SPECS.items() if spec.folds_into == "mask")
+_ROTARY_TABLES = frozenset({"rotary_cos", "rotary_sin"})
+_SLOT_INPUTS = tuple(
+    name for name, spec in OPERATIONS["paged_attention"].inputs.items() if spec.axes[:2] == ("Np", "Lp")
+)
+_PAST_INPUTS = tuple(
+    (name, str(spec.folds_into)) for name, spec in _INPUT_SPECS.items() if spec.folds_into in ("key", "value")
+)
 """Inputs that come before another one, and the name of that."""
 
 
-def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) -> _LaidOut:
+def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) -> _OptionsAndInputs:
     """Return the options and inputs of the call that an implementation gets."""
     spec = OPERATIONS[operation]
     if spec.is_lowered and "query_mask" not in spec.inputs:  # its signature says all that a case can
-        return pack_codes(_without_reading_only(options), dict(inputs))
+        return pack_codes(_options_of_functions(options), dict(inputs))
     if spec.has_parts:
-        return _without_base_e(options), dict(inputs)
+        return _without_default_lse_base(options), dict(inputs)
     offset, past = query_offset(options, inputs), _past_length(inputs)
     is_told = "query_offsets" in inputs  # so that the function knows where queries stand
     folded = {
@@ -86,51 +90,53 @@ def call_options_and_inputs(operation: str, options: Options, inputs: Inputs) ->
     return _fold_into_mask(operation, options, inputs, folded)  # a convention, empty_rows, is part of the call
 
 
-def canonical_options_and_inputs(operation: str, options: Options, inputs: Inputs, rows: Rows | None) -> _LaidOut:
+def canonical_options_and_inputs(
+    operation: str, options: Options, inputs: Inputs, rows: Rows | None
+) -> _OptionsAndInputs:
     """Return the options and inputs of the canonical form, of some query rows or of all."""
     spec = OPERATIONS[operation]
     if spec.has_parts:
         is_canonical = "log_sum_exps" not in inputs
-        meant = {name: value for name, value in _without_base_e(options).items() if name not in CONVENTIONS}
-        return meant, dict(inputs) if is_canonical else _as_scores(inputs, rows)
-    folded = {"window", *_MASKS}
+        meant = {name: value for name, value in _without_default_lse_base(options).items() if name not in CONVENTIONS}
+        return meant, dict(inputs) if is_canonical else _parts_as_keys(inputs, rows)
+    folded = {"window", *_MASK_INPUTS}
     if rows is not None or query_offset(options, inputs) or not folded.isdisjoint({*options, *inputs}):
         folded.add("is_causal")
     kept_options, kept = _fold_into_mask(operation, options, inputs, folded, rows)
     for name in CONVENTIONS:  # what a row without a key gives is not computed from anything
         kept_options.pop(name, None)
-    for past, name in _PASTS:
+    for past, name in _PAST_INPUTS:
         if past in kept and spec.has_projections:
             kept[f"cached_{name}"] = kept.pop(past)  # the new ones are not projected yet
         elif past in kept:
             kept[name] = np.concatenate([kept.pop(past), kept[name]], axis=-2)
-    kept = {name: array for name, array in kept.items() if name not in _ROTARY}
+    kept = {name: array for name, array in kept.items() if name not in _ROTARY_TABLES}
     return kept_options, kept | rows_of_tables(inputs, rows)
 
 
-def options_and_inputs_without_layout(operation: str, options: Options, inputs: Inputs) -> _LaidOut:
+def options_and_inputs_without_layout(operation: str, options: Options, inputs: Inputs) -> _OptionsAndInputs:
     """Return the options and inputs of the operation that another one lowers to."""
     laid_out = dict(options), dict(inputs)
-    lay_out = _LAID_OUT_BY.get(operation.removesuffix("_gradients"))
+    lay_out = _REMOVE_LAYOUT.get(operation.removesuffix("_gradients"))
     return lay_out(*laid_out) if lay_out else laid_out
 
 
-def _without_reading_only(options: Options) -> dict[str, Any]:
+def _options_of_functions(options: Options) -> dict[str, Any]:
     """Leave out options of files only, and false options, which a function without that keyword can do."""
-    return {name: value for name, value in options.items() if name not in _READING_ONLY and value is not False}
+    return {name: value for name, value in options.items() if name not in _OPTIONS_OF_FILES and value is not False}
 
 
-def _without_base_e(options: Options) -> dict[str, Any]:
+def _without_default_lse_base(options: Options) -> dict[str, Any]:
     """Leave out the default base of log_sum_exps, which a function without that keyword can do."""
     return {name: value for name, value in options.items() if (name, value) != ("lse_base", "e")}
 
 
-def _as_scores(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
+def _parts_as_keys(inputs: Inputs, rows: Rows | None) -> dict[str, Array]:
     """Return parts as keys: log_sum_exps as scores, outputs as values.
 
     The values of an empty part are 0: its outputs do not count, not even NaN.
     """
-    kept = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
+    kept = {name: array if rows is None else _select_query_rows(name, array, rows) for name, array in inputs.items()}
     log_sum_exps, outputs = kept["log_sum_exps"], kept["outputs"]
     empty = (log_sum_exps == -np.inf)[..., np.newaxis]
     values = np.where(empty, np.zeros((), outputs.dtype), outputs)
@@ -143,7 +149,7 @@ def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[floa
 
     Past keys are rotated already: they get ``of_past``, the cosine and sine of no rotation. Empty without tables.
     """
-    if inputs.keys().isdisjoint(_ROTARY):
+    if inputs.keys().isdisjoint(_ROTARY_TABLES):
         return {}
     (queries, keys), past = queries_and_keys(inputs), _past_length(inputs)
     positions = query_positions({}, inputs, np.arange(queries) if rows is None else rows)[..., 0]
@@ -178,7 +184,7 @@ def _fold_into_mask(
     operation: str, options: Options, inputs: Inputs, names: set[str], rows: Rows | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """Turn the options and inputs in ``names`` and the mask into one mask; with ``rows``, only of these query rows."""
-    kept_options = _without_reading_only(options)
+    kept_options = _options_of_functions(options)
     if not OPERATIONS[operation].has_projections:
         kept_options = {name: value for name, value in kept_options.items() if name not in HEADS}
     if kept_options.get("mask_fill") is not None:
@@ -187,7 +193,9 @@ def _fold_into_mask(
         with np.errstate(over="ignore"):
             fill = float(round_to(np.array(float(kept_options.pop("mask_fill"))), dtype))
         kept_options |= {} if fill == -np.inf else {"mask_fill": fill}
-    kept_inputs = {name: array if rows is None else _rows_of(name, array, rows) for name, array in inputs.items()}
+    kept_inputs = {
+        name: array if rows is None else _select_query_rows(name, array, rows) for name, array in inputs.items()
+    }
     allowed: list[Array] = []
     if names:
         queries = np.arange(queries_and_keys(inputs)[0]) if rows is None else rows
@@ -208,9 +216,9 @@ def _fold_into_mask(
     return kept_options, kept_inputs
 
 
-def _rows_of(name: str, array: Array, rows: Rows) -> Array:
+def _select_query_rows(name: str, array: Array, rows: Rows) -> Array:
     """Keep these query rows of an input that has any; one row of a mask or bias stands for all."""
-    spec = _SPECS.get(name)
+    spec = _INPUT_SPECS.get(name)
     if spec is None or "Lq" not in spec.axes:
         return array
     axis = spec.axes.index("Lq") - len(spec.axes)
@@ -238,7 +246,7 @@ def queries_and_keys(inputs: Inputs) -> tuple[int, int]:
     return int(inputs["query"].shape[-2]), int(inputs["key"].shape[-2]) + _past_length(inputs)
 
 
-_LARGE = 1e30
+_LARGE_POISON = 1e30
 
 
 def with_poison(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array]:
@@ -256,13 +264,13 @@ def with_poison(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array
         ):
             positions = np.arange(used)
             unused[pages[positions // page], positions % page] = False
-        names = [name for name in _OF_SLOTS if name in inputs and inputs[name].shape[:2] == unused.shape]
+        names = [name for name in _SLOT_INPUTS if name in inputs and inputs[name].shape[:2] == unused.shape]
     else:
-        unused, is_page, names = ~_Sequences.of(inputs).is_used, False, ["key", "value"]
+        unused, is_page, names = ~_PackedPositions.from_inputs(inputs).is_used, False, ["key", "value"]
     for name in names:
         poisoned_inputs[name] = inputs[name].copy()
         stored = inputs[name].dtype.name if is_page else dtype
-        value = np.nan if is_nan and has_nan(stored) else min(_LARGE, largest_number(stored))
+        value = np.nan if is_nan and has_nan(stored) else min(_LARGE_POISON, largest_number(stored))
         if is_page:
             poisoned_inputs[name][unused] = round_to(np.array(value), stored)
         else:
@@ -270,7 +278,7 @@ def with_poison(options: Options, inputs: Inputs, dtype: str) -> dict[str, Array
     return poisoned_inputs
 
 
-def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
+def check_layout_inputs(operation: str, options: Options, shapes: Mapping[str, Shape], counts: Inputs) -> None:
     """Check the ``counts`` of packed sequences and paged caches against each other, and the widths of norms.
 
     Raises ``ShapeFault`` for the first that does not fit.
@@ -299,7 +307,7 @@ def check_lowered(operation: str, options: Options, shapes: Mapping[str, Shape],
         one_batch = "a batch of 1, whose sequences lie one after the other"
         raise ShapeFault("query", f"expected {one_batch}, got {shapes['query'][0]}")
     for name, of in (("cu_seqlens_q", "query"), ("cu_seqlens_k", "key")):
-        _check_limits(name, counts[name], shapes[of][-2], of)
+        _check_cumulative_lengths(name, counts[name], shapes[of][-2], of)
     lengths = np.diff(counts["cu_seqlens_k"])
     for number, (used, length) in enumerate(zip(counts.get("key_lengths", ()), lengths, strict=False)):
         if used > length:
@@ -314,9 +322,9 @@ def check_codes(options: Options, shapes: Mapping[str, Shape]) -> None:
             raise ShapeFault(name, f"expected an even width, two codes of 4 bits in each byte, got {shapes[name][-1]}")
         blocks = f"{stem}_block_scale"
         if blocks in shapes and "swizzle" in options:
-            rows, width = shapes[name][_row_axis(name)], shapes[name][-1]
+            rows, width = shapes[name][_token_axis(name)], shapes[name][-1]
             wanted = (rows, width // (form.group or 1))
-            if form.group is None or (shapes[blocks][_row_axis(name)], shapes[blocks][-1]) != wanted:
+            if form.group is None or (shapes[blocks][_token_axis(name)], shapes[blocks][-1]) != wanted:
                 what = f"a scale for each {form.group} elements" if form.group else "a format with blocks"
                 raise ShapeFault(blocks, f"a swizzle needs {what} of each row, got shape {show(shapes[blocks])}")
             if options["swizzle"] == "4x4" and stem == "value" and (rows % 4 or wanted[1] % 4):
@@ -328,12 +336,12 @@ def _coded_inputs(names: Collection[str]) -> Iterator[tuple[str, str]]:
     return ((name, stem) for name, stem in STEMS.items() if name in names and f"{stem}_scale" in names)
 
 
-def _row_axis(name: str) -> int:
+def _token_axis(name: str) -> int:
     """Return the axis of keys or queries; a page has its heads behind it."""
     return -3 if name.endswith("_pages") else -2
 
 
-def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
+def _check_cumulative_lengths(name: str, limits: Array, length: int, of: str) -> None:
     if limits[0] != 0 or limits[-1] != length:
         wanted = f"limits from 0 to {length}, the length of {of}"
         raise ShapeFault(name, f"expected {wanted}, got {limits[0]:g} to {limits[-1]:g}")
@@ -342,7 +350,7 @@ def _check_limits(name: str, limits: Array, length: int, of: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sequences:
+class _PackedPositions:
     """The sequence of each packed query and key, and its position in the sequence.
 
     A query's position counts from the first key of its sequence. The last query has the position of the last used key,
@@ -356,7 +364,7 @@ class _Sequences:
     is_used: Array
 
     @classmethod
-    def of(cls, inputs: Inputs, *, from_start: bool = False) -> _Sequences:
+    def from_inputs(cls, inputs: Inputs, *, from_start: bool = False) -> _PackedPositions:
         """Read the limits; ``from_start`` a sequence's first query stands at its first key instead."""
         starts, lengths, numbers = [], [], []
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
@@ -372,10 +380,10 @@ class _Sequences:
         return cls(of_query, of_key, in_query + offset, in_key, in_key < used[of_key])
 
 
-def _lay_out_packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
-    sequences = _Sequences.of(inputs, from_start=options.pop("alignment", "") == "top_left")
+def _packed_to_masked(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
+    sequences = _PackedPositions.from_inputs(inputs, from_start=options.pop("alignment", "") == "top_left")
     allowed = (sequences.of_query[:, np.newaxis] == sequences.of_key) & sequences.is_used
-    allowed &= _allow_by_position(options, sequences.query_position[:, np.newaxis], sequences.key_position)
+    allowed &= _pop_position_mask(options, sequences.query_position[:, np.newaxis], sequences.key_position)
     for name in ("key", "value"):
         inputs[name] = np.where(sequences.is_used[:, np.newaxis], inputs[name], np.zeros_like(inputs[name]))
     for name in ("key_lengths", "cu_seqlens_q", "cu_seqlens_k"):
@@ -383,7 +391,7 @@ def _lay_out_packed(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidO
     return options, {**inputs, "mask": allowed[np.newaxis, np.newaxis]}
 
 
-def _lay_out_paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _pages_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     table, used = inputs.pop("block_table").astype(np.int64), inputs.pop("key_lengths").astype(np.int64)
     page, queries = inputs["key_pages"].shape[1], inputs["query"].shape[-2]
     positions = np.arange(table.shape[1] * page)
@@ -400,12 +408,12 @@ def _lay_out_paged(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOu
                 inputs[part] = np.where(used_rows, rows, np.zeros_like(rows)).swapaxes(1, 2)
     offset = 0 * used if options.pop("alignment", "") == "top_left" else used - queries
     query_position = np.arange(queries) + offset[:, np.newaxis]  # (B, Lq)
-    allowed = is_used[:, np.newaxis] & _allow_by_position(options, query_position[..., np.newaxis], positions)
+    allowed = is_used[:, np.newaxis] & _pop_position_mask(options, query_position[..., np.newaxis], positions)
     laid_out = options, {**inputs, "mask": allowed[:, np.newaxis]}
     return _widen_codes(*laid_out) if "key_scale" in inputs else laid_out
 
 
-def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     """Widen codes, which the working dtype holds exactly, and give each its own factor, and its shift if it has one.
 
     Factors of blocks are products of two scales, in float64, which holds them exactly.
@@ -434,13 +442,13 @@ def expand_blocks(blocks: Array, shape: Shape) -> Array:
     return blocks
 
 
-def pack_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def pack_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     """Lay codes and their block scales out as a function gets them; drop ``stored_as`` if the dtype implies it."""
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     for name, stem in list(_coded_inputs(inputs)):
         if form.bits < 8:
             codes = inputs[name].astype(numpy_dtype(form.elements))
-            inputs[name] = _bytes_of(codes, form.bits, options.get("packing"))
+            inputs[name] = _pack_into_bytes(codes, form.bits, options.get("packing"))
         if f"{stem}_block_scale" in inputs:
             inputs[f"{stem}_block_scale"] = block_scales_in_memory(options, inputs, name)
     if options.get("stored_as") in TOLD_BY_DTYPE:
@@ -457,16 +465,16 @@ def unpacked_shapes(options: Options, shapes: Mapping[str, Shape]) -> dict[str, 
 
 def block_scales_in_memory(options: Options, inputs: Inputs, name: str) -> Array:
     """Return the scales of blocks of an input in codes as a function gets them: in rows, or as a swizzle has them."""
-    stem, axis = STEMS[name], _row_axis(name)
+    stem, axis = STEMS[name], _token_axis(name)
     scales = inputs[f"{stem}_block_scale"]
     if "swizzle" not in options or (stem != "value" and options["swizzle"] == "4x4"):
         return scales
     form = CODE_FORMATS[options.get("stored_as") or DEFAULT_FORMAT]
     stored = scales.astype(numpy_dtype(str(form.scales))).swapaxes(axis, -2)
-    return _swizzle(stored, options["swizzle"]).swapaxes(axis, -2)
+    return _swizzle_scales(stored, options["swizzle"]).swapaxes(axis, -2)
 
 
-def _bytes_of(codes: Array, bits: int, packing: str | None) -> Array:
+def _pack_into_bytes(codes: Array, bits: int, packing: str | None) -> Array:
     """Return codes in a byte each, or two of 4 bits along the last axis."""
     whole: Array = codes.view(np.uint8) & (2**bits - 1)
     if bits != 4:
@@ -476,7 +484,7 @@ def _bytes_of(codes: Array, bits: int, packing: str | None) -> Array:
     return np.ascontiguousarray(low | high << 4)
 
 
-def _swizzle(scales: Array, swizzle: str) -> Array:
+def _swizzle_scales(scales: Array, swizzle: str) -> Array:
     """Move scales of blocks, (..., T, S), to their places in a swizzle (``backends/contract.py``)."""
     bits, (rows, columns) = scales.view(np.uint8), scales.shape[-2:]
     row, column = np.indices((rows, columns))
@@ -495,7 +503,7 @@ def _swizzle(scales: Array, swizzle: str) -> Array:
     return laid_out
 
 
-def _spread_norms(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _broadcast_norm_weights(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     """Give each head its row of the weights of the norms."""
     for name in ("query", "key"):
         heads, width = inputs[name].shape[-3], inputs[name].shape[-1]
@@ -505,7 +513,7 @@ def _spread_norms(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut
     return options, inputs
 
 
-def _join_latent(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
+def _latent_to_keys(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsAndInputs:
     """Append the rotated parts to queries and latent vectors, which are the keys and values of one head."""
     latent = inputs.pop("latent")[:, np.newaxis]  # (B, 1, Lk, C)
     inputs["key"] = inputs["value"] = latent
@@ -515,7 +523,7 @@ def _join_latent(options: dict[str, Any], inputs: dict[str, Array]) -> _LaidOut:
     return options, inputs
 
 
-def _allow_by_position(options: dict[str, Any], queries: Array, keys: Array) -> Array:
+def _pop_position_mask(options: dict[str, Any], queries: Array, keys: Array) -> Array:
     """Return which keys each query may attend to by position, and remove these options."""
     allowed = np.ones(np.broadcast_shapes(queries.shape, keys.shape), np.bool_)
     if options.pop("is_causal", False):
@@ -527,12 +535,12 @@ def _allow_by_position(options: dict[str, Any], queries: Array, keys: Array) -> 
     return allowed
 
 
-_LAID_OUT_BY: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _LaidOut]] = {
-    "packed_attention": _lay_out_packed,
-    "paged_attention": _lay_out_paged,
+_REMOVE_LAYOUT: Mapping[str, Callable[[dict[str, Any], dict[str, Array]], _OptionsAndInputs]] = {
+    "packed_attention": _packed_to_masked,
+    "paged_attention": _pages_to_keys,
     "quantized_attention": _widen_codes,
-    "normalized_attention": _spread_norms,
-    "latent_attention": _join_latent,
+    "normalized_attention": _broadcast_norm_weights,
+    "latent_attention": _latent_to_keys,
 }
 """The layout of each operation that is lowered to another, and of its gradients.
 

@@ -13,7 +13,16 @@ from pydantic import Field, PositiveFloat, PositiveInt, create_model
 from attncheck import spec
 from attncheck.backends.contract import EmptyRows, Window
 from attncheck.common.wording import LINES, ONE_LINE, WEB_ADDRESS
-from attncheck.reading.array_kinds import Array, Digits, Input, Name, PrintedRows, RoundingFields, StoredNumbers, Strict
+from attncheck.reading.array_kinds import (
+    Array,
+    Digits,
+    Input,
+    Name,
+    PrintedRows,
+    RoundingFields,
+    StoredNumbers,
+    StrictModel,
+)
 from attncheck.spec import DEFAULT_DTYPES, DTYPES, MEMORY_LAYOUTS, OPERATIONS, PROPERTIES, STAGES, OptionSpec
 
 if TYPE_CHECKING:
@@ -30,14 +39,14 @@ else:
     PropertyName = Literal[tuple(PROPERTIES)]
     MemoryLayout = Literal[tuple(MEMORY_LAYOUTS)]
 TAG_FILE = "tags.yaml"
-_MAX_LENGTH = 200
+_MAX_LIST_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
-_MAX_WINDOW = 2**31
+_MAX_OPTION_POSITION = 2**31
 Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=ONE_LINE)]
 CaseId = Annotated[str, Field(max_length=120, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-Text = Annotated[str, Field(min_length=1, max_length=4000, pattern=LINES)]
+LongText = Annotated[str, Field(min_length=1, max_length=4000, pattern=LINES)]
 WebAddress = Annotated[str, Field(max_length=2000, pattern=WEB_ADDRESS)]
-Bound = Annotated[int, Field(ge=0, le=_MAX_WINDOW)]
+Bound = Annotated[int, Field(ge=0, le=_MAX_OPTION_POSITION)]
 
 
 ForEach = dict[str, Any] | list[Any]
@@ -46,28 +55,28 @@ Design = dict[str, Any]
 """Read there, too."""
 
 
-class Source(Strict):
+class Source(StrictModel):
     """The origin of the cases of a file."""
 
     kind: Literal["document", "paper", "derivation"] = Field(
         description="document: transcribed with its printed numbers; paper: a definition or property stated there; "
         "derivation: worked out by hand, each case says how."
     )
-    title: Text = Field(description="Title of the document or paper, or how the cases were worked out.")
-    author: Text | None = Field(default=None, description="Who wrote it.")
-    section: Text | None = Field(default=None, description="Where in it: a section, page or equation.")
+    title: LongText = Field(description="Title of the document or paper, or how the cases were worked out.")
+    author: LongText | None = Field(default=None, description="Who wrote it.")
+    section: LongText | None = Field(default=None, description="Where in it: a section, page or equation.")
     url: WebAddress | None = Field(default=None, description="Its address, which begins with http:// or https://.")
     computed_in: Dtype | None = Field(
         default=None,
         description="The precision in which the printed numbers were computed. They are then allowed what rounding in "
         "it can move them by; without it they are the exact answer, rounded once when it was printed.",
     )
-    notes: list[Text] = Field(
-        default=[], max_length=_MAX_LENGTH, description="What a reader of the report must know about the source."
+    notes: list[LongText] = Field(
+        default=[], max_length=_MAX_LIST_LENGTH, description="What a reader of the report must know about the source."
     )
 
 
-class Random(Strict):
+class Random(StrictModel):
     """The generator of a case's drawn arrays; all of them are drawn from this one seed, in their order in the file."""
 
     generator: Literal["numpy-legacy", "r", "torch"] = Field(
@@ -88,7 +97,7 @@ def _option_type(spec: OptionSpec) -> Any:
 
 if TYPE_CHECKING:
 
-    class Options(Strict):
+    class Options(StrictModel):
         """The options of the specification, as a file gives them."""
 
         empty_rows: EmptyRows | None = None
@@ -96,7 +105,7 @@ if TYPE_CHECKING:
 else:
     Options = create_model(
         "Options",
-        __base__=Strict,
+        __base__=StrictModel,
         __doc__=(spec.Options.__doc__ or "").partition("\n")[0],
         **{
             name: (_option_type(option) | None, Field(default=None, description=option.description))
@@ -111,21 +120,23 @@ class Expectation(RoundingFields):
     stage: StageName | None = Field(default=None, description="The stage that the numbers are of.")
     quantity: Name | None = Field(default=None, description="A derived quantity, such as row_maxima.")
     of: StageName | None = Field(default=None, description="The stage that the quantity is derived from.")
-    called: Text | None = Field(default=None, description="The source's own name for it.")
+    called: LongText | None = Field(default=None, description="The source's own name for it.")
     printed: PrintedRows | StoredNumbers | None = Field(
         default=None, description="Numbers as the document prints them, or {file, name} of an array that it gives."
     )
     known: PrintedRows | None = Field(default=None, description="Numbers known by derivation; say how in because.")
     unprinted: bool = Field(default=False, description="The document computes this and prints no number.")
-    because: Text | None = Field(default=None, description="Where known numbers come from.")
+    because: LongText | None = Field(default=None, description="Where known numbers come from.")
     transpose: bool = Field(default=False, description="The numbers are laid out with the last two axes swapped.")
-    erratum: Text | None = Field(
+    erratum: LongText | None = Field(
         default=None, description="The printed numbers are wrong here; what they really are. They must then not hold."
     )
-    note: Text | None = Field(default=None, description="What a reader of the report must know about these numbers.")
+    note: LongText | None = Field(
+        default=None, description="What a reader of the report must know about these numbers."
+    )
 
 
-class CaseEntry(Strict):
+class CaseEntry(StrictModel):
     """One case of a file."""
 
     name: Sentence = Field(description="A sentence that says what holds; the case's id is made of it without an `id`.")
@@ -144,7 +155,7 @@ class CaseEntry(Strict):
     operation: OperationName | None = Field(default=None, description="As the file's if absent.")
     random: Random | None = Field(default=None, description="As the file's default if absent.")
     arrays: dict[Name, Array] = Field(
-        default={}, max_length=_MAX_LENGTH, description="Named arrays, for inputs to refer to."
+        default={}, max_length=_MAX_LIST_LENGTH, description="Named arrays, for inputs to refer to."
     )
     inputs: dict[Name, Input] = Field(description="The operation's inputs: an array each, or the name of one.")
     options: Options = Field(default=Options(), description="Options of the operation, over the file's defaults.")
@@ -181,15 +192,15 @@ class CaseEntry(Strict):
     expect: list[Expectation] = Field(default=[], description="What is known of stages or derived quantities.")
     properties: list[PropertyName] = Field(
         default=[],
-        max_length=_MAX_LENGTH,
+        max_length=_MAX_LIST_LENGTH,
         description="What must hold between this call and others that are made of it. A case that has any is judged by "
         "these alone, by `attncheck properties` and `attncheck check --properties`.",
     )
     tags: list[str] = Field(
-        default=[], max_length=_MAX_LENGTH, description="Tags that `tags.yaml` in the same folder defines."
+        default=[], max_length=_MAX_LIST_LENGTH, description="Tags that `tags.yaml` in the same folder defines."
     )
-    notes: list[Text] = Field(
-        default=[], max_length=_MAX_LENGTH, description="What a reader of the report must know about the case."
+    notes: list[LongText] = Field(
+        default=[], max_length=_MAX_LIST_LENGTH, description="What a reader of the report must know about the case."
     )
     allow_nonfinite: bool = Field(default=False, description="NaN and infinity are part of what the case probes.")
     supports_statistics: bool | None = Field(
@@ -202,7 +213,7 @@ class CaseEntry(Strict):
     )
 
 
-class Defaults(Strict):
+class Defaults(StrictModel):
     """The fields that the cases of a file share unless they say otherwise."""
 
     random: Random | None = Field(default=None, description="The generator of cases that give none.")
@@ -210,13 +221,13 @@ class Defaults(Strict):
     dtypes: list[Dtype] = Field(
         default=list(DEFAULT_DTYPES),
         min_length=1,
-        max_length=_MAX_LENGTH,
+        max_length=_MAX_LIST_LENGTH,
         description="The dtypes of cases that give none.",
     )
-    tags: list[str] = Field(default=[], max_length=_MAX_LENGTH, description="Tags of every case.")
+    tags: list[str] = Field(default=[], max_length=_MAX_LIST_LENGTH, description="Tags of every case.")
 
 
-class CaseFile(Strict):
+class CaseFile(StrictModel):
     """A file of attention cases."""
 
     title: Sentence = Field(description="What the cases are about.")
@@ -224,7 +235,7 @@ class CaseFile(Strict):
     operation: OperationName = Field(description="What is computed, unless a case says otherwise.")
     defaults: Defaults = Field(default=Defaults(), description="What the cases share.")
     arrays: dict[Name, Array] = Field(
-        default={}, max_length=_MAX_LENGTH, description="Named arrays that every case of the file may refer to."
+        default={}, max_length=_MAX_LIST_LENGTH, description="Named arrays that every case of the file may refer to."
     )
     for_each: ForEach | None = Field(
         default=None, description="Names and their values; a case that has `{each: name}` is repeated for each of them."
@@ -232,14 +243,14 @@ class CaseFile(Strict):
     cases: Annotated[list[CaseEntry], Field(min_length=1, description="The cases.")]
 
 
-class TagEntry(Strict):
+class TagEntry(StrictModel):
     """One tag: what it probes, and the bug that it is meant to catch."""
 
-    probes: Text = Field(description="What cases with the tag probe.")
-    defect: Text = Field(description="The defect that they answer.")
+    probes: LongText = Field(description="What cases with the tag probe.")
+    defect: LongText = Field(description="The defect that they answer.")
 
 
-class TagFile(Strict):
+class TagFile(StrictModel):
     """``tags.yaml``: every tag of a folder of cases, defined once."""
 
     tags: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], TagEntry] = Field(description="Every tag by name.")

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from attncheck.reading.shapes import show
 
-Cells: TypeAlias = "list[Cells] | str"
+NestedTexts: TypeAlias = "list[NestedTexts] | str"
 """Texts of numbers, nested as the array is."""
 
 MAX_AXES = 5
-_SHOWN = 40
-LEFT_OUT = r"\.\.\.|…"
+_MAX_SHOWN = 40
+ELLIPSIS_PATTERN = r"\.\.\.|…"
 """A library's sign for numbers that it leaves out."""
-_LEFT_OUT = re.compile(LEFT_OUT)
+_ELLIPSIS = re.compile(ELLIPSIS_PATTERN)
 _NUMBER = re.compile(r"([^\s,()\[\]<>=]+)")
 _SPACE = re.compile(r"\s*")
 _SEPARATOR = re.compile(r"\s*(,?)(\s*)")
@@ -40,58 +40,58 @@ _ARRAY = re.compile(
 _SCALAR = re.compile(rf"{_MODULE}(?:b?float|longdouble|int)[0-9]*\(([^()\s,]*)\)")
 _TF_ARRAY = re.compile(r"<tf\.(?:Tensor|Variable)[^<>\[\]]*?\bshape=(\([\d, ]*\))[^<>\[\]]*?\bnumpy=\s*")
 _ATTRIBUTE = re.compile(r"\s*,\s*([a-z_]+)=(<[^<>]*>|'[^']*'|\([\d, ]*\)|[\w.:]+)")
-_CLOSE = re.compile(r"\s*,?\s*\)")
+_CLOSING_PARENTHESIS = re.compile(r"\s*,?\s*\)")
 _R_LINE = re.compile(r"\s*(?:(?:\[,\d+\]\s*)+$|\[(\d+)(,?)\]\s+(?=[^\s,\[\]][^,\[\]]*$))", re.ASCII)
 """What begins every line that R prints: a line of column labels, ``[2,]`` before a row, ``[2]`` in a vector."""
-_IS_MARKED = re.compile(r"[\[\]()<>]")
+_BRACKET = re.compile(r"[\[\]()<>]")
 
 
 class PrintedError(ValueError):
     """A printed array that cannot be read; the message says which row or number."""
 
 
-def split_numbers(text: str) -> Cells:
+def split_numbers(text: str) -> NestedTexts:
     """Split a text into numbers, nested as the array is; one row is a vector, one number a scalar.
 
     Raises ``PrintedError`` if rows are ragged and for what is no array.
     """
-    if _LEFT_OUT.search(text):
+    if _ELLIPSIS.search(text):
         raise PrintedError(
             "'...' leaves numbers out; print the whole array (numpy.set_printoptions(threshold=sys.maxsize), "
             "torch.set_printoptions(profile='full')), or write . for each number that the document does not give"
         )
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and all(map(_R_LINE.match, lines)):
-        return _r_rows(lines)
-    if _IS_MARKED.search(text):
-        return _Brackets(text).read()
-    return _plain_rows(lines)
+        return _split_r_output(lines)
+    if _BRACKET.search(text):
+        return _BracketParser(text).read_arrays()
+    return _split_plain_rows(lines)
 
 
-def count_numbers(text: str) -> int:
+def max_number_count(text: str) -> int:
     """Return about how many numbers a text holds, and never fewer, without reading it."""
     return len(re.findall(r"[^\s,\[\]]+", text))
 
 
-def shape_of(cells: Cells) -> tuple[int, ...]:
+def nested_shape(cells: NestedTexts) -> tuple[int, ...]:
     """Return the shape of nested numbers. Raises ``PrintedError`` if they are ragged."""
     if isinstance(cells, str):
         return ()
-    shapes = [shape_of(cell) for cell in cells]
+    shapes = [nested_shape(cell) for cell in cells]
     for number, shape in enumerate(shapes, start=1):
         if shape != shapes[0]:
             raise PrintedError(f"ragged: entry {number} has shape {show(shape)}, entry 1 has shape {show(shapes[0])}")
     return (len(cells), *shapes[0])
 
 
-def _plain_rows(lines: list[str]) -> Cells:
-    rows = _require_even([_plain_row(line, number) for number, line in enumerate(lines, start=1)])
+def _split_plain_rows(lines: list[str]) -> NestedTexts:
+    rows = _require_equal_lengths([_split_plain_row(line, number) for number, line in enumerate(lines, start=1)])
     if len(rows) > 1:
         return [[*row] for row in rows]
     return [*rows[0]] if len(rows[0]) > 1 else rows[0][0]
 
 
-def _require_even(rows: list[list[str]]) -> list[list[str]]:
+def _require_equal_lengths(rows: list[list[str]]) -> list[list[str]]:
     """Return rows that are all as long as the first."""
     if not rows:
         raise PrintedError("no number is given")
@@ -102,22 +102,22 @@ def _require_even(rows: list[list[str]]) -> list[list[str]]:
     return rows
 
 
-def _plain_row(line: str, number: int) -> list[str]:
+def _split_plain_row(line: str, number: int) -> list[str]:
     cells = re.split(r",\s+", line.strip().removesuffix(","))
     if len(cells) == 1 and "," not in cells[0] and cells[0].strip():
         return cells[0].split()
     for cell in cells:
         if "," in cell:
             raise PrintedError(
-                f"row {number}: {cell[:_SHOWN]!r} may be one number or several; write a decimal point as a point, "
+                f"row {number}: {cell[:_MAX_SHOWN]!r} may be one number or several; write a decimal point as a point, "
                 "leave out what groups digits, and put a space behind a comma that sets numbers apart"
             )
         if len(cell.split()) != 1:
-            raise PrintedError(f"row {number}: expected one number between two commas, got {cell[:_SHOWN]!r}")
+            raise PrintedError(f"row {number}: expected one number between two commas, got {cell[:_MAX_SHOWN]!r}")
     return cells
 
 
-def _r_rows(lines: list[str]) -> Cells:
+def _split_r_output(lines: list[str]) -> NestedTexts:
     """Leave out R's labels, and put together what it prints in several blocks of columns, or lines of a vector."""
     rows: list[list[str]] = []
     row, vector = 0, False
@@ -132,15 +132,15 @@ def _r_rows(lines: list[str]) -> Cells:
             rows.append([])
         wanted = f"[{1 + sum(map(len, rows))}]" if vector else f"[{row},]"
         if label[0].strip() != wanted:
-            got = label[0].strip()[:_SHOWN]
+            got = label[0].strip()[:_MAX_SHOWN]
             raise PrintedError(f"expected R's label {wanted}, got {got}; paste all rows, in their order")
         rows[row - 1] += line[label.end() :].split()
     if vector:
         return [number for numbers in rows for number in numbers]
-    return [[*numbers] for numbers in _require_even(rows)]
+    return [[*numbers] for numbers in _require_equal_lengths(rows)]
 
 
-class _Brackets:
+class _BracketParser:
     """Reads what a library prints: brackets in which numbers are apart by spaces or by commas, with what stands around.
 
     The whole text sets numbers apart in one way, or what groups digits could pass for it.
@@ -148,122 +148,123 @@ class _Brackets:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
-        self._between: str | None = None
+        self._offset = 0
+        self._separator_so_far: str | None = None
 
-    def read(self) -> Cells:
+    def read_arrays(self) -> NestedTexts:
         """Read the whole text; several arrays one after another are the entries of one.
 
         Raises ``PrintedError`` if that is no array.
         """
-        arrays = [self._array()]
-        while self._skip(_SEPARATOR) and self._at < len(self._text):
-            arrays.append(self._array())
+        arrays = [self._read_array()]
+        while self._skip_match(_SEPARATOR) and self._offset < len(self._text):
+            arrays.append(self._read_array())
         if len(arrays) > 1 and any(isinstance(array, str) for array in arrays):
             raise PrintedError("numbers stand outside of the brackets; expected one array, or several of a shape")
         return arrays[0] if len(arrays) == 1 else arrays
 
-    def _array(self) -> Cells:
+    def _read_array(self) -> NestedTexts:
         """Read an array with what its library writes around it."""
-        self._skip(_SPACE)
-        opened = _TF_ARRAY.match(self._text, self._at)
-        self._at = opened.end() if opened else self._at
-        called = self._skip(_ARRAY)
-        array = self._value(0)
+        self._skip_match(_SPACE)
+        opened = _TF_ARRAY.match(self._text, self._offset)
+        self._offset = opened.end() if opened else self._offset
+        called = self._skip_match(_ARRAY)
+        array = self._read_value(0)
         if called:
-            self._attributes(array)
+            self._skip_attributes(array)
         if opened:
             _check_shape(opened[1], array)
-            if not self._take(">"):
-                raise self._unexpected("'>' behind the array")
+            if not self._skip_character(">"):
+                raise self._unexpected_text_error("'>' behind the array")
         return array
 
-    def _value(self, depth: int) -> Cells:
-        self._skip(_SPACE)
-        if not self._take("["):
-            return self._number()
+    def _read_value(self, depth: int) -> NestedTexts:
+        self._skip_match(_SPACE)
+        if not self._skip_character("["):
+            return self._read_number()
         if depth == MAX_AXES:
-            raise PrintedError(f"{self._where()}: expected at most {MAX_AXES} axes, got brackets that are deeper")
-        if self._take("]"):
-            raise PrintedError(f"{self._where()}: [] holds no number")
-        values = [self._value(depth + 1)]
-        while not self._take("]"):
-            between = self._separator()
-            if self._take("]"):  # behind a last comma
+            raise PrintedError(f"{self._line_text()}: expected at most {MAX_AXES} axes, got brackets that are deeper")
+        if self._skip_character("]"):
+            raise PrintedError(f"{self._line_text()}: [] holds no number")
+        values = [self._read_value(depth + 1)]
+        while not self._skip_character("]"):
+            between = self._skip_separator()
+            if self._skip_character("]"):  # behind a last comma
                 break
-            values.append(self._value(depth + 1))
+            values.append(self._read_value(depth + 1))
             if isinstance(values[-1], str):
                 self._check_separator(between, values[-1])
         return values
 
-    def _number(self) -> str:
-        match = _SCALAR.match(self._text, self._at) or _NUMBER.match(self._text, self._at)
+    def _read_number(self) -> str:
+        match = _SCALAR.match(self._text, self._offset) or _NUMBER.match(self._text, self._offset)
         if not match:
-            raise self._unexpected("a number or '['")
-        self._at = match.end()
+            raise self._unexpected_text_error("a number or '['")
+        self._offset = match.end()
         return match[1]
 
-    def _separator(self) -> str:
+    def _skip_separator(self) -> str:
         """Pass over what stands between two entries, and return it: a blank, a comma, or both."""
-        match = _SEPARATOR.match(self._text, self._at)
+        match = _SEPARATOR.match(self._text, self._offset)
         assert match is not None, "it may be empty"
-        if not match[0] and not self._text.startswith("[", self._at):
-            raise self._unexpected("']'")
-        self._at = match.end()
-        wrapped = "\n" in match[2] and self._between == ","
+        if not match[0] and not self._text.startswith("[", self._offset):
+            raise self._unexpected_text_error("']'")
+        self._offset = match.end()
+        wrapped = "\n" in match[2] and self._separator_so_far == ","
         return " " if not match[1] else ", " if match[2] and not wrapped else ","
 
     def _check_separator(self, between: str, number: str) -> None:
-        if self._between not in (None, between):
+        if self._separator_so_far not in (None, between):
+            here, before = _SEPARATOR_WORDS[between], _SEPARATOR_WORDS[str(self._separator_so_far)]
             raise PrintedError(
-                f"{self._where()}: {number[:_SHOWN]!r} and the number before it are set apart by {_NAMED[between]}, "
-                f"others by {_NAMED[str(self._between)]}; leave out what groups digits, and separate all in one way"
+                f"{self._line_text()}: {number[:_MAX_SHOWN]!r} and the number before it are set apart by {here}, "
+                f"others by {before}; leave out what groups digits, and separate all in one way"
             )
-        self._between = between
+        self._separator_so_far = between
 
-    def _attributes(self, array: Cells) -> None:
+    def _skip_attributes(self, array: NestedTexts) -> None:
         """Pass over dtype=..., grad_fn=<...> and the like up to the closing parenthesis; a shape has to be right."""
-        while match := _ATTRIBUTE.match(self._text, self._at):
-            self._at = match.end()
+        while match := _ATTRIBUTE.match(self._text, self._offset):
+            self._offset = match.end()
             if match[1] == "shape":
                 _check_shape(match[2], array)
-        if not self._skip(_CLOSE):
-            raise self._unexpected("')' behind the array")
+        if not self._skip_match(_CLOSING_PARENTHESIS):
+            raise self._unexpected_text_error("')' behind the array")
 
-    def _take(self, character: str) -> bool:
+    def _skip_character(self, character: str) -> bool:
         """Pass over one character, and the space before it, if it comes next."""
-        match = _SPACE.match(self._text, self._at)
+        match = _SPACE.match(self._text, self._offset)
         if match is None or not self._text.startswith(character, match.end()):
             return False
-        self._at = match.end() + 1
+        self._offset = match.end() + 1
         return True
 
-    def _skip(self, pattern: re.Pattern[str]) -> bool:
-        match = pattern.match(self._text, self._at)
-        self._at = match.end() if match else self._at
+    def _skip_match(self, pattern: re.Pattern[str]) -> bool:
+        match = pattern.match(self._text, self._offset)
+        self._offset = match.end() if match else self._offset
         return match is not None
 
-    def _where(self) -> str:
-        return f"line {self._text.count(chr(10), 0, self._at) + 1}"
+    def _line_text(self) -> str:
+        return f"line {self._text.count(chr(10), 0, self._offset) + 1}"
 
-    def _unexpected(self, wanted: str) -> PrintedError:
-        rest = self._text[self._at : self._at + _SHOWN].split(maxsplit=1)
+    def _unexpected_text_error(self, wanted: str) -> PrintedError:
+        rest = self._text[self._offset : self._offset + _MAX_SHOWN].split(maxsplit=1)
         return PrintedError(
-            f"{self._where()}: expected {wanted}, got {repr(rest[0]) if rest else 'the end of the text'}"
+            f"{self._line_text()}: expected {wanted}, got {repr(rest[0]) if rest else 'the end of the text'}"
         )
 
 
-def _check_shape(shape: str | None, array: Cells) -> None:
+def _check_shape(shape: str | None, array: NestedTexts) -> None:
     """Refuse an array whose library says another shape than what was read: a part of it was not pasted."""
-    read_shape = shape_of(array)
+    read_shape = nested_shape(array)
     if shape is not None and re.findall(r"\d+", shape) != [str(length) for length in read_shape]:
-        raise PrintedError(f"the text says shape={shape[:_SHOWN]} and holds {show(read_shape)}")
+        raise PrintedError(f"the text says shape={shape[:_MAX_SHOWN]} and holds {show(read_shape)}")
 
 
-_NAMED = {" ": "spaces alone", ", ": "a comma and a space", ",": "a comma alone"}
+_SEPARATOR_WORDS = {" ": "spaces alone", ", ": "a comma and a space", ",": "a comma alone"}
 
 
-NOT_GIVEN = "."
+OMITTED_NUMBER = "."
 _NON_FINITE = {"inf", "+inf", "-inf", "nan"}
 # No digit can be matched in two ways: a long row of them that is no number after all would be tried in all of them.
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -271,13 +272,13 @@ _LARGEST_EXPONENT = 308
 """The decimal exponent of the largest float64, 1.8e308."""
 _SMALLEST_EXPONENT = -400
 """Below float64's range, because documents print such numbers: 5.77e-340."""
-_AXES = ("number", "row", "matrix", "block")
+_INDEX_WORDS = ("number", "row", "matrix", "block")
 MAX_NUMBERS = 30_000
 """The most numbers of one printed array: as many as a file may spell out one by one."""
 
 
 @dataclass(frozen=True)
-class Rounding:
+class PrintedRounding:
     """The rounding of numbers that are printed; by default each has as many decimals as it shows."""
 
     exact: bool = False
@@ -329,13 +330,13 @@ class PrintedArray:
         return PrintedArray(text, value, half_unit, is_given, self.truncated)
 
 
-def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
+def parse_printed(source: object, rounding: PrintedRounding) -> PrintedArray:
     """Read a printed array from text, or from nested lists of texts for ranks above two.
 
     Raises ``PrintedError`` for ragged rows and for what is no number.
     """
-    cells = _cells(source)
-    shape = shape_of(cells)
+    cells = _split_nested(source)
+    shape = nested_shape(cells)
     if len(shape) > MAX_AXES:
         raise PrintedError(f"expected at most {MAX_AXES} axes, got {len(shape)}")
     if math.prod(shape) > MAX_NUMBERS:
@@ -346,11 +347,11 @@ def parse_printed(source: object, rounding: Rounding) -> PrintedArray:
         try:
             value[index], half_unit[index] = _parse_number(number, rounding)
         except PrintedError as error:
-            raise PrintedError(f"{_position(index)}{error}") from None
-    return PrintedArray(text, value, half_unit, text != np.array(NOT_GIVEN, dtype=object), rounding.truncated)
+            raise PrintedError(f"{_index_prefix(index)}{error}") from None
+    return PrintedArray(text, value, half_unit, text != np.array(OMITTED_NUMBER, dtype=object), rounding.truncated)
 
 
-def as_printed(array: NDArray[np.float64]) -> PrintedArray:
+def print_exactly(array: NDArray[np.float64]) -> PrintedArray:
     """Return numbers that are known to the last bit. Raises ``PrintedError`` for too many."""
     if array.size > MAX_NUMBERS:
         raise PrintedError(f"{array.size} numbers; expected at most {MAX_NUMBERS}")
@@ -358,27 +359,27 @@ def as_printed(array: NDArray[np.float64]) -> PrintedArray:
     return PrintedArray(text, array, np.zeros(array.shape), np.ones(array.shape, dtype=np.bool_))
 
 
-def _cells(source: object) -> Cells:
+def _split_nested(source: object) -> NestedTexts:
     """Split texts into numbers; a list of texts has one axis more."""
     if isinstance(source, list):
         if not source:
             raise PrintedError("no number is given")
-        return [_cells(item) for item in source]
+        return [_split_nested(item) for item in source]
     if not isinstance(source, str):
         lost = ": a bare number would lose its last digits" if isinstance(source, int | float) else ""
         raise PrintedError(f"expected text in quotes, got {source!r:.40}{lost}")
     return split_numbers(source)
 
 
-def _position(index: tuple[int, ...]) -> str:
+def _index_prefix(index: tuple[int, ...]) -> str:
     """Return the place of a number in words: "row 2, number 1: "."""
-    words = [f"{word} {number + 1}" for word, number in zip(_AXES, reversed(index), strict=False)]
+    words = [f"{word} {number + 1}" for word, number in zip(_INDEX_WORDS, reversed(index), strict=False)]
     return f"{', '.join(reversed(words))}: " if words else ""
 
 
-def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
+def _parse_number(text: str, rounding: PrintedRounding) -> tuple[float, float]:
     """Return the nearest float64 and half a unit of the last printed digit."""
-    if text == NOT_GIVEN:
+    if text == OMITTED_NUMBER:
         return np.nan, 0.0
     if text.lower() in _NON_FINITE:
         return float(text), 0.0
@@ -392,10 +393,10 @@ def _parse_number(text: str, rounding: Rounding) -> tuple[float, float]:
         raise PrintedError(f"{text[:40]!r} is beyond the range of float64")
     if number and number.adjusted() < _SMALLEST_EXPONENT:
         raise PrintedError(f"{text[:40]!r} is closer to zero than 1e{_SMALLEST_EXPONENT}")
-    return float(number), 0.0 if rounding.exact else _half_unit(number, rounding)
+    return float(number), 0.0 if rounding.exact else _half_unit_of_last_digit(number, rounding)
 
 
-def _half_unit(number: Decimal, rounding: Rounding) -> float:
+def _half_unit_of_last_digit(number: Decimal, rounding: PrintedRounding) -> float:
     if rounding.decimals is not None:
         exponent = -rounding.decimals
     elif rounding.significant_digits is not None:

@@ -33,17 +33,17 @@ from typing import Any
 from attncheck.common.errors import CaseError, Diagnostic, UsageError
 from attncheck.common.store import Store, user_store
 from attncheck.common.wording import NEAR, join_words_or, slug, suggest_names
-from attncheck.reading.case import Case, PackedCases, load_kept_case_file, load_kept_tags
+from attncheck.reading.case import Case, PackedCases, load_cached_case_file, load_cached_tags
 from attncheck.reading.expressions import Expression
 from attncheck.reading.model import TAG_FILE, TagEntry
 from attncheck.spec import OPERATIONS
 
-_WILD = re.compile(r"[*?[]")
-_MOST_MEANT = 3
+_WILDCARD = re.compile(r"[*?[]")
+_MAX_SUGGESTIONS = 3
 _SUFFIXES = (".yaml", ".yml")
-_MAX_SEEN = 100_000
+_MAX_FILES_BELOW = 100_000
 """Files and folders below a folder of cases, whatever they hold: a folder with more is a disk."""
-BUNDLED = "cases"
+BUNDLED_PREFIX = "cases"
 """The bundled corpus is called cases/..., as in the repository; the name in front is not part of a case's id."""
 PROPERTIES_FILE = "properties"
 """The bundled file of which every case has properties."""
@@ -59,7 +59,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class _File:
+class _CaseFile:
     path: Path
     name: str
     """As it is shown: the path that the user gave, or cases/... for the bundled corpus."""
@@ -68,7 +68,7 @@ class _File:
 
     @property
     def id_prefix(self) -> str:
-        return self.name.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{BUNDLED}/")
+        return self.name.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{BUNDLED_PREFIX}/")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _ReadingState:
     faults: list[Diagnostic] = field(default_factory=list)
 
 
-_Found = tuple[Path, Case]
+_FileAndCase = tuple[Path, Case]
 """A case and the file that it is really in."""
 
 
@@ -125,11 +125,11 @@ def select_cases(
     base = base or Path.cwd()
     lists = frozenset(path.resolve() for path in expected_failures)
     reading = _ReadingState(user_store() if store is None else store, properties, lists)
-    _add_tags(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
+    _add_tags(bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
     origins: dict[str, tuple[Path, int]] = {}
     chosen, ids = PackedCases(), []
     others = 0
-    named = [_cases_matching(pattern, base, reading, several=len(patterns) > 1) for pattern in patterns or ("*",)]
+    named = [_read_matching_cases(pattern, base, reading, several=len(patterns) > 1) for pattern in patterns or ("*",)]
     for path, case in chain(*named, *(_read_tile(tile, reading.tags) for tile in tiles)):
         first = origins.get(case.id)
         if first is None:
@@ -150,8 +150,9 @@ def select_cases(
             )
     if not chosen and not reading.faults:
         also = _expression_hint(expression, origins, reading.tags) if expression else ""
-        raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}{_HINT[others > 0]}")
-    chosen.arrange(sorted(range(len(ids)), key=ids.__getitem__))
+        also += _PROPERTIES_HINT if others else ""
+        raise UsageError(f"no case matches the paths, globs, tags and dtypes that were given{also}")
+    chosen.reorder(sorted(range(len(ids)), key=ids.__getitem__))
     return Selection(chosen, tuple(dict.fromkeys(reading.faults)), reading.tags)
 
 
@@ -165,15 +166,15 @@ def _expression_hint(expression: Expression, ids: Iterable[str], tags: Iterable[
     return f", and the expression {expression.text!r}" + (f"; did you mean {join_words_or(meant)}?" if meant else "")
 
 
-_HINT = {False: "", True: "; cases with properties are run by `attncheck properties` and `check --properties`"}
+_PROPERTIES_HINT = "; cases with properties are run by `attncheck properties` and `check --properties`"
 
 
-def bundled_root() -> Path:
+def bundled_cases_folder() -> Path:
     """Return the folder of the bundled corpus."""
     return Path(str(files("attncheck.cases")))
 
 
-def check_own_files(
+def check_user_files(
     patterns: Sequence[str], expected_failures: Sequence[Path] = (), *, store: Store | None = None
 ) -> None:
     """Read only the user's files among the patterns, no bundled ones, so that their faults are known at once.
@@ -182,27 +183,27 @@ def check_own_files(
     """
     lists = frozenset(path.resolve() for path in expected_failures)
     reading, base = _ReadingState(user_store() if store is None else store, False, lists), Path.cwd()
-    bundled: list[_File] | None = None
+    bundled: list[_CaseFile] | None = None
     for pattern in patterns:
         if not exists(base / pattern):
             continue
         if bundled is None:
-            bundled = _bundled()
-            _add_tags(bundled_root(), f"{BUNDLED}/{TAG_FILE}", reading)
+            bundled = _bundled_case_files()
+            _add_tags(bundled_cases_folder(), f"{BUNDLED_PREFIX}/{TAG_FILE}", reading)
         for _ in _read_user_files(pattern, base, reading, bundled, several=len(patterns) > 1) or ():
             pass
     if reading.faults:
         raise CaseError(list(dict.fromkeys(reading.faults)))
 
 
-def _bundled() -> list[_File]:
-    root = bundled_root()
-    return [_File(path, f"{BUNDLED}/{path.relative_to(root).as_posix()}") for path in _case_files(root)]
+def _bundled_case_files() -> list[_CaseFile]:
+    root = bundled_cases_folder()
+    return [_CaseFile(path, f"{BUNDLED_PREFIX}/{path.relative_to(root).as_posix()}") for path in _find_case_files(root)]
 
 
 def _read_user_files(
-    pattern: str, base: Path, reading: _ReadingState, bundled: Sequence[_File], *, several: bool
-) -> Iterator[_Found] | None:
+    pattern: str, base: Path, reading: _ReadingState, bundled: Sequence[_CaseFile], *, several: bool
+) -> Iterator[_FileAndCase] | None:
     """Return the cases of a user's file or folder; None if the pattern is neither."""
     path = base / pattern
     file, _, function = pattern.partition(".py:")
@@ -211,41 +212,41 @@ def _read_user_files(
     if names_function or (path.suffix == ".py" and path.name != "__init__.py" and exists(path)):
         raise UsageError(f"{pattern!r} is no case file; name a kernel of your own with --implementation {pattern}")
     # A program may be called as bundled cases are, which are meant: check attention -i ./attention.
-    glob = _glob_of(pattern)
-    is_program = path.suffix not in _SUFFIXES and any(_matches(file.id_prefix, glob) for file in bundled)
+    glob = _case_glob(pattern)
+    is_program = path.suffix not in _SUFFIXES and any(_matches_glob(file.id_prefix, glob) for file in bundled)
     if not exists(path) or (is_program and path.is_file()):
         return None
     if several and (path.name == "__pycache__" or (path.is_file() and not _is_case_file(path, reading.lists))):
         # The shell spreads cases/* over everything that is there.
         return iter(())
-    case_files = _own_files(path, base, reading.lists)
+    case_files = _user_case_files(path, base, reading.lists)
     for folder in sorted({file.path.parent for file in case_files} | {path if path.is_dir() else path.parent}):
         _add_tags(folder, _display_name(folder / TAG_FILE, base), reading)
-    return _read(case_files, reading)
+    return _read_cases(case_files, reading)
 
 
-def _glob_of(pattern: str) -> str:
-    return pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")
+def _case_glob(pattern: str) -> str:
+    return pattern.removeprefix(f"{BUNDLED_PREFIX}/").removesuffix(".yaml")
 
 
-def _cases_matching(pattern: str, base: Path, reading: _ReadingState, *, several: bool) -> Iterator[_Found]:
-    bundled, glob = _bundled(), _glob_of(pattern)
+def _read_matching_cases(pattern: str, base: Path, reading: _ReadingState, *, several: bool) -> Iterator[_FileAndCase]:
+    bundled, glob = _bundled_case_files(), _case_glob(pattern)
     if (user_cases := _read_user_files(pattern, base, reading, bundled, several=several)) is not None:
         yield from user_cases
         return
     if glob == "*" and not reading.properties:
         bundled = [file for file in bundled if file.id_prefix != PROPERTIES_FILE]  # which holds no other cases
     # A whole file, a folder or single cases can be meant; only files that may match are read.
-    whole = [file for file in bundled if _matches(file.id_prefix, glob)]
-    literal = _WILD.split(glob, maxsplit=1)[0]
+    whole = [file for file in bundled if _matches_glob(file.id_prefix, glob)]
+    literal = _WILDCARD.split(glob, maxsplit=1)[0]
     rest = [file for file in bundled if file not in whole]
     rest = [
         file for file in rest if f"{file.id_prefix}/".startswith(literal) or literal.startswith(f"{file.id_prefix}/")
     ]
-    single = (item for item in _read(rest, reading) if _matches(item[1].id, glob)) if not whole else ()
+    single = (item for item in _read_cases(rest, reading) if _matches_glob(item[1].id, glob)) if not whole else ()
     of_tiles = chain.from_iterable(_read_tile(tile, reading.tags) for tile in tiles_in_names([glob]))
-    made = (item for item in of_tiles if _matches(item[1].id, glob))
-    matching = chain(_read(whole, reading), single, made)
+    made = (item for item in of_tiles if _matches_glob(item[1].id, glob))
+    matching = chain(_read_cases(whole, reading), single, made)
     if (first := next(matching, None)) is not None:
         yield from chain([first], matching)
     elif not reading.faults:
@@ -257,7 +258,7 @@ def similar_names_hint(pattern: str, store: Store | None = None) -> str:
     """Return a "did you mean" hint with bundled cases of similar names; empty if there are none."""
     import difflib
 
-    text = _WILD.sub("", pattern.removeprefix(f"{BUNDLED}/").removesuffix(".yaml")).strip("]/")
+    text = _WILDCARD.sub("", pattern.removeprefix(f"{BUNDLED_PREFIX}/").removesuffix(".yaml")).strip("]/")
     ids = [case.id for case in select_cases([], store=store).cases]
     close = [identity for identity in ids if text and text in identity]
     if not close:
@@ -265,7 +266,7 @@ def similar_names_hint(pattern: str, store: Store | None = None) -> str:
         shortened = re.compile(".*".join(map(re.escape, text[:20])))
         close = [glob for glob in globs if text and shortened.match(glob)]
         close = close or difflib.get_close_matches(f"{text}/*", globs) or difflib.get_close_matches(text[:200], ids)
-    return f"; did you mean {join_words_or(close[:_MOST_MEANT])}?" if close else ""
+    return f"; did you mean {join_words_or(close[:_MAX_SUGGESTIONS])}?" if close else ""
 
 
 def exists(path: Path) -> bool:
@@ -276,30 +277,30 @@ def exists(path: Path) -> bool:
         return False
 
 
-def _matches(name: str, glob: str) -> bool:
+def _matches_glob(name: str, glob: str) -> bool:
     return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob.rstrip('/')}/*")
 
 
-def _own_files(path: Path, base: Path, lists: frozenset[Path]) -> list[_File]:
+def _user_case_files(path: Path, base: Path, lists: frozenset[Path]) -> list[_CaseFile]:
     if path.is_file() and path.resolve() in lists:
         raise UsageError(f"{path} is a list of expected failures; expected a case file")
     if path.is_file() and not _is_case_file(path):
         raise UsageError(f"{path} is no case file; expected a *.yaml that is not {TAG_FILE}")
-    paths = [path] if path.is_file() else _case_files(path, lists)
+    paths = [path] if path.is_file() else _find_case_files(path, lists)
     if not paths:
         raise UsageError(f"{path} holds no case files (*.yaml)")
-    return [_File(file, _display_name(file, base), _path_unless_in_id(file, base)) for file in paths]
+    return [_CaseFile(file, _display_name(file, base), _path_unless_in_id(file, base)) for file in paths]
 
 
-def _case_files(folder: Path, lists: frozenset[Path] = frozenset()) -> list[Path]:
+def _find_case_files(folder: Path, lists: frozenset[Path] = frozenset()) -> list[Path]:
     """Return the case files below a folder, in a fixed order; hidden folders, tags.yaml and the lists are none."""
     paths, seen = [], 0
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         seen += len(folders) + len(names)
-        if seen > _MAX_SEEN:
+        if seen > _MAX_FILES_BELOW:
             raise UsageError(
-                f"{folder} is no folder of cases: there are more than {_MAX_SEEN:,} files and folders below it; "
+                f"{folder} is no folder of cases: there are more than {_MAX_FILES_BELOW:,} files and folders below it; "
                 "expected case files (*.yaml), or a folder that holds them"
             )
         paths += [Path(above, name) for name in names if not name.startswith(".")]
@@ -316,10 +317,10 @@ def _display_name(path: Path, base: Path) -> str:
     name = (
         place.relative_to(folder) if place.is_relative_to(folder) else Path(place.parent.name) / place.name
     ).as_posix()
-    return shown_text(name)
+    return as_valid_text(name)
 
 
-def shown_text(name: str) -> str:
+def as_valid_text(name: str) -> str:
     """Return a file's name as valid text; a byte that is no text becomes a ?."""
     return name.encode("utf-8", "replace").decode("utf-8")
 
@@ -330,9 +331,9 @@ def _path_unless_in_id(path: Path, base: Path) -> str:
     They have it for the bundled corpus and for files below the base.
     """
     if not path.resolve().is_relative_to(base.resolve()):
-        return shown_text(str(path.resolve()))
+        return as_valid_text(str(path.resolve()))
     name = _display_name(path, base)
-    return name if name.startswith(f"{BUNDLED}/") else ""
+    return name if name.startswith(f"{BUNDLED_PREFIX}/") else ""
 
 
 def _add_tags(folder: Path, name: str, reading: _ReadingState) -> None:
@@ -342,33 +343,34 @@ def _add_tags(folder: Path, name: str, reading: _ReadingState) -> None:
         return load_tags(folder, name)
 
     try:
-        reading.tags.update(load_kept_tags(folder, reading.store, load))
+        reading.tags.update(load_cached_tags(folder, reading.store, load))
     except CaseError as error:
         reading.faults.extend(error.faults)
 
 
-def _read(case_files: Iterable[_File], reading: _ReadingState) -> Iterator[_Found]:
+def _read_cases(case_files: Iterable[_CaseFile], reading: _ReadingState) -> Iterator[_FileAndCase]:
     """Read one file after the other, so that only one is in memory unpacked."""
     for file in case_files:
         path, named = file.path.resolve(), (file.name, file.id_prefix, sorted(reading.tags))
         try:
-            cases = load_kept_case_file(file.path, named, reading.store, partial(_load, file.path, *named))
+            cases = load_cached_case_file(file.path, named, reading.store, partial(_load_case_file, file.path, *named))
         except CaseError as error:
             reading.faults.extend(error.faults)
         else:
             yield from ((path, replace(case, path=file.beside_id) if file.beside_id else case) for case in cases)
 
 
-def _load(path: Path, name: str, id_prefix: str, tags: Sequence[str]) -> list[Case]:
+def _load_case_file(path: Path, name: str, id_prefix: str, tags: Sequence[str]) -> list[Case]:
     from attncheck.reading.loader import load_case_file
 
     return load_case_file(path, name, id_prefix, tags)
 
 
-def _read_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_Found]:
+def _read_tile(tile: int, tags: dict[str, TagEntry]) -> Iterator[_FileAndCase]:
     """Read the cases of one tile, of which the bundled corpus has some already."""
-    path = bundled_root() / f"{TEMPLATE}.yaml"
-    yield from ((path.resolve(), case) for case in load_tile(path, f"{BUNDLED}/{TEMPLATE}.yaml", tags, tile))
+    path = bundled_cases_folder() / f"{TILE_TEMPLATE}.yaml"
+    cases = load_tile_cases(path, f"{BUNDLED_PREFIX}/{TILE_TEMPLATE}.yaml", tags, tile)
+    yield from ((path.resolve(), case) for case in cases)
 
 
 def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expression: Expression | None) -> bool:
@@ -379,9 +381,9 @@ def _is_wanted(case: Case, tags: Sequence[str], dtypes: Sequence[str], expressio
     )
 
 
-BEHIND_FILE = "::"
+CASE_SEPARATOR = "::"
 """The separator between a file and a part of a name."""
-_SPLIT = re.compile(r"::|/")
+_SEPARATORS = re.compile(r"::|/")
 _MAX_LISTED = 20
 
 
@@ -391,7 +393,7 @@ class NoSuchCase(UsageError):
 
 def address(identity: str, path: str) -> str:
     """Return the address of a case: its id, or with a ``path`` the path and the last part of the id."""
-    return f"{path}{BEHIND_FILE}{identity.rpartition('/')[2]}" if path else identity
+    return f"{path}{CASE_SEPARATOR}{identity.rpartition('/')[2]}" if path else identity
 
 
 def select_one(
@@ -402,13 +404,13 @@ def select_one(
     ``configured`` are the project's files and folders, ``lists`` the lists of expected failures among them. Raises
     ``NoSuchCase`` or ``UsageError`` for none or several, ``CaseError`` if its file cannot be read.
     """
-    selection = _candidates(wanted, configured, base or Path.cwd(), lists)
+    selection = _select_candidates(wanted, configured, base or Path.cwd(), lists)
     if selection.faults:
         raise CaseError(list(selection.faults))
-    return find_case(selection.cases, wanted), selection
+    return require_single_case(selection.cases, wanted), selection
 
 
-def find_case(cases: Sequence[Case], wanted: str) -> Case:
+def require_single_case(cases: Sequence[Case], wanted: str) -> Case:
     """Return the one case that is meant. Raises ``UsageError`` for none or several."""
     exact = [case for case in cases if case.id == wanted]
     if len(exact or cases) == 1:
@@ -437,25 +439,25 @@ def _list_ids(cases: Sequence[Case]) -> str:
     return "\n".join([*lines, *[f"  and {len(cases) - len(lines)} more"] * (len(cases) > len(lines))])
 
 
-def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
-    for separator in _SPLIT.finditer(wanted):  # a file of the user or a bundled one, and a part of a name after it
+def _select_candidates(wanted: str, configured: Sequence[str], base: Path, lists: Sequence[Path]) -> Selection:
+    for separator in _SEPARATORS.finditer(wanted):  # a file of the user or a bundled one, and a part of a name after it
         file, part = wanted[: separator.start()], wanted[separator.end() :]
         if not file.endswith(_SUFFIXES) or not part:
             continue
-        if path := _file_at(base / file):
+        if path := _find_file(base / file):
             file = str(path)
-        elif not _bundled_files(file.rpartition(".")[0].removeprefix(f"{BUNDLED}/")):
+        elif not _bundled_files_named(file.rpartition(".")[0].removeprefix(f"{BUNDLED_PREFIX}/")):
             continue
-        is_template = file.removeprefix(f"{BUNDLED}/").rpartition(".")[0] == TEMPLATE
+        is_template = file.removeprefix(f"{BUNDLED_PREFIX}/").rpartition(".")[0] == TILE_TEMPLATE
         tiles = tiles_in_names([slug(part)]) if is_template else ()
-        return _with_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
+        return _filter_by_name_part(select_cases([file], base=base, expected_failures=lists, tiles=tiles), part, file)
     prefix, _, name = wanted.rpartition("/")
-    tiles = tiles_in_names([name]) if prefix == TEMPLATE else ()
-    for called in (_files_called(base, prefix), _bundled_files(prefix)):
+    tiles = tiles_in_names([name]) if prefix == TILE_TEMPLATE else ()
+    for called in (_user_files_named(base, prefix), _bundled_files_named(prefix)):
         if not called:
             continue
         selection = select_cases(called, base=base, tiles=tiles)
-        cases = [case for case in selection.cases if _name(case) == name]
+        cases = [case for case in selection.cases if _last_part_of_id(case) == name]
         if cases or selection.faults:
             return replace(selection, cases=cases)
     try:
@@ -470,38 +472,38 @@ def _candidates(wanted: str, configured: Sequence[str], base: Path, lists: Seque
             return replace(selection, cases=matching, faults=() if matching else selection.faults)
     raise NoSuchCase(
         f"there is no case {wanted!r}: expected its id, a glob over the bundled cases, a file with one case, or "
-        f"FILE.yaml{BEHIND_FILE}PART of a name; `attncheck list cases` and `attncheck list cases FILE.yaml` list ids"
+        f"FILE.yaml{CASE_SEPARATOR}PART of a name; `attncheck list cases` and `attncheck list cases FILE.yaml` list ids"
         f"{similar_names_hint(wanted)}"
     )
 
 
-def _with_part(selection: Selection, part: str, file: str) -> Selection:
+def _filter_by_name_part(selection: Selection, part: str, file: str) -> Selection:
     """Keep the case whose name is the part, or else those whose names have it in them."""
     if selection.faults:
         return selection
     wanted = slug(part)
-    names = [(case, (_name(case), slug(case.name))) for case in selection.cases]
+    names = [(case, (_last_part_of_id(case), slug(case.name))) for case in selection.cases]
     exact = [case for case, called in names if wanted in called]
     if matching := exact or [case for case, called in names if wanted and any(wanted in name for name in called)]:
         return replace(selection, cases=matching)
     raise UsageError(f"no case of {file} has {part!r} in its name; its cases are\n{_list_ids(selection.cases)}")
 
 
-def _name(case: Case) -> str:
+def _last_part_of_id(case: Case) -> str:
     return case.id.rpartition("/")[2]
 
 
-def _files_called(base: Path, prefix: str) -> list[str]:
-    paths = [_file_at(base / f"{prefix}{suffix}") for suffix in _SUFFIXES] if prefix else []
+def _user_files_named(base: Path, prefix: str) -> list[str]:
+    paths = [_find_file(base / f"{prefix}{suffix}") for suffix in _SUFFIXES] if prefix else []
     return [str(file) for file in paths if file]
 
 
-def _bundled_files(prefix: str) -> list[str]:
+def _bundled_files_named(prefix: str) -> list[str]:
     names = [f"{prefix}{suffix}" for suffix in _SUFFIXES]
-    return [f"{BUNDLED}/{name}" for name in names if prefix and _is_file(bundled_root() / name)]
+    return [f"{BUNDLED_PREFIX}/{name}" for name in names if prefix and _is_file(bundled_cases_folder() / name)]
 
 
-def _file_at(path: Path) -> Path | None:
+def _find_file(path: Path) -> Path | None:
     """Return a file, or None; a ? matches a byte that is no text, as in ids and reports."""
     if _is_file(path):
         return path
@@ -509,7 +511,7 @@ def _file_at(path: Path) -> Path | None:
         return None
     pattern = "?".join(map(escape, str(path.relative_to(path.anchor)).split("?")))
     alike = sorted(Path(path.anchor).glob(pattern))
-    return next((candidate for candidate in alike if shown_text(str(candidate)) == str(path)), None)
+    return next((candidate for candidate in alike if as_valid_text(str(candidate)) == str(path)), None)
 
 
 def _is_file(path: Path) -> bool:
@@ -519,34 +521,34 @@ def _is_file(path: Path) -> bool:
 def read_by_address(addresses: Mapping[str, str], base: Path | None = None) -> dict[str, Case]:
     """Read cases by their ids, each of which has an ``address``; cases that no longer exist are left out."""
     base = base or Path.cwd()
-    called = dict.fromkeys(file for location in addresses.values() for file in _files_of(location, base))
+    called = dict.fromkeys(file for location in addresses.values() for file in _files_at_address(location, base))
     if not called:
         return {}
-    tiles = tiles_in_names(identity for identity in addresses if identity.startswith(f"{TEMPLATE}/"))
+    tiles = tiles_in_names(identity for identity in addresses if identity.startswith(f"{TILE_TEMPLATE}/"))
     selection = select_cases(list(called), base=base, tiles=tiles)
     return {case.id: case for case in selection.cases if case.id in addresses}
 
 
-def _files_of(called: str, base: Path) -> list[str]:
-    file, separator, _ = called.rpartition(BEHIND_FILE)
-    if separator and (path := _file_at(base / file)):
+def _files_at_address(called: str, base: Path) -> list[str]:
+    file, separator, _ = called.rpartition(CASE_SEPARATOR)
+    if separator and (path := _find_file(base / file)):
         return [str(path)]
     prefix = called.rpartition("/")[0]
-    return _files_called(base, prefix) or _bundled_files(prefix)
+    return _user_files_named(base, prefix) or _bundled_files_named(prefix)
 
 
-TEMPLATE = "kernel_shapes/tiles"
+TILE_TEMPLATE = "kernel_shapes/tiles"
 """The file below the bundled corpus, and what its cases' ids begin with."""
 MIN_TILE, MAX_TILE = 2, 4096
-MAX_SCORES = 1 << 18
+MAX_JUDGED_SCORES = 1 << 18
 """Scores of which every row is judged. Gradients have no rows that stand for all, and are left out beyond this."""
 
-_MAX_SHOWN_WHOLE = 32
+_MAX_TILE_OF_ALL_STAGES = 32
 """Tiles up to this size are judged at every stage, larger ones at the output: scores and weights cost more than it."""
-_IN_AN_ID = re.compile(r"(?<![0-9a-z])tile-([1-9][0-9]{0,3})(?![0-9])")
+_TILE_IN_ID = re.compile(r"(?<![0-9a-z])tile-([1-9][0-9]{0,3})(?![0-9])")
 
 
-def tile_row(tile: int) -> dict[str, Any]:
+def for_each_row_of_tile(tile: int) -> dict[str, Any]:
     """Return the row of ``for_each`` for a tile."""
     return {
         "name": f"tile {tile}",
@@ -555,8 +557,8 @@ def tile_row(tile: int) -> dict[str, Any]:
         "over": tile + 1,
         "double": 2 * tile + 1,
         "twice": 2 * tile,
-        "heads": 2 if tile <= _MAX_SHOWN_WHOLE else 1,
-        "stages": None if tile <= _MAX_SHOWN_WHOLE else ["output"],
+        "heads": 2 if tile <= _MAX_TILE_OF_ALL_STAGES else 1,
+        "stages": None if tile <= _MAX_TILE_OF_ALL_STAGES else ["output"],
     }
 
 
@@ -576,26 +578,26 @@ def read_tiles(values: Iterable[Any], where: str) -> tuple[int, ...]:
 
 def tiles_in_names(texts: Iterable[str]) -> tuple[int, ...]:
     """Return the tiles that ids, or globs over them, name."""
-    sizes = (int(size) for text in texts for size in _IN_AN_ID.findall(text))
+    sizes = (int(size) for text in texts for size in _TILE_IN_ID.findall(text))
     return tuple(dict.fromkeys(size for size in sizes if MIN_TILE <= size <= MAX_TILE))
 
 
-def load_tile(path: Path, display_name: str, known_tags: Iterable[str], tile: int) -> list[Case]:
+def load_tile_cases(path: Path, display_name: str, known_tags: Iterable[str], tile: int) -> list[Case]:
     """Read the bundled file for one tile, without the gradients that are too large to be judged whole."""
     from attncheck.reading.loader import load_case_file  # what is kept of files needs no more of it
 
-    cases = load_case_file(path, display_name, TEMPLATE, known_tags, for_each=[tile_row(tile)])
+    cases = load_case_file(path, display_name, TILE_TEMPLATE, known_tags, for_each=[for_each_row_of_tile(tile)])
     return [case for case in cases if not _is_large_gradient(case)]
 
 
 def tile_note(tiles: Iterable[int]) -> str:
     """Return a note on the parts of large tiles that are not judged; empty if all are."""
-    large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_SCORES)
-    limit = f"rows stand for all where there are more than {MAX_SCORES:,} scores, and gradients of so many are left out"
-    return f"--tile {large}: {limit}" if large else ""
+    large = ",".join(str(size) for size in tiles if size * (2 * size + 1) > MAX_JUDGED_SCORES)
+    rows = f"rows stand for all where there are more than {MAX_JUDGED_SCORES:,} scores"
+    return f"--tile {large}: {rows}, and gradients of so many are left out" if large else ""
 
 
 def _is_large_gradient(case: Case) -> bool:
     if not OPERATIONS[case.operation].has_gradients:
         return False
-    return math.prod(case.input_shapes["query"][:-1]) * case.input_shapes["key"][-2] > MAX_SCORES
+    return math.prod(case.input_shapes["query"][:-1]) * case.input_shapes["key"][-2] > MAX_JUDGED_SCORES

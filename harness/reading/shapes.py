@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attncheck.spec import AT_LEAST, AXES, MEMORY_LAYOUTS, OPERATIONS, STAGE_SPECS, Axes, InputSpec, Shape, inputs_of
 
-_MAY_BE_EMPTY = frozenset({"D", "B", "Lq", "Lk", "P", "T", "Lr"})
+_AXES_OF_ANY_LENGTH = frozenset({"D", "B", "Lq", "Lk", "P", "T", "Lr"})
 """Axes that may have length 0; without a head or a width, there is nothing to compute."""
 
 
@@ -27,18 +27,18 @@ class ShapeFault(FieldFault):
     """The shapes of a case do not fit together; ``field`` is the input at fault."""
 
 
-def lift(shape: Shape, rank: int) -> Shape:
+def add_leading_axes(shape: Shape, rank: int) -> Shape:
     """Put axes of length 1 in front until the shape has the rank."""
     return (1,) * (rank - len(shape)) + shape
 
 
-def merge_head_weights(shape: Shape) -> Shape:
+def merged_weight_shape(shape: Shape) -> Shape:
     """Shape of a projection after one matrix per head, (H, E, D), is laid side by side as (E, H*D)."""
     heads, rows, columns = shape
     return (rows, heads * columns)
 
 
-def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Shape:
+def operation_input_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Shape:
     """Shape of an input as the operation gets it. Raises ``ValueError`` if it does not fit.
 
     ``heads`` are those of a projection, which may come as one matrix per head, or of an input that comes with its heads
@@ -48,18 +48,18 @@ def fitted_shape(spec: InputSpec, shape: Shape, heads: int | None = None) -> Sha
     if is_projection and len(shape) == 3:
         if heads not in (None, shape[0]):
             raise ValueError(f"shape {show(shape)} is a matrix for each of {shape[0]} heads, and there are {heads}")
-        return merge_head_weights(shape)
+        return merged_weight_shape(shape)
     if heads is not None and not is_projection:
         if len(shape) > 3:
             got = f"got shape {show(shape)}; inputs with an axis of heads are `layout: split`"
             raise ValueError(f"expected at most 3 axes (B, L, heads*width) in the merged layout, {got}")
-        batch, length, width = lift(shape, 3)
+        batch, length, width = add_leading_axes(shape, 3)
         if width % heads:
             raise ValueError(f"a width of {width} cannot be split over {heads} heads")
         return (batch, heads, length, width // heads)
     if len(shape) > len(spec.axes):
         raise ValueError(f"expected at most {len(spec.axes)} axes ({', '.join(spec.axes)}), got shape {show(shape)}")
-    return lift(shape, len(spec.axes))
+    return add_leading_axes(shape, len(spec.axes))
 
 
 def bind_axes(
@@ -79,7 +79,7 @@ def bind_axes(
             continue
         for letter, length in zip(spec.axes, shapes[name], strict=True):
             shape, axis = f"shape {show(shapes[name])}", f"axis {letter} of ({', '.join(spec.axes)})"
-            if length == 0 and letter not in _MAY_BE_EMPTY:
+            if length == 0 and letter not in _AXES_OF_ANY_LENGTH:
                 raise ShapeFault(name, f"{shape}: {axis} is 0; only the batch and lengths may be")
             known = lengths.setdefault(letter, length)
             if known != length:
@@ -140,7 +140,7 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
             raise ShapeFault(name, f"shape {show(shapes[name])} does not broadcast to {show(wanted)}")
 
 
-def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
+def concatenated_shape(shapes: Sequence[Shape], axis: int) -> Shape:
     """Shape of arrays put one after another. Raises ``ValueError`` if they do not fit."""
     listed, rank = ", ".join(map(show, shapes)), len(shapes[0])
     if not -rank <= axis < rank:
@@ -152,7 +152,7 @@ def joined_shape(shapes: Sequence[Shape], axis: int) -> Shape:
     return (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
 
 
-def spread_shape(shapes: Sequence[Shape]) -> Shape:
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     """Shape of arrays spread over each other's axes. Raises ``ValueError`` if they do not fit."""
     try:
         return np.broadcast_shapes(*shapes)
@@ -248,14 +248,16 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
     return {letter: lengths[letter] for letter in AXES if letter in lengths}
 
 
-_SHOWN = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "E", "A", "R")
-_SAME_AS = {"Hkv": "H", "Dk": "D", "Dv": "D"}
+_SHOWN_AXES = ("B", "H", "Hkv", "Lq", "Lk", "P", "D", "Dk", "Dv", "E", "A", "R")
+_HIDDEN_IF_EQUAL_TO = {"Hkv": "H", "Dk": "D", "Dv": "D"}
 """Axes that are shown only if they differ from another one."""
 
 
 def lengths_text(lengths: Mapping[str, int]) -> str:
     """Write the lengths of axes: B=1 H=4 Hkv=2 Lq=3 Lk=5 D=8."""
     shown = (
-        letter for letter in _SHOWN if letter in lengths and lengths[letter] != lengths.get(_SAME_AS.get(letter, ""))
+        letter
+        for letter in _SHOWN_AXES
+        if letter in lengths and lengths[letter] != lengths.get(_HIDDEN_IF_EQUAL_TO.get(letter, ""))
     )
     return " ".join(f"{letter}={lengths[letter]}" for letter in shown)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attncheck.common.errors import AttncheckError
 from attncheck.common.store import digest_of
-from attncheck.reading.array_kinds import Contents, StoredNumbers
+from attncheck.reading.array_kinds import StoredContents, StoredNumbers
 from attncheck.reading.shapes import FieldFault
 from attncheck.spec import Shape
 
@@ -34,10 +34,10 @@ MAX_STORED = 2**26
 """Numbers of an array."""
 MAX_COUNTS = 2**14
 """Whole numbers that are all looked at, as counts have to be."""
-_MAX_HEADER = 2**20
-_MAX_WHOLE = 2**53
+_MAX_HEADER_BYTES = 2**20
+_MAX_EXACT_INTEGER = 2**53
 """float64 has every whole number up to this one."""
-_MAX_LISTED = 20
+_MAX_LISTED_NAMES = 20
 SAFETENSORS: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
     for name, dtype in {
@@ -57,36 +57,36 @@ class StoredArrayFault(FieldFault, AttncheckError):
     """A stored array cannot be used; ``field`` is what of its description is at fault."""
 
 
-def contents_of(source: StoredNumbers) -> Contents:
+def read_contents(source: StoredNumbers) -> StoredContents:
     """Read an array and return its summary. Raises ``StoredArrayFault``."""
-    return _summary(_read(source))
+    return _summarize(_read_float64(source))
 
 
-def read_stored(source: StoredNumbers) -> NDArray[np.float64]:
+def read_stored_array(source: StoredNumbers) -> NDArray[np.float64]:
     """Return an array's numbers in float64, which holds them exactly.
 
     Raises ``StoredArrayFault``, also if the file has changed since its case was read.
     """
-    array = _read(source)
+    array = _read_float64(source)
     if source.contents is not None and source.contents.digest != digest_of(array):
         raise StoredArrayFault("file", f"{source.file} has changed since its case was read; run the command again")
     return array
 
 
-def _summary(array: NDArray[np.float64]) -> Contents:
+def _summarize(array: NDArray[np.float64]) -> StoredContents:
     if array.size <= MAX_COUNTS and (array == np.floor(array)).all() and np.isfinite(array).all():
-        return Contents(digest_of(array), array.shape, tuple(map(float, array.ravel())), True)
+        return StoredContents(digest_of(array), array.shape, tuple(map(float, array.ravel())), True)
     finite = array[np.isfinite(array)]
     extremes = [float(finite.min()), float(finite.max())] if finite.size else []
     extremes += [float(fraction) for fraction in finite[finite != np.floor(finite)][:1]]
     extremes += [number for number in (math.inf, -math.inf) if (array == number).any()]
     extremes += [math.nan] if np.isnan(array).any() else []
-    return Contents(digest_of(array), array.shape, tuple(extremes), False)
+    return StoredContents(digest_of(array), array.shape, tuple(extremes), False)
 
 
-def _read(source: StoredNumbers) -> NDArray[np.float64]:
-    data = _bytes_of(source)
-    reader = _READERS[Path(source.file).suffix.lower()]
+def _read_float64(source: StoredNumbers) -> NDArray[np.float64]:
+    data = _read_bytes(source)
+    reader = _PARSERS[Path(source.file).suffix.lower()]
     try:
         array = reader(data, source.name)
     except StoredArrayFault:
@@ -96,8 +96,8 @@ def _read(source: StoredNumbers) -> NDArray[np.float64]:
     return _as_float64(array)
 
 
-def _bytes_of(source: StoredNumbers) -> bytes:
-    path = _path_of(source)
+def _read_bytes(source: StoredNumbers) -> bytes:
+    path = _require_path_inside(source)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -111,11 +111,11 @@ def _bytes_of(source: StoredNumbers) -> bytes:
     return data
 
 
-def _path_of(source: StoredNumbers) -> Path:
+def _require_path_inside(source: StoredNumbers) -> Path:
     """Return the path of the file, which has to be below the folder of the case file, also if links are followed."""
     named = source.file
-    known = ", ".join(_READERS)
-    if PurePosixPath(named).suffix.lower() not in _READERS:
+    known = ", ".join(_PARSERS)
+    if PurePosixPath(named).suffix.lower() not in _PARSERS:
         raise StoredArrayFault("file", f"expected a file that ends with one of {known}, got {named[:80]!r}")
     if PurePosixPath(named).is_absolute() or PureWindowsPath(named).anchor or "\0" in named:
         raise StoredArrayFault("file", f"expected a path relative to the folder of the case file, got {named[:80]!r}")
@@ -141,8 +141,10 @@ def _as_float64(array: Array) -> NDArray[np.float64]:
         raise StoredArrayFault("file", f"expected numbers or booleans, got {array.dtype}{hint}")
     if kind not in "biufV" or (kind == "f" and size > 8):
         raise StoredArrayFault("file", f"expected numbers of at most 64 bits or booleans, got {array.dtype}")
-    if kind in "iu" and size == 8 and array.size and max(-int(array.min()), int(array.max())) > _MAX_WHOLE:
-        raise StoredArrayFault("file", f"holds a whole number beyond {_MAX_WHOLE}, which float64 does not hold exactly")
+    if kind in "iu" and size == 8 and array.size and max(-int(array.min()), int(array.max())) > _MAX_EXACT_INTEGER:
+        raise StoredArrayFault(
+            "file", f"holds a whole number beyond {_MAX_EXACT_INTEGER}, which float64 does not hold exactly"
+        )
     return np.ascontiguousarray(array.astype(np.float64)).reshape(array.shape)
 
 
@@ -156,7 +158,7 @@ def _size_in_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
     return numbers * dtype.itemsize
 
 
-def _from_npy(data: bytes, name: str | None) -> Array:
+def _parse_npy(data: bytes, name: str | None) -> Array:
     if name is not None:
         raise StoredArrayFault("name", "a .npy file holds one array, which has no name; leave it out")
     file = BytesIO(data)
@@ -172,29 +174,29 @@ def _from_npy(data: bytes, name: str | None) -> Array:
     return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
 
 
-def _from_npz(data: bytes, name: str | None) -> Array:
+def _parse_npz(data: bytes, name: str | None) -> Array:
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        member = members[_choose_name(members, name)]
-        most = MAX_STORED * 8 + _MAX_HEADER
+        member = members[_require_array_name(members, name)]
+        most = MAX_STORED * 8 + _MAX_HEADER_BYTES
         if member.file_size > most:  # whatever the archive says of itself, no more is unpacked
             raise StoredArrayFault("file", f"{name} would unpack to {member.file_size} bytes; expected at most {most}")
         with archive.open(member) as file:
             unpacked = file.read(most + 1)
     if len(unpacked) > most:
         raise StoredArrayFault("file", f"{name} unpacks to more than {most} bytes")
-    return _from_npy(unpacked, None)
+    return _parse_npy(unpacked, None)
 
 
-def _from_safetensors(data: bytes, name: str | None) -> Array:
+def _parse_safetensors(data: bytes, name: str | None) -> Array:
     length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER):
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
         raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
-    header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique_names)
+    header = json.loads(data[8 : 8 + length], object_pairs_hook=_require_unique_names)
     if not isinstance(header, dict):
         raise ValueError("the header is no mapping")
     _check_offsets(header, len(data) - 8 - length)
-    entry = header[_choose_name([key for key in header if key != "__metadata__"], name)]
+    entry = header[_require_array_name([key for key in header if key != "__metadata__"], name)]
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             pass
@@ -210,7 +212,7 @@ def _from_safetensors(data: bytes, name: str | None) -> Array:
     return np.frombuffer(numbers[begin:end], SAFETENSORS[dtype]).reshape(shape)
 
 
-def _unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the entries of a header. Raises ``ValueError`` for a name that is there twice, as the format has it."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
@@ -223,7 +225,7 @@ def _check_offsets(header: Mapping[str, Any], size: int) -> None:
     entries = (entry for name, entry in header.items() if name != "__metadata__")
     offsets: list[Any] = [entry.get("data_offsets") if isinstance(entry, dict) else None for entry in entries]
     ends = 0
-    for place in sorted(filter(_are_offsets, offsets)):
+    for place in sorted(filter(_is_offset_pair, offsets)):
         if place[0] != ends or place[1] < place[0]:
             raise ValueError(f"an array begins at byte {place[0]} of the numbers; expected {ends}, where the last ends")
         ends = place[1]
@@ -231,15 +233,17 @@ def _check_offsets(header: Mapping[str, Any], size: int) -> None:
         raise ValueError(f"the arrays end at byte {ends} of {size} bytes of numbers")
 
 
-def _are_offsets(place: Any) -> bool:
+def _is_offset_pair(place: Any) -> bool:
     """Return whether a value is a pair of whole numbers; an array without one is refused when it is read."""
     return isinstance(place, list) and len(place) == 2 and all(type(offset) is int for offset in place)
 
 
-def _choose_name(known: Any, name: str | None) -> str:
+def _require_array_name(known: Any, name: str | None) -> str:
     """Return the name that is meant. Raises ``StoredArrayFault`` for none, or one that is not there."""
     names = [str(item) for item in known]
-    listed = ", ".join(text[:60] for text in names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+    listed = ", ".join(text[:60] for text in names[:_MAX_LISTED_NAMES]) + (
+        ", ..." if len(names) > _MAX_LISTED_NAMES else ""
+    )
     if name is None:
         raise StoredArrayFault("name", f"say which array of the file: expected one of {listed or 'none'}")
     if name not in names:
@@ -247,8 +251,8 @@ def _choose_name(known: Any, name: str | None) -> str:
     return name
 
 
-_READERS: Mapping[str, Callable[[bytes, str | None], Array]] = {
-    ".npy": _from_npy,
-    ".npz": _from_npz,
-    ".safetensors": _from_safetensors,
+_PARSERS: Mapping[str, Callable[[bytes, str | None], Array]] = {
+    ".npy": _parse_npy,
+    ".npz": _parse_npz,
+    ".safetensors": _parse_safetensors,
 }

@@ -33,10 +33,10 @@ FieldPath = tuple[str | int, ...]
 
 _MAX_SHOWN = 40
 """Characters of a number in a message."""
-_AS_TEXT = frozenset({"printed", "known"})
+_TEXT_FIELDS = frozenset({"printed", "known"})
 """Fields whose numbers stand in quotes, because a document may print what float64 cannot hold."""
 
-_SCALARS = YAML(typ="safe", pure=True).constructor
+_SCALAR_CONSTRUCTOR = YAML(typ="safe", pure=True).constructor
 
 
 class YamlFault(Exception):
@@ -69,7 +69,7 @@ def build_scalar(node: ScalarNode, path: FieldPath) -> Any:
     if name in ("int", "float"):
         return _build_number(node, name, path)
     if name == "bool":
-        return _SCALARS.construct_yaml_bool(node)
+        return _SCALAR_CONSTRUCTOR.construct_yaml_bool(node)
     if name == "null":
         return None
     if not node.value.isascii() and any("\ud800" <= character <= "\udfff" for character in node.value):
@@ -82,14 +82,14 @@ def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
     """Build a number that float64 can hold; one that it turns into zero or infinity is refused."""
     text = node.value if len(node.value) <= _MAX_SHOWN else f"{node.value[: _MAX_SHOWN - 3]}..."
     try:
-        number: int | float = getattr(_SCALARS, f"construct_yaml_{name}")(node)
+        number: int | float = getattr(_SCALAR_CONSTRUCTOR, f"construct_yaml_{name}")(node)
         beyond = math.isinf(float(number)) and "inf" not in node.value.lower()
     except (OverflowError, ValueError):  # the latter of thousands of digits
         beyond = True
     lost = not beyond and number == 0 and any(digit in "123456789" for digit in node.value.lower().split("e")[0])
     if not (beyond or lost):
         return number
-    if _AS_TEXT & set(path):
+    if _TEXT_FIELDS & set(path):
         message = f"expected text in quotes, got {text}: a bare number would lose its digits"
     elif beyond:
         message = f"{text!r} is beyond the range of float64"
@@ -99,10 +99,10 @@ def _build_number(node: ScalarNode, name: str, path: FieldPath) -> int | float:
 
 
 _RESOLVER = YAML(typ="safe", pure=True).resolver
-_resolve = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
+_resolve_scalar_tag = lru_cache(maxsize=4096)(partial(_RESOLVER.resolve, ScalarNode))
 """The tag of a scalar, by its text and whether it stands in quotes: files say the same words again and again."""
 
-_EXTRAORDINARY = re.compile(
+_READ_DIFFERENTLY = re.compile(
     "|".join(
         (
             "[^\\S \\n]|[\x85\u2028\u2029\ufeff]",  # other blanks and line breaks, a byte order mark
@@ -119,17 +119,17 @@ class _NeedsSlowReader(Exception):
     """The text is for the slow reader."""
 
 
-def compose_fast(text: str, max_nodes: int, max_depth: int) -> Node | None:
+def compose_with_libyaml(text: str, max_nodes: int, max_depth: int) -> Node | None:
     """Return the root of a text, or None if the slow reader has to read it: without a document, too."""
-    if not hasattr(yaml, "CSafeLoader") or _EXTRAORDINARY.search(text):
+    if not hasattr(yaml, "CSafeLoader") or _READ_DIFFERENTLY.search(text):
         return None
     try:
-        return _Composer(yaml.parse(text, Loader=yaml.CSafeLoader), max_nodes, max_depth).document()
+        return _NodeComposer(yaml.parse(text, Loader=yaml.CSafeLoader), max_nodes, max_depth).compose_document()
     except (_NeedsSlowReader, yaml.YAMLError, ValueError, OverflowError):
         return None
 
 
-class _Composer:
+class _NodeComposer:
     """Makes nodes of events: as many, and as deep, as a case may have."""
 
     def __init__(self, events: Iterator[Any], max_nodes: int, max_depth: int) -> None:
@@ -137,24 +137,24 @@ class _Composer:
         self._nodes_left, self._max_depth = max_nodes, max_depth
         self._anchors: dict[str, Node] = {}
 
-    def document(self) -> Node:
+    def compose_document(self) -> Node:
         """Compose the only document of the text."""
-        self._expect(yaml.StreamStartEvent)
-        start = self._expect(yaml.DocumentStartEvent)
+        self._next_event(yaml.StreamStartEvent)
+        start = self._next_event(yaml.DocumentStartEvent)
         if start.version is not None or start.tags:
             raise _NeedsSlowReader
-        root = self._node(next(self._events), 0)
-        self._expect(yaml.DocumentEndEvent)
-        self._expect(yaml.StreamEndEvent)
+        root = self._compose_node(next(self._events), 0)
+        self._next_event(yaml.DocumentEndEvent)
+        self._next_event(yaml.StreamEndEvent)
         return root
 
-    def _expect(self, kind: type) -> Any:
+    def _next_event(self, kind: type) -> Any:
         event = next(self._events, None)
         if not isinstance(event, kind):
             raise _NeedsSlowReader
         return event
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _compose_node(self, event: Any, depth: int) -> Node:
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > self._max_depth:
             raise _NeedsSlowReader
@@ -167,23 +167,23 @@ class _Composer:
         if isinstance(event, yaml.ScalarEvent):
             if not event.value and event.implicit[0]:
                 raise _NeedsSlowReader  # nothing stands nowhere: on which line depends on the reader
-            tag = _resolve(event.value, event.implicit)
-            return self._anchor(
+            tag = _resolve_scalar_tag(event.value, event.implicit)
+            return self._remember_anchor(
                 event, ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style)
             )
-        return self._collection(event, depth)
+        return self._compose_collection(event, depth)
 
-    def _collection(self, start: Any, depth: int) -> Node:
+    def _compose_collection(self, start: Any, depth: int) -> Node:
         is_mapping = isinstance(start, yaml.MappingStartEvent)
         tag = _RESOLVER.DEFAULT_MAPPING_TAG if is_mapping else _RESOLVER.DEFAULT_SEQUENCE_TAG
         kind = MappingNode if is_mapping else SequenceNode
-        node = self._anchor(start, kind(tag, [], start.start_mark, None, flow_style=start.flow_style))
+        node = self._remember_anchor(start, kind(tag, [], start.start_mark, None, flow_style=start.flow_style))
         while not isinstance(event := next(self._events), yaml.CollectionEndEvent):
-            child = self._node(event, depth + 1)
-            node.value.append((child, self._node(next(self._events), depth + 1)) if is_mapping else child)
+            child = self._compose_node(event, depth + 1)
+            node.value.append((child, self._compose_node(next(self._events), depth + 1)) if is_mapping else child)
         return node
 
-    def _anchor(self, event: Any, node: Node) -> Node:
+    def _remember_anchor(self, event: Any, node: Node) -> Node:
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
@@ -218,12 +218,12 @@ class YamlDocument:
         """Return the place in the file that a path leads to."""
         return self.locate(path)[0]
 
-    def value_of(self, path: FieldPath) -> tuple[str, int | None] | None:
+    def referenced_value_at(self, path: FieldPath) -> tuple[str, int | None] | None:
         """Return the name and the line of a value that is put in its place from elsewhere; here there is none."""
         return None
 
 
-class UnwrittenDocument(YamlDocument):
+class DocumentWithoutFile(YamlDocument):
     """Plain data that never stood in a file: its fields have names and no lines."""
 
     def locate(self, path: FieldPath) -> tuple[FieldPath, int | None]:
@@ -243,14 +243,14 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
     Raises ``YamlFault``; never runs code and never reads anything else.
     """
     text = _read_text(path)
-    root = compose_fast(text, MAX_NODES, MAX_DEPTH - 1)
+    root = compose_with_libyaml(text, MAX_NODES, MAX_DEPTH - 1)
     is_measured = root is not None and "*" not in text  # it is no larger than it looks: nothing can be an alias
-    root = root or _compose(text)
+    root = root or _compose_with_ruamel(text)
     if root is None or (isinstance(root, ScalarNode) and not root.value and root.style is None):
         raise YamlFault(f"the file is empty; expected {expected}", 1)
     if not is_measured:
         _check_size(root)
-    builder = _Builder()
+    builder = _DataBuilder()
     data = builder.build(root, ())
     if builder.faults:
         first, *others = builder.faults
@@ -259,7 +259,7 @@ def read_yaml(path: Path, expected: str = "a title, a source, an operation and a
     return YamlDocument(data, builder.lines)
 
 
-def _compose(text: str) -> Node | None:
+def _compose_with_ruamel(text: str) -> Node | None:
     """Return the root of a text, None without one. Raises ``YamlFault`` for what is no YAML or not allowed."""
     try:
         reader = YAML(typ="safe", pure=True)
@@ -267,7 +267,7 @@ def _compose(text: str) -> Node | None:
         reader.composer.warn_double_anchors = False  # YAML allows them; a warning would only puzzle
         root: Node | None = reader.compose(text)
     except MarkedYAMLError as error:
-        raise _parse_fault(error) from None
+        raise _fault_of_parse_error(error) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlFault(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from None
@@ -295,7 +295,7 @@ def _read_text(path: Path) -> str:
         raise YamlFault(f"not UTF-8: byte 0x{content[error.start]:02x} at position {error.start}", line) from None
 
 
-def _parse_fault(error: MarkedYAMLError) -> YamlFault:
+def _fault_of_parse_error(error: MarkedYAMLError) -> YamlFault:
     mark = error.problem_mark or error.context_mark
     context = error.context or ""
     if mark and error.context_mark and error.context_mark.line != mark.line:
@@ -365,7 +365,7 @@ def _check_size(root: Node) -> None:
 
 
 @dataclass
-class _Builder:
+class _DataBuilder:
     """Builds plain data from nodes; a field that cannot be built becomes a fault, the rest is built."""
 
     lines: dict[FieldPath, int] = field(default_factory=dict)
@@ -376,7 +376,7 @@ class _Builder:
         if isinstance(node, SequenceNode):
             return [self.build(child, (*path, index)) for index, child in enumerate(node.value)]
         if isinstance(node, MappingNode):
-            return self._mapping(node, path)
+            return self._build_mapping(node, path)
         assert isinstance(node, ScalarNode), "YAML has sequences, mappings and scalars"
         try:
             return build_scalar(node, path)
@@ -384,7 +384,7 @@ class _Builder:
             self.faults.append(fault)
             return None
 
-    def _mapping(self, node: MappingNode, path: FieldPath) -> dict[Hashable, Any]:
+    def _build_mapping(self, node: MappingNode, path: FieldPath) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1

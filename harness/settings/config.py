@@ -20,7 +20,7 @@ from typing import Any
 from attncheck.common.errors import UsageError
 from attncheck.common.store import Store
 from attncheck.reading.expected_failures import ExpectedFailure, bundled_expected_failures, load_expected_failures
-from attncheck.reading.selection import Selection, check_own_files, exists, select_cases
+from attncheck.reading.selection import Selection, check_user_files, exists, select_cases
 from attncheck.results.coverage import Minimum
 from attncheck.settings.options import RunOptions, options_of
 
@@ -66,7 +66,7 @@ def check_own_cases(options: RunOptions, store: Store | None = None) -> None:
     """
     config = read_config()
     lists = (*config.expected_failure_lists, *options.expected_failure_lists)
-    check_own_files(options.cases or config.cases, lists, store=store)
+    check_user_files(options.cases or config.cases, lists, store=store)
 
 
 def tiles_of(options: RunOptions) -> tuple[int, ...]:

@@ -198,9 +198,9 @@ def _read_tiles(sizes: Any, where: str) -> tuple[int, ...]:
 
 
 def _read_match(text: str, where: str) -> Expression:
-    from attncheck.reading.expressions import read_expression
+    from attncheck.reading.expressions import parse_expression
 
-    return read_expression(text, where)
+    return parse_expression(text, where)
 
 
 def _read_minimum(limit: str | int, where: str) -> Minimum:

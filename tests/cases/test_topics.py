@@ -25,11 +25,11 @@ from attncheck.backends.contract import CODE_FORMATS
 from attncheck.planning.plan import EMPTY_ROWS, Level, given_levels, levels_of
 from attncheck.reading import array_kinds
 from attncheck.reading.case import Case, Expected
-from attncheck.reading.case_maker import ONLY_WITH_SOME_SCORES
+from attncheck.reading.case_maker import SCORES_OF_OPTION
 from attncheck.reading.expected_failures import bundled_expected_failures
 from attncheck.reading.inputs import make_exact_inputs
 from attncheck.reading.schema import tag_schema
-from attncheck.reading.selection import TEMPLATE, select_cases, tile_row
+from attncheck.reading.selection import TILE_TEMPLATE, for_each_row_of_tile, select_cases
 from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import BY_SCORE, DEFAULT_FORMAT, OPERATIONS, REPLACES, SCORE_INPUTS, STAGE_SPECS, Operation
 
@@ -158,7 +158,7 @@ def together(operation: Operation, strength: int) -> Iterator[Levels]:
 def why_never(levels: Levels) -> str:
     """Say why levels cannot meet; empty where they can."""
     texts, options = {level.text for level in levels}, {level.option for level in levels}
-    for option, scores in ONLY_WITH_SOME_SCORES.items():
+    for option, scores in SCORES_OF_OPTION.items():
         if option in options and "score" in options and not texts & {f"score {score}" for score in scores}:
             return f"only {', '.join(scores)} have a {option}"
     for option, inputs in REPLACES.items():
@@ -167,7 +167,7 @@ def why_never(levels: Levels) -> str:
     if "score_bias" in options:
         if "score" in options and not texts & {"score additive", "score general"}:
             return "score_bias is an input of the additive and the bilinear score alone"
-        if options & ONLY_WITH_SOME_SCORES.keys():
+        if options & SCORES_OF_OPTION.keys():
             return "the additive and the bilinear score have neither a scale nor a softcap"
     return next((f"{' and '.join(sorted(pair))} do not meet" for pair in NEVER_TOGETHER if pair <= options), "")
 
@@ -342,10 +342,10 @@ def test_the_file_has_the_rows_that_are_made_for_its_tiles() -> None:
     made = {case.id: case for case in select_cases(["kernel_shapes/lengths"], tiles=[128]).cases}
     sized = {case.id: case for case in select_cases(["kernel_shapes"]).cases}
     own = {name: case for name, case in sized.items() if "-tile-128" in name and "-tile-1280" not in name}
-    assert own.keys() == {identity for identity in made if identity.startswith(f"{TEMPLATE}/")}
+    assert own.keys() == {identity for identity in made if identity.startswith(f"{TILE_TEMPLATE}/")}
     for field in ("name", "inputs", "input_shapes", "options", "dtypes", "tags", "judged_stages", "random", "line"):
         assert [name for name, case in own.items() if getattr(case, field) != getattr(made[name], field)] == [], field
-    assert tile_row(128)["whole"] == 128
+    assert for_each_row_of_tile(128)["whole"] == 128
 
 
 PUBLISHED = Path(__file__).with_name("published")

@@ -35,7 +35,7 @@ from here import INSIDE, run_here
 from attncheck.backends import BACKENDS, NATIVE, BackendEntry, Mode, numpy_backend
 from attncheck.reading import selection
 from attncheck.reading.model import TAG_FILE
-from attncheck.reading.selection import TEMPLATE
+from attncheck.reading.selection import TILE_TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -237,7 +237,7 @@ SMALL_CORPUS = {
     "documents/base_r_vignette.yaml": 9,
     "merge_states.yaml": 2,
     "properties.yaml": 1,
-    f"{TEMPLATE}.yaml": 4,
+    f"{TILE_TEMPLATE}.yaml": 4,
 }
 """How many cases of which files, from the beginning."""
 
@@ -248,7 +248,7 @@ def small_corpus() -> Iterator[None]:
 
     No other framework is there: which of them are installed makes no difference.
     """
-    before, entries = selection.bundled_root, dict(BACKENDS)
+    before, entries = selection.bundled_cases_folder, dict(BACKENDS)
     table = cast(dict[str, BackendEntry], BACKENDS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -257,13 +257,13 @@ def small_corpus() -> Iterator[None]:
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text("\n  - name: ".join([head, *cases[:count]]), encoding="utf-8")
         (folder / TAG_FILE).write_bytes((ROOT / "cases" / TAG_FILE).read_bytes())
-        selection.bundled_root = lambda: folder
+        selection.bundled_cases_folder = lambda: folder
         table.clear()
         table.update({name: _by_numpy(entries[name]) for name in ("numpy", "torch")})
         try:
             yield
         finally:
-            selection.bundled_root = before
+            selection.bundled_cases_folder = before
             table.clear()
             table.update(entries)
 

@@ -58,11 +58,11 @@ def test_every_table_can_be_made_stands_on_one_page_and_says_what_each_field_mea
     made = tables()
     assert sorted(re.findall(r"^```{include} (?:\.\./)+build/tables/(\S+)\.md$", text, re.MULTILINE)) == sorted(made)
     assert [name for name, each in made.items() if each.count("\n| ") < 2] == ["findings"]
-    described: list[type[BaseModel]] = [*models_of_cases(), *array_kinds.KINDS.values(), ExpectedFailureEntry]
+    described: list[type[BaseModel]] = [*models_of_cases(), *array_kinds.MODEL_OF_KIND.values(), ExpectedFailureEntry]
     for each in described:
         each.model_rebuild()  # fields of models that name each other are complete from then on
         assert [field for field, value in each.model_fields.items() if not value.description] == [], each.__name__
-        assert f"fields-{each.__name__}" in made or each in array_kinds.KINDS.values()
+        assert f"fields-{each.__name__}" in made or each in array_kinds.MODEL_OF_KIND.values()
 
 
 def test_help_names_every_family_and_every_command_with_an_outcome_has_a_document_and_the_option() -> None:
@@ -103,7 +103,9 @@ def test_every_option_input_and_field_has_an_example_which_the_reference_shows()
         files
     )
     models = (model.CaseFile, model.CaseEntry, model.Expectation, model.Defaults, model.TagEntry, model.Source)
-    fields = {field for each in (*models, model.Random, *array_kinds.KINDS.values()) for field in each.model_fields}
+    fields = {
+        field for each in (*models, model.Random, *array_kinds.MODEL_OF_KIND.values()) for field in each.model_fields
+    }
     fields |= {name for operation in OPERATIONS.values() for name in operation.inputs} | {"score_vector", "weight"}
     assert [field for field in sorted(fields) if not re.search(rf"\b{field}:", text)] == []
     assert list(load_tags(EXAMPLES, TAG_FILE)) == ["uniform"]

@@ -31,7 +31,7 @@ from attncheck.execution.signatures import FUNCTIONS, INPUTS
 from attncheck.execution.user_call import declarations
 from attncheck.execution.user_code import Target
 from attncheck.planning.designing import DesignRequest, write_design
-from attncheck.reading.covering import Exclusion, count_combinations, covering_rows
+from attncheck.reading.covering import ExcludedLevels, count_combinations, covering_rows
 from attncheck.reading.loader import load_case_file
 from attncheck.spec import (
     GRADIENTS,
@@ -293,7 +293,7 @@ def test_the_bundled_design_has_every_option_of_attention_but_those_with_a_reaso
 
 
 @st.composite
-def designs(draw: st.DrawFn) -> tuple[list[int], int, list[Exclusion]]:
+def designs(draw: st.DrawFn) -> tuple[list[int], int, list[ExcludedLevels]]:
     sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=6))
     levels = st.integers(0, len(sizes) - 1).flatmap(
         lambda factor: st.tuples(st.just(factor), st.sets(st.integers(0, sizes[factor] - 1), min_size=1))
@@ -304,7 +304,7 @@ def designs(draw: st.DrawFn) -> tuple[list[int], int, list[Exclusion]]:
 
 @settings(max_examples=150)
 @given(designs())
-def test_every_combination_that_is_possible_meets(design: tuple[list[int], int, list[Exclusion]]) -> None:
+def test_every_combination_that_is_possible_meets(design: tuple[list[int], int, list[ExcludedLevels]]) -> None:
     sizes, strength, excluded = design
     possible = [
         row

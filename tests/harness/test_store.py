@@ -34,7 +34,7 @@ from attncheck.judging.remembered import (
     rows_to_bytes,
 )
 from attncheck.judging.units import Judge, Remembered, UnitResult
-from attncheck.reading.case import NOT_JUDGED, READING_CODE, Case
+from attncheck.reading.case import READING_CODE, UNJUDGED_FIELDS, Case
 from attncheck.reading.inputs import Inputs, inputs_in, problem_of
 from attncheck.reading.selection import select_cases
 from attncheck.results.format import Row
@@ -366,7 +366,7 @@ def test_of_a_case_counts_everything_but_where_it_stands_and_what_it_is_called(d
         other = replace(document.case, **{name: kinds.get(type(value), "another")})
         if getattr(other, name) != value and key(other) == key(document.case):
             same.add(name)
-    assert same == NOT_JUDGED
+    assert same == UNJUDGED_FIELDS
 
 
 def test_judging_reads_nothing_of_a_case_that_no_key_has() -> None:
@@ -382,4 +382,4 @@ def test_judging_reads_nothing_of_a_case_that_no_key_has() -> None:
         unit = Unit(case, case.dtypes[0])
         judge(watched, unit.dtype, unit.inputs, {"one": unit.outcome}, {"one": "native"})
     assert {"id", "operation", "expected"} <= read
-    assert not read & NOT_JUDGED
+    assert not read & UNJUDGED_FIELDS

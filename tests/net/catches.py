@@ -24,8 +24,8 @@ from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import in_processes, run_mutants
 from attncheck.planning.plan import UNITS, Plan, features_of, standard_units
 from attncheck.reading.case import Case
-from attncheck.reading.covering import covering
-from attncheck.reading.selection import bundled_root, select_cases
+from attncheck.reading.covering import cover_features
+from attncheck.reading.selection import bundled_cases_folder, select_cases
 from attncheck.spec.options import SIXTEEN_BITS
 
 PATH = Path(__file__).resolve().parent / "catches.txt"
@@ -130,8 +130,8 @@ def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], 
     caught = [of_unit.get((cases[number].id, dtype), {}) for number, dtype in units]
     features = features_of(dict(enumerate(cases)), units)
     documents = [position for position, (number, _) in enumerate(units) if cases[number].is_document]
-    chosen = covering([own | each.keys() for own, each in zip(features, caught, strict=True)], documents)
-    fewest = [chosen[index] for index in covering([frozenset(caught[position]) for position in chosen])]
+    chosen = cover_features([own | each.keys() for own, each in zip(features, caught, strict=True)], documents)
+    fewest = [chosen[index] for index in cover_features([frozenset(caught[position]) for position in chosen])]
     needed = {(cases[units[position][0]].id, units[position][1]) for position in fewest}
     found = [next(each for each in catches if each[1:3] in needed) for catches in candidates.values()]
     dtypes: dict[str, set[str]] = defaultdict(set)
@@ -146,7 +146,7 @@ def main() -> None:
     catches, needed = choose(cases, find_candidates(cases))
     PATH.write_text(text_of(catches), encoding="utf-8")
     lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(dtypes)}" for case, dtypes in needed.items())
-    (bundled_root() / UNITS).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    (bundled_cases_folder() / UNITS).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

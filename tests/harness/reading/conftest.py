@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from attncheck.reading import selection
-from attncheck.reading.selection import TEMPLATE
+from attncheck.reading.selection import TILE_TEMPLATE
 
 SMALL = (
-    *("attention", "masking", "properties", "scoring", "softmax", "tags", TEMPLATE),
+    *("attention", "masking", "properties", "scoring", "softmax", "tags", TILE_TEMPLATE),
     *("documents/onnx_softmax", "documents/attention_scoring_post", "probes/rounding", "probes/masks"),
 )
 
@@ -25,5 +25,5 @@ def few_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copy(whole / f"{name}.yaml", root / f"{name}.yaml")
     (root / "__init__.py").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "bundled_root", lambda: root)
+        patch.setattr(selection, "bundled_cases_folder", lambda: root)
         yield root

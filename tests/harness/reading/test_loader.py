@@ -22,10 +22,10 @@ from tables import CASES, tables_beside
 from attncheck.common.errors import CaseError, Diagnostic
 from attncheck.reading import case_maker
 from attncheck.reading.case import Case
-from attncheck.reading.for_each import MAX_CASES, expand_cases
+from attncheck.reading.for_each import MAX_REPEATED_CASES, expand_cases
 from attncheck.reading.inputs import make_exact_inputs
-from attncheck.reading.printed import MAX_NUMBERS, PrintedError, Rounding, parse_printed
-from attncheck.reading.shapes import ShapeFault, bind_axes, fitted_shape, show
+from attncheck.reading.printed import MAX_NUMBERS, PrintedError, PrintedRounding, parse_printed
+from attncheck.reading.shapes import ShapeFault, bind_axes, operation_input_shape, show
 from attncheck.reading.yaml_reader import MAX_BYTES, MAX_NODES, FieldPath, YamlFault, read_yaml
 from attncheck.spec import OPERATIONS, SCORE_INPUTS, InputSpec, inputs_of
 
@@ -66,7 +66,7 @@ NESTED_VALUES = ", ".join(f"a{n}: {{x: [{{each: a{n - 1}}}]}}" for n in range(1,
 REPEATED = (
     (
         repeated(f"a: [{THOUSAND}], b: [{THOUSAND}], c: [{THOUSAND}]", "{values: [{each: a}, {each: b}, {each: c}]}"),
-        f"this makes 1000000000 cases; expected at most {MAX_CASES} in a file",
+        f"this makes 1000000000 cases; expected at most {MAX_REPEATED_CASES} in a file",
     ),
     (repeated(f"a: [{THOUSAND}]", *["{values: [{each: a}]}"] * 2), "this makes 1000 cases and 1000 before them"),
     (repeated(f"a0: [1], {DOUBLED_VALUES}", "{values: {each: a59}}"), f"more than {MAX_NODES} values, written out"),
@@ -146,20 +146,20 @@ def test_a_pipe_or_a_device_is_refused_and_not_read(tmp_path: Path) -> None:
 
 
 def test_more_printed_numbers_than_anybody_types_are_refused_and_a_long_row_of_digits_at_once() -> None:
-    assert parse_printed("1 " * MAX_NUMBERS, Rounding()).shape == (MAX_NUMBERS,)
+    assert parse_printed("1 " * MAX_NUMBERS, PrintedRounding()).shape == (MAX_NUMBERS,)
     for text in ("1 " * (MAX_NUMBERS + 1), f"[{'1,' * MAX_NUMBERS}1]"):
         with pytest.raises(PrintedError, match=f"{MAX_NUMBERS + 1} numbers; expected at most {MAX_NUMBERS}"):
-            parse_printed(text, Rounding())
+            parse_printed(text, PrintedRounding())
     # Tried in every way in which digits could be shared out, it would take hours.
     with pytest.raises(PrintedError, match="is not a number"):
-        parse_printed("1" * 400_000 + "x", Rounding())
+        parse_printed("1" * 400_000 + "x", PrintedRounding())
 
 
 def test_the_numbers_of_a_file_are_counted_however_they_are_written(
     load_text: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, numbers = 2**13, ",".join(["1"] * 512)
-    monkeypatch.setattr(case_maker, "MAX_LOOKED_AT", most)
+    monkeypatch.setattr(case_maker, "MAX_CHECKED_NUMBERS", most)
     shared = HEAD.replace("large: ", f"shared: {{values: [{numbers}]}}, large: ")
     for scores in ("{ref: shared}", f'{{printed: "[{numbers}]"}}'):
         cases = [scores] * (most // 512)
@@ -327,9 +327,9 @@ def test_a_mask_may_have_length_one_on_any_axis(lengths: dict[str, int], ones: l
 
 def test_inputs_are_fitted_to_axes() -> None:
     for axes, shape, heads, fitted in TABLES["fitted"]:
-        assert fitted_shape(InputSpec(tuple(axes)), tuple(shape), heads) == tuple(fitted), axes
+        assert operation_input_shape(InputSpec(tuple(axes)), tuple(shape), heads) == tuple(fitted), axes
     with pytest.raises(ValueError, match="4x16x2 is a matrix for each of 4 heads, and there are 3"):
-        fitted_shape(InputSpec(("E", "H*D")), (4, 16, 2), 3)
+        operation_input_shape(InputSpec(("E", "H*D")), (4, 16, 2), 3)
 
 
 def _made(load_text: Load, *lines: str) -> NDArray[Any]:

@@ -23,17 +23,17 @@ from attncheck.reading import array_kinds as kinds
 from attncheck.reading.array_kinds import Alibi
 from attncheck.reading.generated_arrays import (
     GENERATORS,
-    NumpyLegacy,
-    TorchCpu,
-    _round_once,
+    NumpyLegacyGenerator,
+    TorchCpuGenerator,
+    _evaluate_correctly_rounded,
     alibi_shape,
     alibi_slopes,
     check_draw,
-    make_alibi,
+    make_alibi_bias,
     make_mask,
     mask_shape,
     relative_buckets,
-    words_from_state,
+    twister_word_source,
 )
 from attncheck.spec import DTYPES
 from attncheck.spec.dtypes import largest_number, numpy_dtype, round_to
@@ -47,7 +47,7 @@ def drawn_by(generator: Any, distribution: str, shape: tuple[int, ...], paramete
 
 def test_the_twister_gives_the_word_that_the_cpp_standard_fixes() -> None:
     # ISO C++ [rand.predef]: the 10000th word of std::mt19937, whose default seed is 5489, is 4123659995.
-    words = words_from_state(np.random.RandomState(5489).get_state(legacy=False)["state"]["key"])
+    words = twister_word_source(np.random.RandomState(5489).get_state(legacy=False)["state"]["key"])
     assert words(4000)[0] == 3499211612
     assert words(6000)[-1] == 4123659995
 
@@ -63,7 +63,7 @@ def test_generators_draw_what_their_users_see_and_go_on_from_there() -> None:
         assert drawn.dtype == (np.float32 if name == "torch" else np.float64)
         np.testing.assert_array_equal(drawn_by(others, distribution, np.shape(printed), parameters), drawn)
         assert not np.array_equal(drawn_by(generator, distribution, np.shape(printed), parameters), drawn)
-    whole = drawn_by(NumpyLegacy(3), "randint", (2, 3), {"low": -1, "high": 5})
+    whole = drawn_by(NumpyLegacyGenerator(3), "randint", (2, 3), {"low": -1, "high": 5})
     assert whole.dtype == np.int64
     np.testing.assert_array_equal(whole, np.random.RandomState(3).randint(-1, 5, (2, 3)))
 
@@ -73,7 +73,7 @@ def test_generators_draw_what_their_users_see_and_go_on_from_there() -> None:
 def test_draws_from_one_seed_follow_each_other_as_torchs_do(seed: int) -> None:
     """Those of rand bit for bit, those of randn within a millionth."""
     torch = pytest.importorskip("torch", reason="compares with torch's own generator")
-    state, ours = torch.Generator().manual_seed(seed), TorchCpu(seed)
+    state, ours = torch.Generator().manual_seed(seed), TorchCpuGenerator(seed)
     # The sizes that are no multiple of 16 draw a last block anew, which moves everything after them.
     sizes = [(160,), (17,), (3, 11), (5, 5), (700,), (256,), (16,), (1, 2, 3, 7), (4099,), (4, 16, 4)]
     for shape, distribution in product(sizes, ("randn", "rand")):
@@ -89,7 +89,7 @@ def test_a_value_close_to_the_middle_is_decided_by_interval_arithmetic(middle: f
     assert below != above
     for side, error in product((-1, 1), (-(2.0**-51), 0.0, 2.0**-51)):
         distance = side * abs(middle) * 2.0**-60
-        rounded = _round_once(
+        rounded = _evaluate_correctly_rounded(
             np.ones(3, dtype=np.float32),
             partial(np.full_like, fill_value=middle * (1 + error)),
             lambda _, distance=distance: flint.arb(middle) + flint.arb(distance),  # type: ignore[misc]
@@ -108,7 +108,7 @@ def test_the_logarithm_is_rounded_as_the_decimal_module_says() -> None:
     arguments = arguments[arguments > 0]
     with localcontext(Context(prec=60)):
         wanted = [_nearest_float32(Fraction(Decimal(float(argument)).ln())) for argument in arguments]
-    np.testing.assert_array_equal(_round_once(arguments, np.log, flint.arb.log), np.array(wanted))
+    np.testing.assert_array_equal(_evaluate_correctly_rounded(arguments, np.log, flint.arb.log), np.array(wanted))
 
 
 # Bits of the significand, and the exponent of the least subnormal number: IEEE 754-2019, table 3.5.
@@ -267,7 +267,7 @@ def test_a_drafted_token_sees_what_is_committed_and_its_ancestors(
 @given(heads=st.integers(1, 12), shape=st.tuples(st.integers(0, 6), st.integers(0, 8)), offset=st.integers(0, 5))
 def test_alibi_is_minus_the_slope_times_the_distance(heads: int, shape: tuple[int, int], offset: int) -> None:
     source = Alibi(alibi=heads, shape=list(shape), offset=offset)
-    made = make_alibi(source)
+    made = make_alibi_bias(source)
     assert made.shape == alibi_shape(source) == (heads, *shape)
     assert not np.signbit(made[made == 0]).any()
     distance = np.abs(offset + np.arange(shape[0])[:, np.newaxis] - np.arange(shape[1]))

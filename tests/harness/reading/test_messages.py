@@ -35,7 +35,7 @@ from attncheck.reading.yaml_reader import (
     FieldPath,
     YamlDocument,
     YamlFault,
-    compose_fast,
+    compose_with_libyaml,
     read_yaml,
 )
 from attncheck.spec import DTYPES
@@ -309,14 +309,14 @@ LINES = [line for text in BUNDLED for line in text.splitlines()]
 
 def _by_both(read: Reader, text: str) -> tuple[YamlDocument, YamlDocument] | None:
     """Read a text by each reader; None where the fast one leaves it to the other."""
-    if compose_fast(text, MAX_NODES, MAX_DEPTH) is None:
+    if compose_with_libyaml(text, MAX_NODES, MAX_DEPTH) is None:
         return None
-    fast, composing = read(text), yaml_reader.compose_fast
+    fast, composing = read(text), yaml_reader.compose_with_libyaml
     try:
-        yaml_reader.compose_fast = lambda *_: None
+        yaml_reader.compose_with_libyaml = lambda *_: None
         return fast, read(text)
     finally:
-        yaml_reader.compose_fast = composing
+        yaml_reader.compose_with_libyaml = composing
 
 
 @given(

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from tables import tables_beside
 
-from attncheck.reading.printed import PrintedError, Rounding, count_numbers, parse_printed, split_numbers
+from attncheck.reading.printed import PrintedError, PrintedRounding, max_number_count, parse_printed, split_numbers
 
 TABLES = tables_beside(__file__)
 
 
 def test_a_number_has_a_value_and_half_a_unit_of_its_last_digit() -> None:
     for text, rounding, value, half_unit in TABLES["printed_numbers"]:
-        parsed = parse_printed(text, Rounding(**rounding))
+        parsed = parse_printed(text, PrintedRounding(**rounding))
         assert (parsed.value, parsed.text[()]) == (value, text)
         assert parsed.half_unit == pytest.approx(half_unit, rel=1e-15, abs=0.0)
     for source, shape in TABLES["printed_shapes"]:
-        assert parse_printed(source, Rounding()).shape == tuple(shape), source
-    parsed = parse_printed(". 2\n3 .", Rounding())  # a number that is not given
+        assert parse_printed(source, PrintedRounding()).shape == tuple(shape), source
+    parsed = parse_printed(". 2\n3 .", PrintedRounding())  # a number that is not given
     np.testing.assert_array_equal(parsed.given, [[False, True], [True, False]])
     assert np.isnan(parsed.value[0, 0])
 
@@ -45,33 +45,33 @@ TEXTS = st.lists(st.sampled_from([*PIECES.split(), ", ", " ", "\n"]), max_size=1
         max_leaves=8,
     ),
     rounding=st.builds(
-        Rounding, decimals=st.none() | st.integers(0, 400), significant_digits=st.none() | st.integers(1, 10**30)
+        PrintedRounding, decimals=st.none() | st.integers(0, 400), significant_digits=st.none() | st.integers(1, 10**30)
     ),
 )
-def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding: Rounding) -> None:
+def test_whatever_the_text_it_is_read_whole_or_refused(source: object, rounding: PrintedRounding) -> None:
     with suppress(PrintedError):
         parsed = parse_printed(source, rounding)
         assert parsed.value.shape == parsed.half_unit.shape == parsed.given.shape == parsed.text.shape
         assert ((parsed.half_unit >= 0) & np.isfinite(parsed.half_unit)).all()
         if isinstance(source, str):
-            assert 0 < parsed.value.size <= count_numbers(source)
+            assert 0 < parsed.value.size <= max_number_count(source)
 
 
 def test_what_was_cut_off_lay_away_from_zero() -> None:
-    parsed = parse_printed("0.25 -0.25 0.00 -0.00", Rounding(truncated=True))
+    parsed = parse_printed("0.25 -0.25 0.00 -0.00", PrintedRounding(truncated=True))
     unit = pytest.approx(0.01)
     assert parsed.open_towards(np.array([1.0, -1.0, 1.0, 1.0])).tolist() == [unit] * 4
     assert parsed.open_towards(np.array([0.0, 0.0, -1.0, -1.0])).tolist() == [0.0, 0.0, unit, unit]
     assert parsed.radius.tolist() == [unit] * 4
     assert parsed.laid_out(lambda array: array.reshape(2, 2)).truncated
-    rounded = parse_printed("0.25 -0.25", Rounding())
+    rounded = parse_printed("0.25 -0.25", PrintedRounding())
     assert rounded.open_towards(np.array([1.0, 1.0])).tolist() == rounded.radius.tolist() == [0.005, 0.005]
 
 
 def test_an_array_is_read_as_it_was_printed() -> None:
     for text in TABLES["printed_squares"]:
         assert split_numbers(text) == split_numbers(textwrap.indent(text, "    ")) == [["0.10", "2."], ["-3e-5", "nan"]]
-        assert count_numbers(text) >= 4
+        assert max_number_count(text) >= 4
     assert {text: split_numbers(text) for text in TABLES["printed_others"]} == TABLES["printed_others"]
 
 
@@ -86,7 +86,7 @@ arrays = npst.arrays(
 def test_what_numpy_prints_is_read_back(array: np.ndarray, precision: int, width: int, text: str) -> None:
     with np.printoptions(precision=precision, linewidth=width, threshold=sys.maxsize):
         printed = str(array) if text == "str" else repr(array)
-    parsed = parse_printed(printed, Rounding())
+    parsed = parse_printed(printed, PrintedRounding())
     assert parsed.shape == array.shape
     for shown, number in zip(parsed.text.ravel(), array.ravel(), strict=True):
         # NumPy rounds the shortest digits that tell the float from others, which may lie half a spacing beside it.

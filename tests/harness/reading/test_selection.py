@@ -18,14 +18,14 @@ from attncheck.attention.sampling import MAX_ELEMENTS
 from attncheck.common.errors import CaseError, UsageError
 from attncheck.reading import selection
 from attncheck.reading.case import Case
-from attncheck.reading.expressions import read_expression
+from attncheck.reading.expressions import parse_expression
 from attncheck.reading.selection import (
-    MAX_SCORES,
-    TEMPLATE,
+    MAX_JUDGED_SCORES,
+    TILE_TEMPLATE,
     NoSuchCase,
     Selection,
-    bundled_root,
-    load_tile,
+    bundled_cases_folder,
+    load_tile_cases,
     read_by_address,
     read_tiles,
     select_cases,
@@ -104,7 +104,7 @@ def test_what_holds_no_cases_is_refused(own: Path, tmp_path: Path, monkeypatch: 
     ):
         with pytest.raises(UsageError, match=message):
             select_cases(patterns.split(), base=tmp_path)
-    monkeypatch.setattr(selection, "_MAX_SEEN", 2)
+    monkeypatch.setattr(selection, "_MAX_FILES_BELOW", 2)
     with pytest.raises(UsageError, match="more than 2 files and folders below it; expected case files"):
         select_cases(["mine"], base=tmp_path)
 
@@ -151,12 +151,12 @@ def test_a_file_with_a_fault_or_with_ids_of_another_one_is_left_out(own: Path, t
     ]
 
 
-ONE = f"{TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
+ONE = f"{TILE_TEMPLATE}/no-edge-shows-in-causal-gradients-tile-48-under-by-over"
 
 
 def of_tile(tile: int) -> list[Case]:
     tags = select_cases(["masking"]).tags
-    return load_tile(bundled_root() / f"{TEMPLATE}.yaml", f"cases/{TEMPLATE}.yaml", tags, tile)
+    return load_tile_cases(bundled_cases_folder() / f"{TILE_TEMPLATE}.yaml", f"cases/{TILE_TEMPLATE}.yaml", tags, tile)
 
 
 def ids_of(cases: Iterable[Case]) -> set[str]:
@@ -164,7 +164,7 @@ def ids_of(cases: Iterable[Case]) -> set[str]:
 
 
 def test_gradients_that_cannot_be_judged_whole_are_left_out_and_what_is_no_tile_is_refused() -> None:
-    assert MAX_SCORES == MAX_ELEMENTS
+    assert MAX_JUDGED_SCORES == MAX_ELEMENTS
     whole, large = of_tile(361), of_tile(1024)
     assert len(whole) == len(of_tile(16)) > len(large)
     assert tile_note([361]) == ""
@@ -179,11 +179,11 @@ def test_cases_of_tiles_come_besides_others_by_a_glob_or_by_their_ids(tmp_path: 
     named = ids_of(select_cases(["masking"]).cases)
     assert ids_of(select_cases(["masking"], tiles=[48]).cases) == named | ids_of(of_tile(48))
     assert ids_of(select_cases(tiles=[128]).cases) == ids_of(select_cases().cases)  # those of the corpus
-    by_glob = ids_of(select_cases([f"{TEMPLATE}/*-tile-12*"]).cases)
+    by_glob = ids_of(select_cases([f"{TILE_TEMPLATE}/*-tile-12*"]).cases)
     assert by_glob == ids_of(of_tile(12)) | ids_of(of_tile(128))
     case, _ = select_one(ONE, base=tmp_path)
-    assert (case.id, case.file, case.input_shapes["query"][-2:]) == (ONE, f"cases/{TEMPLATE}.yaml", (47, 64))
-    part = f"{TEMPLATE}.yaml::causal gradients (tile 48, under by over)"
+    assert (case.id, case.file, case.input_shapes["query"][-2:]) == (ONE, f"cases/{TILE_TEMPLATE}.yaml", (47, 64))
+    part = f"{TILE_TEMPLATE}.yaml::causal gradients (tile 48, under by over)"
     assert select_one(part, base=tmp_path)[0].id == ONE
     with pytest.raises(NoSuchCase):
         select_one(ONE.replace("48", "5000"), base=tmp_path)
@@ -268,7 +268,7 @@ def cases(load_text: Callable[[str], list[Case]]) -> list[Case]:
 def test_what_an_expression_matches(cases: list[Case]) -> None:
     for names, texts in TABLES["matched"].items():  # the first letters of the names of the cases
         for text in texts:
-            expression = read_expression(text, "-k")
+            expression = parse_expression(text, "-k")
             assert {case.name[0] for case in cases if expression.matches(case)} == set(names), text
 
 
@@ -276,13 +276,13 @@ def test_a_wrong_expression_is_one_error_that_points_at_the_place() -> None:
     deep = {"(" * 51 + "a" + ")" * 51: ("expected at most 50 levels", 50), "not " * 51 + "a": ("expected at most", 200)}
     for text, (message, column) in (TABLES["wrong_expressions"] | deep).items():
         with pytest.raises(UsageError) as error:
-            read_expression(text, "-k")
+            parse_expression(text, "-k")
         first, shown, pointer = str(error.value).split("\n")
         assert first.startswith(f"-k: {message}")
         assert (shown, pointer) == (f"  {text}", f"  {' ' * column}^")
     for text, message in (("a and\n)", r", got '\)' \(column 7\)$"), ("a" * 1001, "at most 1000 characters, got 1001")):
         with pytest.raises(UsageError, match=message):
-            read_expression(text, "-k")
+            parse_expression(text, "-k")
 
 
 _PARTS = [*"abLkD()%=!<>'\" 019\x00\n", " and ", " or ", "not ", "Lk", "Lq>", "%8="]
@@ -291,7 +291,7 @@ _PARTS = [*"abLkD()%=!<>'\" 019\x00\n", " and ", " or ", "not ", "Lk", "Lq>", "%
 @given(st.lists(st.sampled_from(_PARTS), max_size=30).map("".join))
 def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
     with suppress(UsageError):
-        assert read_expression(text, "-k").text == text
+        assert parse_expression(text, "-k").text == text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")

@@ -23,7 +23,7 @@ from tables import CASES, tables_beside
 from attncheck.common.errors import AttncheckError, CaseError, Diagnostic
 from attncheck.common.store import Store, UnreadableEntry, digest_of
 from attncheck.reading import stored_arrays
-from attncheck.reading.case import Case, PackedCases, cases_from_bytes, cases_to_bytes, load_kept_case_file
+from attncheck.reading.case import Case, PackedCases, deserialize_cases, load_cached_case_file, serialize_cases
 from attncheck.reading.inputs import inputs_in, make_exact_inputs
 from attncheck.reading.loader import load_case_file
 from attncheck.reading.selection import Selection, select_cases
@@ -226,7 +226,7 @@ def test_what_is_wrong_with_a_file_is_said(folder: Path, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             if name in ("bomb.npz", "liar.npz"):
                 patch.setattr(stored_arrays, "MAX_STORED", 16)
-                patch.setattr(stored_arrays, "_MAX_HEADER", 100)
+                patch.setattr(stored_arrays, "_MAX_HEADER_BYTES", 100)
             found = fault(folder, f"{{file: {name}{more}}}")
         assert found.field == f"inputs.scores{'.' if field else ''}{field}"
         assert message in found.message
@@ -266,7 +266,7 @@ def test_another_content_is_another_case_and_a_file_read_before_is_read_again(fo
 def test_a_case_with_stored_arrays_can_be_packed_and_kept(folder: Path) -> None:
     case = read(folder, "{sum: [{file: dump.npz, name: other}, {constant: 1, shape: [2, 3]}]}")
     [packed] = PackedCases([case])
-    [kept] = cases_from_bytes(cases_to_bytes([case]))
+    [kept] = deserialize_cases(serialize_cases([case]))
     for other in (packed, kept, pickle.loads(pickle.dumps(case))):
         assert other.digest == case.digest
         np.testing.assert_array_equal(made(other), np.broadcast_to(NUMBERS[:1] + 1, (2, 3)))
@@ -291,7 +291,7 @@ def load_expecting(folder: Path, printed: str, more: str = "", store: Store | No
     text += f"    expect: [{{stage: output, printed: {printed}}}]\n{more}"
     (folder / "cases.yaml").write_text(text, encoding="utf-8")
     path, named = folder / "cases.yaml", ("cases.yaml", "cases", ())
-    [case] = load_kept_case_file(path, named, store or Store(folder / "store"), lambda: load_case_file(path, *named))
+    [case] = load_cached_case_file(path, named, store or Store(folder / "store"), lambda: load_case_file(path, *named))
     return case
 
 
@@ -348,7 +348,7 @@ class _Foreign:
 
 def test_what_is_no_list_of_cases_is_no_entry() -> None:
     pickled = [pickle.dumps(content) for content in ([_Foreign()], [eval], [1], None)]
-    for content in (*pickled, cases_to_bytes([])[:5], b""):
+    for content in (*pickled, serialize_cases([])[:5], b""):
         for data in (content, zlib.compress(content)):
             with pytest.raises(UnreadableEntry):
-                cases_from_bytes(data)
+                deserialize_cases(data)
