@@ -67,7 +67,7 @@ class Fresh:
     def computed(self, problem: Problem, dtype: str) -> Computed:
         """Evaluate a call with the changed calls around it."""
         self._dtype = dtype
-        found = self._state_probe.around(problem, lambda: self._evaluate(problem))
+        found = self._state_probe.evaluate_with_changed_calls(problem, lambda: self._evaluate(problem))
         assert isinstance(found, Computed)
         return found
 

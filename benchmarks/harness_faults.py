@@ -423,8 +423,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "expression_or_is_and",
         "harness/reading/expressions.py",
-        'self._chain("or", self._all, any)',
-        'self._chain("or", self._all, all)',
+        'self._parse_chain("or", self._parse_and, any)',
+        'self._parse_chain("or", self._parse_and, all)',
         "`or` selects what both sides do",
         "harness/reading/test_selection.py",
     ),
@@ -505,8 +505,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "worker_result_missing",
         "harness/execution/worker.py",
-        "            if refused := _check_complete(arrays, expected) or _check_size(wanted):\n",
-        "            if refused := _check_size(wanted):\n",
+        "            if refused := _refuse_missing_stages(arrays, expected) or _refuse_too_large(wanted):\n",
+        "            if refused := _refuse_too_large(wanted):\n",
         "an implementation that returns nothing passes in silence",
         "harness/execution/test_isolation.py",
     ),

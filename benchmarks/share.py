@@ -31,7 +31,7 @@ FRAMEWORK = re.compile(r"\((backends/\w+|torch|tensorflow|keras|jax|jaxlib)[/.]|
 
 WAITING = re.compile(
     r"^(Connection\._recv \(multiprocessing|\w*Selector\.select |Condition\.wait |_worker \(concurrent|"
-    r"(_receive|_exchange|sleep|Popen\._try_wait|Popen\.poll) \()"
+    r"(_receive_within|_exchange_messages|sleep|Popen\._try_wait|Popen\.poll) \()"
 )
 """Innermost functions of threads that wait."""
 

@@ -18,7 +18,7 @@ from soundness_rows import Judge, Row, Unit
 from attncheck.common.processors import available_processors
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
-from attncheck.execution.runner import Group, GroupRunner, group_by_process, run_in_turn
+from attncheck.execution.runner import Group, GroupRunner, evaluate_in_turn, group_by_process
 from attncheck.execution.worker import Outcome
 from attncheck.reading.expected_failures import ExpectedFailure
 from attncheck.reading.problem import Problem
@@ -109,7 +109,7 @@ def _outcomes(
 
         own = [(runner, unit) for unit in units if unit.dtype in runner.group.dtypes]
         try:
-            run_in_turn(own, call, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
+            evaluate_in_turn(own, call, lambda each, unit, outcome: answers.put((unit, each.group, outcome)))
         except BaseException as error:  # must reach the main thread, or it would wait for ever
             answers.put(error)
         finally:

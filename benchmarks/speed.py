@@ -24,7 +24,7 @@ from measuring import Timed, shown, timed
 
 from attncheck.backends import BACKENDS
 from attncheck.common.store import VARIABLE
-from attncheck.execution.environment import with_cache
+from attncheck.execution.environment import with_cache_variables
 from attncheck.planning.plan import Plan
 from attncheck.reading.selection import select_cases
 
@@ -45,7 +45,9 @@ def peer_environment(backends: Sequence[str], problems: Path, cache: Path) -> di
     kept: dict[str, str] = {}
     for name in backends:
         entry = BACKENDS[name]
-        kept |= {key: text for key, text in with_cache(entry, keep=True).environment.items() if key in entry.cache}
+        kept |= {
+            key: text for key, text in with_cache_variables(entry, keep=True).environment.items() if key in entry.cache
+        }
     del os.environ[VARIABLE]
     return {"PEER_PROBLEMS": str(problems), "PEER_BACKENDS": ",".join(backends), **kept}
 

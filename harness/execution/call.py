@@ -36,17 +36,17 @@ import psutil
 
 from attncheck.common.processors import available_processors
 
-_MARK = "ATTNCHECK_WORKER"
+_MARK_VARIABLE = "ATTNCHECK_WORKER"
 """Environment variable of a worker and of all that it starts, which finds processes that lost their parent.
 
-Its value is the harness, in three words (``_harness_id``), and the worker.
+Its value is the harness, in three words (``_process_identity``), and the worker.
 """
 
-_SECONDS_TO_END = 10.0
+_MAX_SECONDS_TO_END = 10.0
 _PR_SET_PDEATHSIG = 1
 """The option of Linux's prctl(2) that sends a signal when the parent ends."""
 
-_spawning = Lock()
+_spawn_lock = Lock()
 
 
 class _Worker(SpawnProcess):
@@ -59,15 +59,15 @@ class _Worker(SpawnProcess):
     mark = ""
 
     def start(self) -> None:
-        self.mark = f"{_harness_id(os.getpid())} {uuid4().hex}"
-        with _spawning, _block_interrupts(), _allow_children():
+        self.mark = f"{_process_identity(os.getpid())} {uuid4().hex}"
+        with _spawn_lock, _block_interrupts(), _allow_children():
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
-            os.environ[_MARK] = self.mark
+            os.environ[_MARK_VARIABLE] = self.mark
             try:
                 super().start()
             finally:
-                del os.environ[_MARK]
+                del os.environ[_MARK_VARIABLE]
                 sys.modules["__main__"] = main
 
 
@@ -100,15 +100,15 @@ def _allow_children() -> Iterator[None]:
             configuration["daemon"] = daemon
 
 
-def spawn(function: Callable[..., None], *arguments: object) -> _Worker:
+def start_process(function: Callable[..., None], *arguments: object) -> _Worker:
     """Start a process that calls a function."""
     process = _Worker(target=function, args=arguments, name="attncheck worker")
-    _spawner(os.getpid()).submit(process.start).result()
+    _starter_thread(os.getpid()).submit(process.start).result()
     return process
 
 
 @cache
-def _spawner(pid: int) -> ThreadPoolExecutor:
+def _starter_thread(pid: int) -> ThreadPoolExecutor:
     """Return the thread that starts all workers of a process: they end with the thread that started them (below)."""
     return ThreadPoolExecutor(1, thread_name_prefix=f"attncheck spawns for {pid}")
 
@@ -125,23 +125,23 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent.pid:  # it had ended before
             os._exit(1)
-    Thread(target=_end_after, args=(parent.join,), daemon=True).start()
+    Thread(target=_exit_after, args=(parent.join,), daemon=True).start()
 
 
-def _end_after(wait: Callable[[], object]) -> None:
+def _exit_after(wait: Callable[[], object]) -> None:
     wait()
     os._exit(1)
 
 
-def prefer_oom_kill() -> None:
+def become_first_oom_victim() -> None:
     """Called in a worker: if the machine runs out of memory, the kernel ends this process, not the harness."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
-def end(process: _Worker) -> None:
+def kill_with_descendants(process: _Worker) -> None:
     """Kill a worker and everything that it started, and wait until they are gone."""
-    deadline = monotonic() + _SECONDS_TO_END
+    deadline = monotonic() + _MAX_SECONDS_TO_END
     started: list[psutil.Process] = []
     with suppress(psutil.Error):
         if process.exitcode is None:  # while it lives: a process that loses its parent is only found by the mark
@@ -155,7 +155,7 @@ def end(process: _Worker) -> None:
                 child.kill()
         if process.exitcode is None:
             process.kill()
-            process.join(0.01 if alive else _SECONDS_TO_END)
+            process.join(0.01 if alive else _MAX_SECONDS_TO_END)
         if not alive or monotonic() > deadline:
             return
         sleep(0.01)
@@ -166,18 +166,18 @@ def end_strays() -> int:
 
     If a harness is killed, its workers end at once, before they can end the processes that they started.
     """
-    here, count = _harness_id(os.getpid()).split(), 0
+    here, count = _process_identity(os.getpid()).split(), 0
     for process, mark in _marked_processes():
         with suppress(psutil.Error, ValueError):
             space, pid, begun, _ = mark.split(" ")
-            if space == here[0] and not _is_running(int(pid), float(begun)):
+            if space == here[0] and not _is_process_running(int(pid), float(begun)):
                 process.kill()
                 count += 1
     return count
 
 
 @cache
-def _harness_id(pid: int) -> str:
+def _process_identity(pid: int) -> str:
     try:
         space = Path("/proc/self/ns/pid").readlink().name  # process numbers of another container mean nothing here
     except OSError:
@@ -185,7 +185,7 @@ def _harness_id(pid: int) -> str:
     return f"{space} {pid} {psutil.Process(pid).create_time()}"
 
 
-def _is_running(pid: int, begun: float) -> bool:
+def _is_process_running(pid: int, begun: float) -> bool:
     with suppress(psutil.NoSuchProcess):
         return abs(psutil.Process(pid).create_time() - begun) < 1
     return False
@@ -194,7 +194,7 @@ def _is_running(pid: int, begun: float) -> bool:
 def _marked_processes() -> Iterator[tuple[psutil.Process, str]]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if (mark := process.environ().get(_MARK, "")).count(" ") == 3:
+            if (mark := process.environ().get(_MARK_VARIABLE, "")).count(" ") == 3:
                 yield process, mark
 
 
@@ -204,7 +204,7 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def memory_of(pid: int) -> int:
+def process_tree_memory(pid: int) -> int:
     """Return the bytes of memory that a process and its children hold."""
     held = 0
     with suppress(psutil.Error):
@@ -219,8 +219,8 @@ Answer = TypeVar("Answer")
 
 START_SECONDS = 300.0
 """The seconds that a framework may take to start."""
-_LOOK_AGAIN_SECONDS = 0.2
-_NO_WAY_BACK = 113
+_POLL_SECONDS = 0.2
+_PIPE_CLOSED_EXIT_CODE = 113
 """Exit code of a worker whose answer has no way back to the caller."""
 _FRAMEWORKS, _BYTES_PER_WORKER = 5, 2**31
 """Workers of the four frameworks, one of which needs two, and bytes that each takes with what it has compiled."""
@@ -311,13 +311,13 @@ class WorkerProcess:
         self.answered = 0.0
         """The time of the last answer, by ``perf_counter``."""
         try:
-            self._process = spawn(_serve, theirs)
+            self._process = start_process(_serve_calls, theirs)
         finally:
             theirs.close()
-        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._asked: SimpleQueue[_SentCall | None] = SimpleQueue()
         # A daemon that is never joined: it hangs for as long as a process keeps the pipe open and sends nothing.
-        Thread(target=_exchange, args=(self._connection, self._asked), daemon=True).start()
-        _living.add(self)
+        Thread(target=_exchange_messages, args=(self._connection, self._asked), daemon=True).start()
+        _live_workers.add(self)
 
     @property
     def pid(self) -> int:
@@ -344,26 +344,26 @@ class WorkerProcess:
         """
         deadline = monotonic() + seconds
         if self._is_over or self._process.exitcode is not None:
-            raise WorkerDied(f"{self._how_it_ended()} before it was asked")
+            raise WorkerDied(f"{self._describe_end()} before it was asked")
         self._calls += 1
-        answered: _Answered = SimpleQueue()
+        answered: _ReceivedQueue = SimpleQueue()
         # Pickled here and not in the thread: if an argument cannot be sent, the process is not at fault.
-        self._asked.put((answered, _pickle((self._calls, function, arguments))))
+        self._asked.put((answered, _pickle_plainly((self._calls, function, arguments))))
         meanwhile()
-        while (received := _receive(answered, min(_LOOK_AGAIN_SECONDS, deadline - monotonic()))) is None:
+        while (received := _receive_within(answered, min(_POLL_SECONDS, deadline - monotonic()))) is None:
             if reason := look():
                 raise CallCancelled(reason)
             if self._process.exitcode is not None:
-                if (received := _receive(answered, _LOOK_AGAIN_SECONDS)) is not None:
+                if (received := _receive_within(answered, _POLL_SECONDS)) is not None:
                     break
-                raise WorkerDied(self._how_it_ended())
+                raise WorkerDied(self._describe_end())
             if monotonic() >= deadline:
                 raise CallTimeout
         self.answered = received.at
         if isinstance(received.error, EOFError | OSError):
             self._is_over = True  # at once: the exit code may come later, to another thread that waits for it
-            self._process.join(_LOOK_AGAIN_SECONDS * 5)  # it closes its end a moment before it is gone
-            raise WorkerDied(self._how_it_ended())
+            self._process.join(_POLL_SECONDS * 5)  # it closes its end a moment before it is gone
+            raise WorkerDied(self._describe_end())
         if received.error is not None:
             raise WorkerDied(f"sent an answer that cannot be read ({type(received.error).__name__})")
         answer = received.answer
@@ -374,11 +374,11 @@ class WorkerProcess:
         value: Answer = answer.value
         return value
 
-    def _how_it_ended(self) -> str:
+    def _describe_end(self) -> str:
         code = self._process.exitcode
         if code is None:
             return "closed its connection"
-        if code == _NO_WAY_BACK:
+        if code == _PIPE_CLOSED_EXIT_CODE:
             return "could not answer any more: its file descriptors were closed"
         name = ""
         with suppress(ValueError):
@@ -389,9 +389,9 @@ class WorkerProcess:
         """Kill the process and all that it started; a call that is under way ends, too."""
         self._is_over = True
         with self._ending:
-            end(self._process)
+            kill_with_descendants(self._process)
         self._asked.put(None)
-        _living.discard(self)
+        _live_workers.discard(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,14 +420,14 @@ class WorkerProcesses:
         max_alive: Callable[[], int] | None = None,
     ) -> None:
         """Every process calls ``prepare`` first, with its arguments; ``during`` is entered for every call."""
-        self._prepare, self._prepare_arguments, self._during = prepare, prepare_arguments, during
-        self._most = processes or available_processors()
-        self._max_alive = max_alive or (lambda: self._most)
+        self._prepare, self._prepare_arguments, self._enter_during_call = prepare, prepare_arguments, during
+        self._max_processes = processes or available_processors()
+        self._max_alive = max_alive or (lambda: self._max_processes)
         self._calls: deque[_PendingCall] = deque()
         self._threads: list[Thread] = []
         self._started: list[WorkerProcess] = []
         self._starting = 0
-        self._changed, self._here = Condition(), Lock()
+        self._changed, self._call_here_lock = Condition(), Lock()
         self._closed = False
 
     def submit(
@@ -437,8 +437,8 @@ class WorkerProcesses:
         call = _PendingCall(function, arguments, otherwise or partial(function, *arguments))
         with self._changed:
             self._calls.append(call)
-            if len(self._threads) < self._most:
-                thread = Thread(target=self._serve, name="attncheck calls", daemon=True)
+            if len(self._threads) < self._max_processes:
+                thread = Thread(target=self._make_calls, name="attncheck calls", daemon=True)
                 self._threads.append(thread)
                 thread.start()
             self._changed.notify()
@@ -462,10 +462,10 @@ class WorkerProcesses:
         for thread in self._threads:
             thread.join()
 
-    def _serve(self) -> None:
+    def _make_calls(self) -> None:
         """Make calls in this thread's process; a thread takes no call before it has its process."""
         worker: WorkerProcess | None = None
-        while self._wait(has_process=worker is not None):
+        while self._wait_for_call(has_process=worker is not None):
             try:
                 worker = worker or self._start_worker()
             except Exception:
@@ -473,22 +473,22 @@ class WorkerProcesses:
             with self._changed:
                 call = self._calls.popleft() if self._calls else None
             if call is not None and call.future.set_running_or_notify_cancel():
-                worker = self._answer(call, worker)
+                worker = self._make_call(call, worker)
 
-    def _wait(self, *, has_process: bool) -> bool:
+    def _wait_for_call(self, *, has_process: bool) -> bool:
         """Wait until there is a call, and a process or room to start one; return False once closed."""
         with self._changed:
             while not self._closed:
                 if self._calls and (has_process or self.alive + self._starting < self._max_alive()):
                     self._starting += not has_process
                     return True
-                self._changed.wait(_LOOK_AGAIN_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
         return False
 
     def _start_worker(self) -> WorkerProcess:
         worker = None
         try:
-            worker = _take_worker()
+            worker = _pop_or_start_worker()
             self._started.append(worker)
             if self._closed:  # while it started; whoever closed may not have seen it
                 raise WorkerDied("was closed")
@@ -503,13 +503,13 @@ class WorkerProcesses:
                 self._starting -= 1
         return worker
 
-    def _answer(self, call: _PendingCall, worker: WorkerProcess | None) -> WorkerProcess | None:
+    def _make_call(self, call: _PendingCall, worker: WorkerProcess | None) -> WorkerProcess | None:
         """Make a call; return the process, or None if it is no longer usable."""
         try:
             try:
                 if worker is None:
                     raise WorkerDied("did not start")
-                with self._during():
+                with self._enter_during_call():
                     call.future.set_result(worker.call(call.function, *call.arguments, seconds=math.inf))
                 return worker
             except (WorkerDied, RemoteError):
@@ -517,27 +517,27 @@ class WorkerProcesses:
                     worker.end()
                 if self._closed:
                     raise
-            with self._here:  # one at a time: the process may have run out of memory
+            with self._call_here_lock:  # one at a time: the process may have run out of memory
                 call.future.set_result(call.otherwise())
         except BaseException as error:
             call.future.set_exception(error)
         return None
 
 
-_ahead: deque[Future[WorkerProcess]] = deque()
+_started_ahead: deque[Future[WorkerProcess]] = deque()
 
 
 def start_ahead(count: int, module: str) -> None:
     """Start processes that have imported a module when ``WorkerProcesses`` take them."""
     threads = ThreadPoolExecutor(count, thread_name_prefix="attncheck starts")
-    _ahead.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
+    _started_ahead.extend(threads.submit(_start_single_threaded, module) for _ in range(count))
     threads.shutdown(wait=False)
 
 
-def _take_worker() -> WorkerProcess:
+def _pop_or_start_worker() -> WorkerProcess:
     """Return a process that was started ahead, or another one."""
     try:
-        ahead = _ahead.popleft()
+        ahead = _started_ahead.popleft()
     except IndexError:  # another thread may have taken the last one
         return _start_single_threaded()
     return ahead.result()
@@ -549,16 +549,16 @@ def _start_single_threaded(module: str = "") -> WorkerProcess:
     worker = WorkerProcess()
     worker.call(limit_threads, 1, seconds=math.inf)
     if module:
-        worker.call(_import, module, seconds=math.inf)
+        worker.call(_import_module, module, seconds=math.inf)
     return worker
 
 
-def _import(module: str) -> None:
+def _import_module(module: str) -> None:
     import_module(module)
 
 
 @dataclass(frozen=True)
-class _Message:
+class _Received:
     """A message from the pipe, or the error that came instead."""
 
     answer: Any = None
@@ -566,65 +566,65 @@ class _Message:
     at: float = field(default_factory=perf_counter)
 
 
-_Answered: TypeAlias = SimpleQueue[_Message]
-_Asked: TypeAlias = tuple[_Answered, bytes]
+_ReceivedQueue: TypeAlias = SimpleQueue[_Received]
+_SentCall: TypeAlias = tuple[_ReceivedQueue, bytes]
 
 
-def _exchange(connection: Connection, asked: SimpleQueue[_Asked | None]) -> None:
+def _exchange_messages(connection: Connection, asked: SimpleQueue[_SentCall | None]) -> None:
     """Send calls and receive answers, until there are no more."""
     while (item := asked.get()) is not None:
         answered, call = item
         try:
             connection.send_bytes(call)
-            answered.put(_Message(connection.recv()))
+            answered.put(_Received(connection.recv()))
         except BaseException as error:  # passed to the caller, which decides
-            answered.put(_Message(error=error))
+            answered.put(_Received(error=error))
 
 
-_living: WeakSet[WorkerProcess] = WeakSet()
+_live_workers: WeakSet[WorkerProcess] = WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
-    for worker in list(_living):
+def _end_all_workers() -> None:
+    for worker in list(_live_workers):
         worker.end()
 
 
-def _receive(answered: _Answered, seconds: float) -> _Message | None:
+def _receive_within(answered: _ReceivedQueue, seconds: float) -> _Received | None:
     try:
         return answered.get(timeout=max(seconds, 0))
     except Empty:
         return None
 
 
-def _serve(connection: Connection) -> None:
+def _serve_calls(connection: Connection) -> None:
     """Run in the process: answer calls until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    prefer_oom_kill()
+    become_first_oom_victim()
     pid, descriptor, identity = os.getpid(), connection.fileno(), _file_identity(connection.fileno())
     while True:
         try:
             number, function, arguments = connection.recv()
         except EOFError:
             os._exit(0)
-        answer = _answer(number, function, arguments)
+        answer = _call_and_catch(number, function, arguments)
         if os.getpid() != pid:  # a forked child came back from the call: its parent answers
             os._exit(0)
         if _file_identity(descriptor) != identity:  # closed, and another file may have its number now
-            os._exit(_NO_WAY_BACK)
+            os._exit(_PIPE_CLOSED_EXIT_CODE)
         try:
-            connection.send_bytes(_pickle(answer))
+            connection.send_bytes(_pickle_plainly(answer))
         except Exception as error:
             connection.send(_Answer(number, raised=f"what it returned cannot be sent: {type(error).__name__}"))
 
 
-def _pickle(sent: object) -> bytes:
+def _pickle_plainly(sent: object) -> bytes:
     """Pickle without the reducers for sockets that ``Connection.send`` adds, which make it several times as slow."""
     return pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
 
 
-def _answer(number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> _Answer:
+def _call_and_catch(number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> _Answer:
     try:
         return _Answer(number, function(*arguments))
     except BaseException as error:

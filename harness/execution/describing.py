@@ -25,8 +25,8 @@ from attncheck.execution.worker import limit_threads, redirect_output, to_one_li
 if TYPE_CHECKING:
     from attncheck.execution.implementations import UserImplementation
 
-Declared = dict[str, Any] | str
-"""The declarations of a target (``user_call.declarations``), or why it cannot be used."""
+Declarations = dict[str, Any] | str
+"""The declarations of a target (``user_call.read_target_declarations``), or why it cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class DescriptionRequest:
     @property
     def environment(self) -> Mapping[str, str]:
         """The environment variables that are set before anything is loaded, as in a run."""
-        from attncheck.execution.environment import with_cache
+        from attncheck.execution.environment import with_cache_variables
 
         framework = BACKENDS.get(self.framework or "numpy")
-        return {} if framework is None else with_cache(framework, keep=self.compilation_cache).environment
+        return {} if framework is None else with_cache_variables(framework, keep=self.compilation_cache).environment
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -64,7 +64,7 @@ class _DescribingProcess:
     """
 
     def __init__(self, requests: Sequence[DescriptionRequest], seconds: float, *, stays: bool) -> None:
-        self.answers: dict[DescriptionRequest, Future[Declared]] = {request: Future() for request in requests}
+        self.answers: dict[DescriptionRequest, Future[Declarations]] = {request: Future() for request in requests}
         self._seconds, self._stays, self._is_closed = seconds, stays, False
         self._folder = TemporaryDirectory(prefix="attncheck", ignore_cleanup_errors=True)
         self._worker: WorkerProcess | None = None
@@ -79,22 +79,22 @@ class _DescribingProcess:
         if not self._stays:
             self.close()
 
-    def _describe_one(self, request: DescriptionRequest) -> Declared:
+    def _describe_one(self, request: DescriptionRequest) -> Declarations:
         """Load a target in the process of the targets before it, or in a new process if that fails."""
         asked = (request.target, dict(request.environment), request.threads, str(Path(self._folder.name) / "log.txt"))
         is_used = self._worker is not None
         try:
-            return self._process().call(describe, *asked, seconds=self._seconds)
+            return self._running_worker().call(load_declarations, *asked, seconds=self._seconds)
         except (CallTimeout, WorkerDied, RemoteError):
-            self._end()
+            self._end_worker()
             if not is_used or self._is_closed:
                 raise
-        return self._process().call(describe, *asked, seconds=self._seconds)
+        return self._running_worker().call(load_declarations, *asked, seconds=self._seconds)
 
-    def _process(self) -> WorkerProcess:
+    def _running_worker(self) -> WorkerProcess:
         self._worker = self._worker or WorkerProcess()
         if self._is_closed:  # closed in the meantime, perhaps before the process was stored
-            self._end()
+            self._end_worker()
             raise WorkerDied("was ended")
         return self._worker
 
@@ -110,10 +110,10 @@ class _DescribingProcess:
     def close(self) -> None:
         """End the process, unless a run has taken it."""
         self._is_closed = True
-        self._end()
+        self._end_worker()
         self._folder.cleanup()
 
-    def _end(self) -> None:
+    def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
@@ -127,34 +127,38 @@ class DescribedWorkers:
     """
 
     def __init__(self, processes: int | None = None) -> None:
-        self._most = processes or available_processors()
-        self._begun: dict[DescriptionRequest, _DescribingProcess] = {}
-        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="attncheck describes")
+        self._max_processes = processes or available_processors()
+        self._processes_by_request: dict[DescriptionRequest, _DescribingProcess] = {}
+        self._threads = ThreadPoolExecutor(self._max_processes, thread_name_prefix="attncheck describes")
 
     def begin(self, *requests: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         """Start to load targets without waiting for them."""
-        new = [request for request in dict.fromkeys(requests) if request not in self._begun]
-        stays = len(self._begun) + len(new) <= max(1, self._most - 1)
+        new = [request for request in dict.fromkeys(requests) if request not in self._processes_by_request]
+        stays = len(self._processes_by_request) + len(new) <= max(1, self._max_processes - 1)
         together: dict[object, list[DescriptionRequest]] = {}
         for request in new:
             together.setdefault(request if stays else request.process, []).append(request)
         for these in together.values():
             describing = _DescribingProcess(these, seconds, stays=stays)
-            self._begun.update(dict.fromkeys(these, describing))
+            self._processes_by_request.update(dict.fromkeys(these, describing))
             self._threads.submit(describing.describe)
 
-    def declared(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
+    def declared(self, request: DescriptionRequest, seconds: float = START_SECONDS) -> Declarations:
         """Return the declarations of a target, or why it cannot be used.
 
         Raises ``CallTimeout``, ``WorkerDied`` or ``RemoteError``.
         """
         self.begin(request, seconds=seconds)
-        return self._begun[request].answers[request].result()
+        return self._processes_by_request[request].answers[request].result()
 
     @property
     def has_failed(self) -> bool:
         """Return whether a target is already known to be unusable."""
-        answers = [answer for request, process in self._begun.items() if (answer := process.answers[request]).done()]
+        answers = [
+            answer
+            for request, process in self._processes_by_request.items()
+            if (answer := process.answers[request]).done()
+        ]
         return any(answer.exception() is not None or isinstance(answer.result(), str) for answer in answers)
 
     def take(self, entry: UserImplementation, threads: int) -> WorkerProcess | None:
@@ -162,7 +166,7 @@ class DescribedWorkers:
 
         ``entry`` has the variables that a worker would set.
         """
-        for request, describing in self._begun.items():
+        for request, describing in self._processes_by_request.items():
             if request.target == entry.target:
                 if (worker := describing.take(request, entry.environment, threads)) is not None:
                     return worker
@@ -171,7 +175,7 @@ class DescribedWorkers:
 
     def close(self) -> None:
         """End the processes that no run has taken."""
-        begun, self._begun = self._begun, {}
+        begun, self._processes_by_request = self._processes_by_request, {}
         self._threads.shutdown(wait=False, cancel_futures=True)
         for describing in dict.fromkeys(begun.values()):
             describing.close()
@@ -185,19 +189,19 @@ class DescribedWorkers:
         self.close()
 
 
-def describe(target: Target, environment: Mapping[str, str], threads: int, log: str) -> Declared:
+def load_declarations(target: Target, environment: Mapping[str, str], threads: int, log: str) -> Declarations:
     """Run in the process: load a target as a worker would; return its declarations, or why it is unusable."""
     redirect_output(log, passed_on=True)
     limit_threads(threads)
     os.environ.update(environment)
-    from attncheck.execution.signatures import unfit_text
-    from attncheck.execution.user_call import declarations, load, remember_loaded
+    from attncheck.execution.signatures import explain_unfit_function
+    from attncheck.execution.user_call import load, read_target_declarations, remember_loaded
 
     try:
         loaded = load(target)
-        declared = declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
+        declared = read_target_declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
-        return unfit_text(error, target, loaded)
+        return explain_unfit_function(error, target, loaded)
     except LoadError as error:
         return to_one_line(str(error))
     remember_loaded(target, loaded)

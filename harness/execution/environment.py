@@ -30,7 +30,7 @@ from attncheck.execution.user_code import unwrap_function
 Entry = TypeVar("Entry", bound=BackendEntry)
 
 
-def with_cache(entry: Entry, *, keep: bool) -> Entry:
+def with_cache_variables(entry: Entry, *, keep: bool) -> Entry:
     """Add the variables by which its framework keeps what it compiles, or with ``keep`` false does not.
 
     What the user's environment says already stands. Without a folder that can be written nothing is kept.
@@ -45,7 +45,7 @@ def _cache_variables(framework: BackendEntry) -> Mapping[str, str]:
     # Reading kernels back from the cache overflows a thread's stack on macOS with jaxlib before 0.10.
     if not framework.cache or sys.platform == "darwin":
         return {}
-    folder = cache_folder() / _cache_name(framework.packages[0])
+    folder = cache_folder() / _cache_folder_name(framework.packages[0])
     with suppress(OSError):
         # Whoever may write there may run code here.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,13 +55,13 @@ def _cache_variables(framework: BackendEntry) -> Mapping[str, str]:
 
 
 @lru_cache
-def _cache_name(package: str) -> str:
+def _cache_folder_name(package: str) -> str:
     features = [platform.machine(), *cpu_features(), emulated_isa() or ""]
     cpu = hashlib.sha256("\n".join(features).encode()).hexdigest()[:12]
     return f"{package}-{package_version(package)}-{platform.python_version()}-{cpu}"
 
 
-FLAGS = (
+RECORDED_VARIABLES = (
     *("PJRT_NPROC", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", "MKL_CBWR", "OMP_NUM_THREADS"),
     *sorted(INSTRUCTION_SETS["amx"].variables),
 )
@@ -100,7 +100,7 @@ def describe_environment(entries: Iterable[BackendEntry], threads: int) -> dict[
         "processors": os.cpu_count(),
         "threads_per_worker": threads,
         "versions": dict(sorted((imported | installed).items())),
-        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "flags": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
         "byte_order": sys.byteorder,
     }
 
@@ -110,7 +110,7 @@ _FRAMEWORK_OF: Mapping[str, str] = {
 }
 
 
-def _frameworks(packages: Iterable[str]) -> set[str]:
+def _frameworks_among(packages: Iterable[str]) -> set[str]:
     return {_FRAMEWORK_OF[package] for package in packages if package in _FRAMEWORK_OF}
 
 
@@ -130,7 +130,7 @@ class Imports:
     @property
     def framework(self) -> str | None:
         """The one framework, besides NumPy, that is imported; None for none or several."""
-        frameworks = _frameworks(self.packages) or {*self.libraries.values()}
+        frameworks = _frameworks_among(self.packages) or {*self.libraries.values()}
         return frameworks.pop() if len(frameworks) == 1 else None
 
     @property
@@ -140,22 +140,26 @@ class Imports:
 
 
 @lru_cache(maxsize=1)  # every function of a run is looked at; reading all distributions takes a tenth of a second
-def _distributions_on(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+def _distributions_by_package(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
     """Return the distributions that have each top-level package, as long as ``sys.path`` is this one."""
     return packages_distributions()
 
 
-def imports_of(target: Any) -> Imports:
+def find_imports(target: Any) -> Imports:
     """Return the imports of a loaded implementation's modules."""
-    installed = _distributions_on(tuple(sys.path))
-    name, imported = _home(target)
+    installed = _distributions_by_package(tuple(sys.path))
+    name, imported = _module_and_used_packages(target)
     local, packages = {name.partition(".")[0]}, set(imported)
     waiting = {*local, *imported}
     while waiting:
         package = waiting.pop()
         # A package of no distribution is a file next to the kernel: its imports are the kernel's, too.
-        if package in local or (package not in installed and _is_file(sys.modules.get(package))):
-            new = {name for module in _modules_of(package) for name in _packages(_names_in(module))} - packages
+        if package in local or (package not in installed and _has_file(sys.modules.get(package))):
+            new = {
+                name
+                for module in _loaded_modules_of(package)
+                for name in _third_party_packages(_modules_named_in(module))
+            } - packages
             local.add(package)
             packages |= new
             waiting |= new - local
@@ -163,34 +167,38 @@ def imports_of(target: Any) -> Imports:
         distribution: number
         for package in {*local, *packages}
         for distribution in installed.get(package, ())
-        if not _is_namespace(package) and (number := package_version(distribution)) is not None
+        if not _is_namespace_package(package) and (number := package_version(distribution)) is not None
     }
     uninstalled = {package: _version_attribute(package) for package in local if package not in installed}
     versions |= {package: number for package, number in uninstalled.items() if number is not None}
     top = name.partition(".")[0]
     homes = (distribution for distribution in installed.get(top, ()) if distribution in versions)
     home = next(homes, "") if top else ""
-    return Imports(dict(sorted(versions.items())), frozenset(packages), home, _libraries_of(packages, local))
+    return Imports(
+        dict(sorted(versions.items())), frozenset(packages), home, _libraries_importing_frameworks(packages, local)
+    )
 
 
-def _libraries_of(packages: Collection[str], local: Collection[str]) -> Mapping[str, str]:
+def _libraries_importing_frameworks(packages: Collection[str], local: Collection[str]) -> Mapping[str, str]:
     """Return the one framework that each package which is not ``local`` imports; {} if ``packages`` has a framework.
 
     The search only reads the names in their modules, because to read the source of a large library takes seconds.
     """
-    if _frameworks(packages):
+    if _frameworks_among(packages):
         return {}
     named = {
         package: {
-            name for module in _modules_of(package) for name in _packages(_module_names([*vars(module).values()]))
+            name
+            for module in _loaded_modules_of(package)
+            for name in _third_party_packages(_modules_of_values([*vars(module).values()]))
         }
         for package in sorted({*packages} - {*local})
     }
-    frameworks_in = {package: _frameworks(names) for package, names in named.items()}
+    frameworks_in = {package: _frameworks_among(names) for package, names in named.items()}
     return {package: frameworks.pop() for package, frameworks in frameworks_in.items() if len(frameworks) == 1}
 
 
-def _home(target: Any) -> tuple[str, set[str]]:
+def _module_and_used_packages(target: Any) -> tuple[str, set[str]]:
     """Return the name of the module that a target is written in, and the packages that its own globals name.
 
     A function that was sent by value has no module here, but has the globals that it uses.
@@ -201,7 +209,7 @@ def _home(target: Any) -> tuple[str, set[str]]:
     name = getattr(written, "__module__", None)
     function = getattr(written, "__func__", written)
     used = [*getattr(function, "__globals__", {}).values(), *_closure_values(function)]
-    return (name if isinstance(name, str) else ""), set(_packages(_module_names(used)))
+    return (name if isinstance(name, str) else ""), set(_third_party_packages(_modules_of_values(used)))
 
 
 def _closure_values(function: Any) -> Iterator[Any]:
@@ -210,12 +218,12 @@ def _closure_values(function: Any) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-def _modules_of(package: str) -> list[ModuleType]:
+def _loaded_modules_of(package: str) -> list[ModuleType]:
     loaded = list(sys.modules.items())
     return [module for name, module in loaded if name.partition(".")[0] == package and isinstance(module, ModuleType)]
 
 
-def _module_names(values: Iterable[Any]) -> Iterator[str]:
+def _modules_of_values(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
         if isinstance(value, ModuleType):
             yield value.__name__
@@ -223,34 +231,34 @@ def _module_names(values: Iterable[Any]) -> Iterator[str]:
             yield str(value.__module__)
 
 
-def _names_in(module: ModuleType) -> Iterator[str]:
+def _modules_named_in(module: ModuleType) -> Iterator[str]:
     """Yield the modules of a module's values and of its source's imports, also in functions that have not run yet."""
-    yield from _module_names(list(vars(module).values()))
+    yield from _modules_of_values(list(vars(module).values()))
     with suppress(AttributeError, OSError, SyntaxError, ValueError, RecursionError):  # compiled, or made by hand
-        yield from _imports_in(Path(str(module.__file__)).read_bytes())
+        yield from _imported_modules(Path(str(module.__file__)).read_bytes())
 
 
 @cache  # every function of a file is looked at
-def _imports_in(source: bytes) -> Sequence[str]:
+def _imported_modules(source: bytes) -> Sequence[str]:
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     plain = (alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names)
     parts = (node for node in imports if isinstance(node, ast.ImportFrom) and not node.level)
     return (*plain, *filter(None, (node.module for node in parts)))
 
 
-def _packages(names: Iterable[str]) -> Iterator[str]:
+def _third_party_packages(names: Iterable[str]) -> Iterator[str]:
     packages = (name.partition(".")[0] for name in names)
     return (package for package in packages if package not in sys.stdlib_module_names and package not in ("", "None"))
 
 
-def _is_file(module: ModuleType | None) -> bool:
+def _has_file(module: ModuleType | None) -> bool:
     return bool(getattr(module, "__file__", None))
 
 
-def _is_namespace(package: str) -> bool:
+def _is_namespace_package(package: str) -> bool:
     """Return whether several distributions may share a package, so that its distribution is ambiguous."""
     module = sys.modules.get(package)
-    return module is not None and not _is_file(module) and hasattr(module, "__path__")
+    return module is not None and not _has_file(module) and hasattr(module, "__path__")
 
 
 def _version_attribute(package: str) -> str | None:

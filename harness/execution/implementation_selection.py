@@ -22,10 +22,10 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    entry_of,
     renamed,
+    user_entry,
 )
-from attncheck.execution.user_code import Target, check_function, is_user_target, origin_of, read_declarations
+from attncheck.execution.user_code import Target, check_function, find_origin, is_user_target, read_declarations
 from attncheck.execution.worker import to_one_line
 
 
@@ -82,7 +82,7 @@ def select_implementations(
     requested = with_distinct_names(requested, {item.name for item in chosen.implementations})
     limits = limits or Limits()
     with DescribedWorkers() if described is None else nullcontext(described) as workers:
-        requests = [description_request(item.target, framework, limits) for item in requested]
+        requests = [make_description_request(item.target, framework, limits) for item in requested]
         workers.begin(*requests, seconds=limits.start_seconds)
         selected = [
             _with_command_words(
@@ -161,7 +161,7 @@ def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collectio
             continue
         for group in (same, every):  # a longer name may be another function's, whose own has to be longer then
             rest = fixed | {named[place].shown for place in every if place not in group}
-            longer = _longer_names([named[place].target for place in group])
+            longer = _yield_longer_names([named[place].target for place in group])
             distinct_names = next((names for names in longer if len({*names} - rest) == len(names)), None)
             if distinct_names is not None:
                 break
@@ -176,7 +176,7 @@ def with_distinct_names(requested: Sequence[RequestedFunction], taken: Collectio
     return named
 
 
-def _longer_names(targets: Sequence[Target]) -> Iterator[list[str]]:
+def _yield_longer_names(targets: Sequence[Target]) -> Iterator[list[str]]:
     """Yield names of all targets with more and more parts of their paths, and of their functions."""
     parts = [target.longer_names for target in targets]
     most = [max(len(names[kind]) for names in parts) for kind in range(2)]
@@ -187,7 +187,7 @@ def _longer_names(targets: Sequence[Target]) -> Iterator[list[str]]:
         ]
 
 
-def description_request(target: Target, framework: str | None, limits: Limits) -> DescriptionRequest:
+def make_description_request(target: Target, framework: str | None, limits: Limits) -> DescriptionRequest:
     """Return the question what a target declares, to be answered in the surroundings of a run."""
     return DescriptionRequest(target, framework, limits.threads, limits.compilation_cache)
 
@@ -215,7 +215,7 @@ def select_callable(
     """Take a callable that is handed over as an object, a lambda too: workers get a copy of it."""
     import cloudpickle
 
-    origin = origin_of(function)
+    origin = find_origin(function)
     module = sys.modules.get(getattr(function, "__module__", ""))
     # A module that a worker could not import, such as a test module of pytest, is sent by value.
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
@@ -250,7 +250,7 @@ def user_implementation(
     In reports it has a ``name`` like package.implementation, or like package alone with the function's name behind it.
     """
     limits = limits or Limits()
-    question = description_request(target, framework, limits)
+    question = make_description_request(target, framework, limits)
     declared: Mapping[str, Any] | str
     try:
         with DescribedWorkers() if described is None else nullcontext(described) as workers:
@@ -265,6 +265,6 @@ def user_implementation(
         called = shlex.join(target.program) or ":".join(filter(None, (target.module, target.attribute)))
         raise UsageError(f"{called or 'the callable'}: {declared}")
     package, _, mode = (name or "").partition(".")
-    entry = entry_of(target, {"name": package, "mode": mode, **declared}, framework)
+    entry = user_entry(target, {"name": package, "mode": mode, **declared}, framework)
     (only,) = entry.all_modes
     return Implementation(entry, only)

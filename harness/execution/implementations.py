@@ -33,7 +33,7 @@ from attncheck.execution.operations import Parameters
 from attncheck.execution.user_code import Target, advice_on_framework
 from attncheck.spec import DECLARABLE
 
-ALL = "all"
+ALL_MODES = "all"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,11 @@ class ImplementationSelection:
         """
         meant: set[str] = set()
         for pattern in patterns:
-            these = [item for item in self.implementations if pattern == item.entry.name or _matches(pattern, item)]
+            these = [
+                item
+                for item in self.implementations
+                if pattern == item.entry.name or _matches_implementation(pattern, item)
+            ]
             if not these:
                 names = ", ".join(item.name for item in self.implementations) or "nothing"
                 raise UsageError(f"--standard {pattern}: no implementation of this run is called so; it has {names}")
@@ -186,7 +190,7 @@ def bundled_implementations(
         raise UsageError(f"unknown backend {unknown[0]!r}; {suggest_names(unknown[0], table, one_of=False)}")
     excluded = {} if names or patterns else LIBRARIES
     entries = {name: entry for name, entry in table.items() if name not in excluded and (not names or name in names)}
-    globs = [_expand_backend(pattern, table) for pattern in patterns or entries]
+    globs = [_expand_backend_name(pattern, table) for pattern in patterns or entries]
     on_devices = device_implementations(entries) if any("@" in glob for glob in globs) else ()
     wanted = _select_matching((*every_implementation(entries), *on_devices), globs)
     chosen = {item.entry.name: item.entry for item in wanted}
@@ -204,29 +208,29 @@ def bundled_implementations(
     )
 
 
-def _expand_backend(pattern: str, table: Mapping[str, BackendEntry]) -> str:
+def _expand_backend_name(pattern: str, table: Mapping[str, BackendEntry]) -> str:
     """Return the default mode for a backend's name, with or without a device; any other pattern unchanged."""
     name, at, device = pattern.partition("@")
     return f"{Implementation(table[name]).name}{at}{device}" if name in table else pattern
 
 
-def _matches(pattern: str, item: Implementation) -> bool:
+def _matches_implementation(pattern: str, item: Implementation) -> bool:
     """Return whether a glob matches an implementation; one on a device only if the glob has an ``@``."""
-    return ("@" in pattern or not item.declared.device) and (pattern == ALL or fnmatchcase(item.name, pattern))
+    return ("@" in pattern or not item.declared.device) and (pattern == ALL_MODES or fnmatchcase(item.name, pattern))
 
 
 def _select_matching(items: Sequence[Implementation], patterns: Sequence[str]) -> tuple[Implementation, ...]:
     for pattern in patterns:
-        if pattern != ALL and not any(_matches(pattern, item) for item in items):
+        if pattern != ALL_MODES and not any(_matches_implementation(pattern, item) for item in items):
             names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
             one = suggest_names(pattern, names, "`attncheck list implementations`")
-            others = f"a glob such as 'torch.*', {ALL} and file.py:function will do"
+            others = f"a glob such as 'torch.*', {ALL_MODES} and file.py:function will do"
             here = {path.stem: path.name for path in Path().glob("*.py")}
             begin = [stem for stem in sorted(here) if stem.startswith(pattern.partition(":")[0])]
             close = begin[:1] or get_close_matches(pattern, here, 1, NEAR)
             near = f"did you mean {here[close[0]]}? " if close else ""
             raise UsageError(f"no implementation is called {pattern!r}; {near}{one}; {others}")
-    return tuple(item for item in items if any(_matches(pattern, item) for pattern in patterns))
+    return tuple(item for item in items if any(_matches_implementation(pattern, item) for pattern in patterns))
 
 
 @dataclass(frozen=True)
@@ -303,8 +307,8 @@ class UserImplementation(BackendEntry):
         return backend  # type: ignore[return-value] # it has those of the contract's functions that the target has
 
 
-def entry_of(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
-    """Make the entry of a target from what it declares of itself (``user_call.declarations``).
+def user_entry(target: Target, declared: Mapping[str, Any], framework: str | None) -> UserImplementation:
+    """Make the entry of a target from what it declares of itself (``user_call.read_target_declarations``).
 
     Raises ``UsageError`` for an unknown framework, and for a device that its arrays do not lie on.
     """

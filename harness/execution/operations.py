@@ -37,7 +37,7 @@ def run_operation(
         raise UnsupportedError.of_function(name)
     left_out = unsupported_conventions(backend, operation, options)
     keywords = {keyword: value for keyword, value in keywords.items() if keyword not in left_out}
-    check_parameters(parameters_of(function), {**inputs, **keywords})
+    require_parameters(function_parameters(function), {**inputs, **keywords})
     tensors = {name: backend.from_numpy(array) for name, array in inputs.items()}
     stages: Stages = function(**tensors, **keywords)
     return stages
@@ -68,7 +68,7 @@ def unsupported_conventions(backend: Backend, operation: str, options: Mapping[s
     if function is None:
         return ()
     # Somebody's own function is called by a wrapper that takes anything.
-    return missing_conventions(parameters_of(getattr(function, "user_function", function)), options)
+    return missing_conventions(function_parameters(getattr(function, "user_function", function)), options)
 
 
 def missing_conventions(parameters: Parameters, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -76,13 +76,13 @@ def missing_conventions(parameters: Parameters, options: Mapping[str, Any]) -> t
     return parameters.lacking(sorted(CONVENTIONS & options.keys()))
 
 
-def check_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
+def require_parameters(parameters: Parameters, asked: Iterable[str]) -> None:
     """Raise ``UnsupportedError`` for what there is no parameter for: a capability is a parameter."""
     if missing := parameters.lacking(asked):
         raise UnsupportedError(f"takes no {', '.join(missing)}", missing)
 
 
-def parameters_of(function: Callable[..., Any]) -> Parameters:
+def function_parameters(function: Callable[..., Any]) -> Parameters:
     """Return the parameters of a function: of what it wraps, which hundreds of variants have in common."""
     function = getattr(function, "__func__", function)
     return _parameters_of_wrapped(inspect.unwrap(function, stop=lambda wrapped: hasattr(wrapped, "__signature__")))
@@ -254,7 +254,7 @@ def find_unwritten_numbers(stages: Mapping[str, Array]) -> dict[str, str]:
     return faults
 
 
-def is_called_again(backend: Backend, problem: Problem) -> bool:
+def should_call_again(backend: Backend, problem: Problem) -> bool:
     """Return whether a call is of somebody's own function, and small enough to be made once more."""
     function = getattr(getattr(backend, call_of(problem.operation, problem.options)[0], None), "user_function", None)
     if function is None or getattr(function, "returns_new_arrays", False):

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from attncheck.backends.contract import UnsupportedError
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.operations import KeptElements, call_of, check_parameters, cut, missing_conventions
-from attncheck.execution.requirements import InexactError, Requirements, require_exact, sees_added_keys
+from attncheck.execution.operations import KeptElements, call_of, cut, missing_conventions, require_parameters
+from attncheck.execution.requirements import InexactError, Requirements, attends_to_added_keys, require_exact_padding
 from attncheck.execution.signatures import INPUTS
-from attncheck.execution.worker import Failure, Outcome, unsupported
+from attncheck.execution.worker import Failure, Outcome, unsupported_failure
 from attncheck.reading.case import Case
 from attncheck.reading.inputs import ArrayWithRadius, convert_inputs, problem_of
 from attncheck.reading.lowering import unpacked_shapes
@@ -43,13 +43,13 @@ from attncheck.spec import (
 )
 
 Array = NDArray[Any]
-Lengths = Mapping[str, int]
+AxisLengths = Mapping[str, int]
 """Axis letter -> length."""
 
 _WIDTHS = ("D", "Dv", "Dk")
-_MOST_SCORES, _MOST_GROWTH = 1 << 26, 8
+_MAX_PADDED_SCORES, _MAX_SCORE_GROWTH = 1 << 26, 8
 """Of a padded call: 256 MiB in float32, unless the case itself has an eighth of them."""
-_ZERO_WHERE_ADDED: Mapping[str, frozenset[str]] = {
+_ZERO_PADDED_AXES: Mapping[str, frozenset[str]] = {
     name: frozenset(spec.axes) & {*_WIDTHS, "Lk", "T"}
     for name, spec in STAGE_SPECS.items()
     if name not in (*PROJECTIONS, *LOGITS) and not (name in GRADIENTS and "T" in spec.axes)
@@ -81,7 +81,7 @@ class Padding:
         return replace(outcome, stages=stages, padded=self.description, faults={**outcome.faults, **faults})
 
 
-def padded_call(implementation: Implementation, problem: Problem) -> Padding | Failure | None:
+def pad_call(implementation: Implementation, problem: Problem) -> Padding | Failure | None:
     """Pad a call to the shapes that the function requires.
 
     Packed sequences become one mask first if the implementation has no function for them.
@@ -92,7 +92,7 @@ def padded_call(implementation: Implementation, problem: Problem) -> Padding | F
     if OPERATIONS[problem.operation].is_folded and not implementation.has(
         call_of(problem.operation, problem.options)[0]
     ):
-        return _folded_call(implementation, problem)
+        return _pad_call_with_mask(implementation, problem)
     name, _ = call_of(problem.operation, problem.options)
     declared, accepted = implementation.requires(name)
     if not declared or "query" not in problem.inputs:  # scores that are given have neither a width nor a scale
@@ -106,7 +106,7 @@ def padded_call(implementation: Implementation, problem: Problem) -> Padding | F
     # The position of a sequence's first query, the largest of a batch.
     start = int(problem.inputs.get("query_offsets", np.zeros(1)).max(initial=lengths.get("P", 0)))
     try:
-        longer = _lengths_required(requirements, lengths, start)
+        longer = _padded_lengths(requirements, lengths, start)
         if longer and (blocks or shapes != input_shapes):
             kept = "codes that share bytes or scales of blocks keep their widths and lengths"
             raise InexactError(f"cannot be padded: {kept}")
@@ -115,18 +115,18 @@ def padded_call(implementation: Implementation, problem: Problem) -> Padding | F
                 message = f"cannot be padded: it declares {convention}, by which a padded call is read otherwise"
                 raise InexactError(message)
         _require_affordable(lengths, longer)
-        return _padding(problem, lengths, longer, accepted) if longer else None
+        return _pad_to_lengths(problem, lengths, longer, accepted) if longer else None
     except InexactError as error:
         return Failure("unsupported", str(error), error.lacks)
 
 
-def _folded_call(implementation: Implementation, problem: Problem) -> Padding | Failure:
+def _pad_call_with_mask(implementation: Implementation, problem: Problem) -> Padding | Failure:
     """Turn the sequences of a problem into a mask, and pad the call of the other function."""
     if names := [name for name in _SEQUENCE_CONVENTIONS if name in implementation.reads_calls_as]:
         return Failure("unsupported", f"takes no sequences, and a mask in their place says no {names[0]}")
     folded = problem.without_layout()
     description = f"a block mask ({len(problem.inputs['cu_seqlens_k']) - 1} sequences)"
-    padding = padded_call(implementation, folded)
+    padding = pad_call(implementation, folded)
     if padding is None:
         return Padding(folded, {}, description)
     if isinstance(padding, Failure):
@@ -136,13 +136,13 @@ def _folded_call(implementation: Implementation, problem: Problem) -> Padding | 
 
 def required_call(implementation: Implementation, problem: Problem) -> Padding:
     """Return the call that is made for a problem, padded or as it is. Raises ``UsageError`` if none is."""
-    padding = padded_call(implementation, problem)
+    padding = pad_call(implementation, problem)
     if isinstance(padding, Failure):
         raise UsageError(f"{implementation.name} is not called: {padding.message}")
     return padding or Padding(problem, {}, "")
 
 
-def _lengths_required(requirements: Requirements, lengths: Lengths, start: int) -> dict[str, int]:
+def _padded_lengths(requirements: Requirements, lengths: AxisLengths, start: int) -> dict[str, int]:
     """Return the new lengths of axes that have to grow, by letter. Raises ``InexactError`` if no length works."""
     widths = {letter: lengths[letter] for letter in _WIDTHS if letter in lengths}
     if requirements.value_width and "Dv" in widths:
@@ -150,8 +150,8 @@ def _lengths_required(requirements: Requirements, lengths: Lengths, start: int) 
     wanted = {letter: requirements.width(width) for letter, width in widths.items()}
     for letter, width in wanted.items():
         if width is None:
-            raise InexactError(f"requires {requirements.limits}; {letter} is {widths[letter]}")
-    queries, keys = requirements.query_and_key_length(lengths["Lq"], lengths["T"])
+            raise InexactError(f"requires {requirements.width_limits_text}; {letter} is {widths[letter]}")
+    queries, keys = requirements.smallest_accepted_lengths(lengths["Lq"], lengths["T"])
     if lengths.keys() & {"S1", "W", "C"}:
         if (queries, keys) != (lengths["Lq"], lengths["T"]):
             kept = "sequences that are packed, paged or latent keep their lengths"
@@ -172,27 +172,28 @@ _AXIS_DEPENDENT_CONVENTIONS: Mapping[str, frozenset[str]] = {
 _SEQUENCE_CONVENTIONS = ("corner", "key_lengths")
 
 
-def _require_affordable(lengths: Lengths, longer: Lengths) -> None:
+def _require_affordable(lengths: AxisLengths, longer: AxisLengths) -> None:
     """Raise ``InexactError`` if padding makes many more scores than the case has, and too many for a kernel."""
     padded = {**lengths, **longer}
     before, after = (sizes["B"] * sizes.get("H", 1) * sizes["Lq"] * sizes["T"] for sizes in (lengths, padded))
-    if after > _MOST_SCORES and after > _MOST_GROWTH * before:
+    if after > _MAX_PADDED_SCORES and after > _MAX_SCORE_GROWTH * before:
+        padding = _describe_padding(lengths, longer)
         raise InexactError(
-            f"would be padded from {before:,} scores to {after:,}, too many to ask: {_padding_text(lengths, longer)}",
+            f"would be padded from {before:,} scores to {after:,}, too many to ask: {padding}",
             ("padding of few queries to many keys",),
         )
 
 
-def _padding(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Padding:
-    require_exact(problem, longer)
+def _pad_to_lengths(problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]) -> Padding:
+    require_exact_padding(problem, longer)
     specs = problem.specs
     inputs = {
         name: _pad_array(array, specs[name].axes, lengths, longer, name, is_broadcast=specs[name].broadcast)
         for name, array in problem.inputs.items()
     }
-    options = {**problem.options, **_scale(problem, lengths, longer, accepted)}
+    options = {**problem.options, **_scale_of_unpadded_width(problem, lengths, longer, accepted)}
     asked = _mask_added_keys(replace(problem, options=options, inputs=inputs), lengths, longer, accepted)
-    require_exact(problem, longer, asked)
+    require_exact_padding(problem, longer, asked)
     padded = {**lengths, **longer}
     axes, shapes = stage_axes(problem.operation, lengths), stage_shapes(problem.operation, padded)
     for stage, name in optional_gradients(problem.operation).items():
@@ -200,10 +201,12 @@ def _padding(problem: Problem, lengths: Lengths, longer: Lengths, accepted: froz
             axes[stage], shapes[stage] = specs[name].axes, inputs[name].shape
     kept = {stage: _kept_elements(stage, axes[stage], shape, lengths, longer) for stage, shape in shapes.items()}
     kept = {stage: elements for stage, elements in kept.items() if elements.positions}
-    return Padding(asked, kept, _padding_text(lengths, longer))
+    return Padding(asked, kept, _describe_padding(lengths, longer))
 
 
-def _scale(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> dict[str, float]:
+def _scale_of_unpadded_width(
+    problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]
+) -> dict[str, float]:
     """Return the scale that has to be given because the function would take it from the padded width."""
     is_from_width = score_kind(problem.operation, problem.options) == DEFAULT_SCORE
     if "D" not in longer or is_said("scale", problem.options, problem.inputs) or not is_from_width:
@@ -213,9 +216,13 @@ def _scale(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozen
     return {"scale": 1 / math.sqrt(lengths["D"])}
 
 
-def _mask_added_keys(problem: Problem, lengths: Lengths, longer: Lengths, accepted: frozenset[str]) -> Problem:
+def _mask_added_keys(problem: Problem, lengths: AxisLengths, longer: AxisLengths, accepted: frozenset[str]) -> Problem:
     """Mask the keys that were added, if any query of the case may attend to them."""
-    if "T" not in longer or OPERATIONS[problem.operation].has_score_kinds or not sees_added_keys(problem, lengths):
+    if (
+        "T" not in longer
+        or OPERATIONS[problem.operation].has_score_kinds
+        or not attends_to_added_keys(problem, lengths)
+    ):
         return problem
     is_key = (np.arange(longer["T"]) < lengths["T"]).reshape(1, 1, 1, -1)
     if "mask" in problem.inputs:
@@ -230,7 +237,7 @@ def _mask_added_keys(problem: Problem, lengths: Lengths, longer: Lengths, accept
 
 
 def _pad_array(
-    array: Array, axes: Sequence[str], lengths: Lengths, longer: Lengths, name: str, *, is_broadcast: bool
+    array: Array, axes: Sequence[str], lengths: AxisLengths, longer: AxisLengths, name: str, *, is_broadcast: bool
 ) -> Array:
     """Add zeros to every axis that has to be longer; a mask gets keys that are masked and queries that are not."""
     for axis, letter in enumerate(axes):
@@ -247,7 +254,9 @@ def _pad_array(
     return array
 
 
-def _kept_elements(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengths, longer: Lengths) -> KeptElements:
+def _kept_elements(
+    stage: str, axes: Sequence[str], shape: Shape, lengths: AxisLengths, longer: AxisLengths
+) -> KeptElements:
     """Return the positions of a stage's longer axes that existed before padding."""
     kept: dict[int, Sequence[int]] = {}
     zeros: list[int] = []
@@ -257,12 +266,17 @@ def _kept_elements(stage: str, axes: Sequence[str], shape: Shape, lengths: Lengt
             starts = range(0, lengths[heads] * longer[base], longer[base]) if heads else range(1)
             positions = range(lengths[base])
             kept[axis] = positions if len(starts) == 1 else [start + place for start in starts for place in positions]
-            zeros += [axis] if base in _ZERO_WHERE_ADDED.get(stage, ()) else []
+            zeros += [axis] if base in _ZERO_PADDED_AXES.get(stage, ()) else []
     return KeptElements(shape, kept, tuple(zeros))
 
 
-def _padding_text(lengths: Lengths, longer: Lengths) -> str:
-    """Return the padding in words: what is added, and to which axes."""
+def _describe_padding(lengths: AxisLengths, longer: AxisLengths) -> str:
+    """Return the padding in words: what is added, and to which axes.
+
+    Example:
+        >>> _describe_padding({"D": 5, "Lq": 3, "T": 4}, {"D": 8, "T": 64})
+        'zero columns (D 5 to 8), masked keys (T 4 to 64)'
+    """
     kinds = (("zero columns", _WIDTHS), ("queries", ("Lq",)), ("masked keys", ("T",)))
     grown = {letter: f"{letter} {lengths[letter]} to {longer[letter]}" for letter in longer}
     return ", ".join(
@@ -287,7 +301,7 @@ def unsupported_reason(
     name, keywords = call_of(problem.operation, problem.options)
     parameters = entry.parameters.get(name)
     if parameters is None:
-        return unsupported(UnsupportedError.of_function(name)) if entry.parameters else None
+        return unsupported_failure(UnsupportedError.of_function(name)) if entry.parameters else None
     positional = INPUTS[name]
     if entry.requirements.get(name) or not parameters.lacking({*problem.inputs, *keywords}.difference(positional)):
         return None
@@ -296,9 +310,9 @@ def unsupported_reason(
     unasked = missing_conventions(parameters, called.options)
     asked = [key for key in (*called.inputs, *keywords) if key not in (*positional, *unasked)]
     try:
-        check_parameters(parameters, asked)
+        require_parameters(parameters, asked)
     except UnsupportedError as error:
-        return unsupported(error)
+        return unsupported_failure(error)
     return None
 
 

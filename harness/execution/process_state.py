@@ -56,23 +56,27 @@ class ProcessState:
     @classmethod
     def snapshot(cls) -> ProcessState:
         """Take the state of this process now."""
-        return cls(_output_files(), frozenset(thread.ident or 0 for thread in threading.enumerate()), _restorers())
+        return cls(
+            _output_file_identities(),
+            frozenset(thread.ident or 0 for thread in threading.enumerate()),
+            _make_restorers(),
+        )
 
     def restore(self) -> bool:
         """Make everything as it was; return whether the process is fit for another evaluation."""
         for restore in self._restore:
             with suppress(Exception):
                 restore()
-        return _output_files() == self._output_files and not (sys.stdout.closed or sys.stderr.closed)
+        return _output_file_identities() == self._output_files and not (sys.stdout.closed or sys.stderr.closed)
 
-    def has_more_threads(self) -> bool:
+    def has_new_threads(self) -> bool:
         """Return whether there are threads now that were not there."""
         return any(thread.ident not in self._threads for thread in threading.enumerate())
 
 
-_LEAST_HELD = 2**30
+_MIN_HELD_TO_COUNT = 2**30
 """Bytes. A process that holds less has not compiled thousands of programs; to count its mappings takes a while."""
-_MAPPINGS, _MAX_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+_MAPPINGS_FILE, _MAX_MAPPINGS_FILE = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def has_many_mappings(held: int) -> bool:
@@ -80,32 +84,32 @@ def has_many_mappings(held: int) -> bool:
 
     A compiler maps memory for each program, and keeps them all: at the limit it cannot compile the next, and crashes.
     """
-    if held < _LEAST_HELD:
+    if held < _MIN_HELD_TO_COUNT:
         return False
     try:
-        return _MAPPINGS.read_bytes().count(b"\n") > int(_MAX_MAPPINGS.read_text()) // 2
+        return _MAPPINGS_FILE.read_bytes().count(b"\n") > int(_MAX_MAPPINGS_FILE.read_text()) // 2
     except (OSError, ValueError):  # another system, which has another limit, or none
         return False
 
 
 @cache
-def _restorers() -> tuple[Callable[[], object], ...]:
+def _make_restorers() -> tuple[Callable[[], object], ...]:
     """Return the functions that restore the state, made once for all evaluations."""
     return (
         partial(vars(sys).update, stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr),
-        _folder(),
-        _signals(),
-        _warnings(),
-        _locale(),
+        _folder_restorer(),
+        _signal_restorer(),
+        _warning_restorer(),
+        _locale_restorer(),
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state()),
         partial(sys.setrecursionlimit, sys.getrecursionlimit()),
         gc.enable if gc.isenabled() else gc.disable,
-        _functions(np),
+        _attribute_restorer(np),
     )
 
 
-def _output_files() -> tuple[object, ...]:
+def _output_file_identities() -> tuple[object, ...]:
     """Return the identities of the files behind standard output and standard error."""
     outlets: list[object] = []
     for descriptor in (1, 2):
@@ -117,7 +121,7 @@ def _output_files() -> tuple[object, ...]:
     return tuple(outlets)
 
 
-def _folder() -> Callable[[], None]:
+def _folder_restorer() -> Callable[[], None]:
     try:
         before = os.getcwd()  # noqa: PTH109 # a Path of it is made of the same
     except OSError:
@@ -125,7 +129,7 @@ def _folder() -> Callable[[], None]:
     return lambda: os.chdir(before)
 
 
-def _signals() -> Callable[[], None]:
+def _signal_restorer() -> Callable[[], None]:
     if sys.platform == "win32":
         return lambda: None
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -142,7 +146,7 @@ def _signals() -> Callable[[], None]:
     return restore
 
 
-def _warnings() -> Callable[[], None]:
+def _warning_restorer() -> Callable[[], None]:
     filters, shown = list(warnings.filters), warnings.showwarning
 
     def restore() -> None:
@@ -154,7 +158,7 @@ def _warnings() -> Callable[[], None]:
     return restore
 
 
-def _locale() -> Callable[[], None]:
+def _locale_restorer() -> Callable[[], None]:
     before = locale.setlocale(locale.LC_ALL)
 
     def restore() -> None:
@@ -164,7 +168,7 @@ def _locale() -> Callable[[], None]:
     return restore
 
 
-def _functions(module: Any) -> Callable[[], None]:
+def _attribute_restorer(module: Any) -> Callable[[], None]:
     before = dict(vars(module))
 
     def restore() -> None:
@@ -176,29 +180,31 @@ def _functions(module: Any) -> Callable[[], None]:
     return restore
 
 
-_WAIT = 0.5
+_WAIT_SECONDS = 0.5
 """Seconds in which a child may say that it came back, and a pool let go of its last job."""
-_LOOKS = 50
-_FRAMEWORKS = frozenset(package for entry in EVERYTHING.values() for package in entry.packages) | {"triton"}
+_POLLS = 50
+_FRAMEWORK_PACKAGES = frozenset(package for entry in EVERYTHING.values() for package in entry.packages) | {"triton"}
 """Packages whose own threads are their own affair: they wait for what they compute before they show it."""
-_Locals = Mapping[str, Any]
+_LocalVariables = Mapping[str, Any]
 
 
-def _has_no_item(variables: _Locals) -> bool:
+def _is_executor_thread_idle(variables: _LocalVariables) -> bool:
     item, queue = variables.get("work_item"), variables.get("work_queue")
     return queue is not None and queue.empty() and (item is None or item.future.done())
 
 
-def _has_no_job(variables: _Locals) -> bool:
+def _is_pool_thread_idle(variables: _LocalVariables) -> bool:
     return not variables.get("cache") and variables.get("job") is None
 
 
-_IDLE: Mapping[CodeType, Callable[[_Locals], bool]] = {
-    thread._worker.__code__: _has_no_item,
+_IDLE_TESTS: Mapping[CodeType, Callable[[_LocalVariables], bool]] = {
+    thread._worker.__code__: _is_executor_thread_idle,
     process._ExecutorManagerThread.run.__code__: lambda variables: not variables["self"].pending_work_items,
     queues.Queue._feed.__code__: lambda variables: not variables["buffer"],  # type: ignore[attr-defined]
-    pool.worker.__code__: _has_no_job,  # type: ignore[attr-defined]
-    **{getattr(pool.Pool, f"_handle_{name}").__code__: _has_no_job for name in ("workers", "tasks", "results")},
+    pool.worker.__code__: _is_pool_thread_idle,  # type: ignore[attr-defined]
+    **{
+        getattr(pool.Pool, f"_handle_{name}").__code__: _is_pool_thread_idle for name in ("workers", "tasks", "results")
+    },
 }
 """What every thread of a pool runs, of threads or of processes, and whether it has nothing to do, by its variables."""
 
@@ -208,7 +214,7 @@ class Misbehaved(Exception):
 
 
 @contextmanager
-def inputs_unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]]) -> Iterator[None]:
+def forbid_changed_inputs(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArray[Any]]) -> Iterator[None]:
     """Raise ``Misbehaved`` if a call has changed a bit of its inputs."""
     before = {name: np.array(to_numpy(tensor)).tobytes() for name, tensor in tensors.items()}
     yield
@@ -218,12 +224,12 @@ def inputs_unchanged(tensors: Mapping[str, Any], to_numpy: Callable[[Any], NDArr
 
 
 @contextmanager
-def no_leaked_threads() -> Iterator[None]:
+def forbid_leaked_threads() -> Iterator[None]:
     """Raise ``Misbehaved`` if threads outlive a call and may still compute, or if a forked child returns from it.
 
     Such a child ends here: otherwise it would continue as a second worker and answer instead of its parent.
     """
-    pid, threads, children = os.getpid(), set(threading.enumerate()), _children()
+    pid, threads, children = os.getpid(), set(threading.enumerate()), _child_process_ids()
     heard, notify = os.pipe()
     try:
         with _collect_framework_threads() as excused:
@@ -235,7 +241,7 @@ def no_leaked_threads() -> Iterator[None]:
                     os._exit(0)
                 os.close(notify)
         # A child that comes back writes a byte; one that runs another program, or has ended, closes the pipe.
-        if _children() - children and select.select([heard], [], [], _WAIT)[0] and os.read(heard, 1):
+        if _child_process_ids() - children and select.select([heard], [], [], _WAIT_SECONDS)[0] and os.read(heard, 1):
             raise Misbehaved("forked, and the child process came back from the call")
         frames = sys._current_frames()
         del frames[threading.get_ident()]  # it refers to this dictionary: a cycle that would keep the call's arrays
@@ -255,7 +261,7 @@ def _collect_framework_threads() -> Iterator[set[threading.Thread]]:
 
     @functools.wraps(start)
     def noted(thread: threading.Thread) -> None:
-        if _calling_package(sys._getframe(1)) in _FRAMEWORKS:
+        if _package_of_caller(sys._getframe(1)) in _FRAMEWORK_PACKAGES:
             started.add(thread)
         start(thread)
 
@@ -266,7 +272,7 @@ def _collect_framework_threads() -> Iterator[set[threading.Thread]]:
         threading.Thread.start = start  # type: ignore[method-assign]
 
 
-def _calling_package(frame: FrameType | None) -> str:
+def _package_of_caller(frame: FrameType | None) -> str:
     """Return the top-level package of the innermost caller that is not Python's own."""
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -277,7 +283,7 @@ def _calling_package(frame: FrameType | None) -> str:
 
 
 @cache
-def _mallopt() -> Callable[[int, int], int] | None:
+def _load_mallopt() -> Callable[[int, int], int] | None:
     """Return the function of glibc that says what memory is filled with; None if there is another allocator."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -286,43 +292,43 @@ def _mallopt() -> Callable[[int, int], int] | None:
     return cast(Callable[[int, int], int], mallopt) if sys.platform == "linux" else None
 
 
-_PERTURB = -6
+_M_PERTURB = -6
 """``M_PERTURB`` of glibc's malloc.h."""
-_SMALL, _KEPT = 1 << 10, 8
+_CACHED_BLOCK_BYTES, _BLOCKS_TO_FILL = 1 << 10, 8
 """NumPy keeps up to seven blocks of each size below this one for itself."""
 
 
-_unfilled = ContextVar("memory is left alone", default=False)
+_filling_disabled = ContextVar("memory is left alone", default=False)
 
 
 @contextmanager
-def filled_memory(sizes: Iterable[int]) -> Iterator[None]:
+def fill_free_memory(sizes: Iterable[int]) -> Iterator[None]:
     """Fill free memory meanwhile with ``FREE_BYTE``, so that an unwritten number is not right by chance.
 
     Blocks of these ``sizes`` in NumPy's cache of small blocks are filled, too.
     """
-    mallopt = _mallopt()
-    if mallopt is None or _unfilled.get():
+    mallopt = _load_mallopt()
+    if mallopt is None or _filling_disabled.get():
         yield
         return
-    mallopt(_PERTURB, 0xFF ^ FREE_BYTE)
+    mallopt(_M_PERTURB, 0xFF ^ FREE_BYTE)
     try:
-        for size in {size for size in sizes if 0 < size < _SMALL}:
-            blocks = [np.full(size, FREE_BYTE, np.uint8) for _ in range(_KEPT)]
+        for size in {size for size in sizes if 0 < size < _CACHED_BLOCK_BYTES}:
+            blocks = [np.full(size, FREE_BYTE, np.uint8) for _ in range(_BLOCKS_TO_FILL)]
             blocks.clear()
         yield
     finally:
-        mallopt(_PERTURB, 0)
+        mallopt(_M_PERTURB, 0)
 
 
 @contextmanager
-def memory_left_alone() -> Iterator[None]:
+def disable_memory_filling() -> Iterator[None]:
     """Fill no memory meanwhile: the caller examines what a call makes of the memory before it."""
-    before = _unfilled.set(True)
+    before = _filling_disabled.set(True)
     try:
         yield
     finally:
-        _unfilled.reset(before)
+        _filling_disabled.reset(before)
 
 
 def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> bool:
@@ -334,18 +340,18 @@ def _may_compute(thread: threading.Thread, frames: Mapping[int, FrameType]) -> b
     if frame is None:
         return not isinstance(thread, threading._DummyThread)
     pool_frame: FrameType | None = frame
-    while pool_frame is not None and pool_frame.f_code not in _IDLE:
+    while pool_frame is not None and pool_frame.f_code not in _IDLE_TESTS:
         pool_frame = pool_frame.f_back
     if pool_frame is None:
         return True
-    for _ in range(_LOOKS):  # a job's result is returned a moment before the pool forgets the job
-        if _IDLE[pool_frame.f_code](pool_frame.f_locals):
+    for _ in range(_POLLS):  # a job's result is returned a moment before the pool forgets the job
+        if _IDLE_TESTS[pool_frame.f_code](pool_frame.f_locals):
             return False
-        time.sleep(_WAIT / _LOOKS)
+        time.sleep(_WAIT_SECONDS / _POLLS)
     return True
 
 
-def _children() -> set[int]:
+def _child_process_ids() -> set[int]:
     """Return the children of this process, also those that have ended and that nobody has collected."""
     if not hasattr(os, "waitid"):
         return set()  # a platform that cannot fork either

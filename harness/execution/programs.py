@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -25,17 +26,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.execution.signatures import FUNCTIONS, INPUTS, contract
+from attncheck.execution.signatures import FUNCTIONS, INPUTS, contract_keywords
 from attncheck.execution.user_code import LoadError
 from attncheck.spec import DTYPES, QUERY_KEY_VALUE
 
-VERSION = 1
-MAX_HEADER = 2**16
+PROTOCOL_VERSION = 1
+MAX_HEADER_BYTES = 2**16
 """Bytes of a line. Whoever sends no line end sends no message."""
-MAX_ARRAY = 2**31
+MAX_ARRAY_BYTES = 2**31
 """Bytes of one array of an answer."""
-_ADVICE = "write debugging output to standard error"
-WIRE: Mapping[str, np.dtype[Any]] = {
+_STDERR_ADVICE = "write debugging output to standard error"
+WIRE_DTYPES: Mapping[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -57,7 +58,7 @@ class ProtocolError(Exception):
 
 
 @dataclass(frozen=True)
-class Description:
+class ProgramDescription:
     """The description that a program gives of itself.
 
     ``functions`` are those of the contract that it has, each with the keywords that it takes. ``name`` and ``version``
@@ -83,42 +84,59 @@ class Refusal:
     reason: str
 
 
-def describe_request() -> bytes:
-    """Return the first request: what the program is."""
-    return _line({"attncheck": VERSION, "ask": "describe"})
+def encode_describe_request() -> bytes:
+    r"""Return the first request: what the program is.
+
+    Example:
+        >>> encode_describe_request()
+        b'{"attncheck":1,"ask":"describe"}\n'
+    """
+    return _encode_header({"attncheck": PROTOCOL_VERSION, "ask": "describe"})
 
 
-def call_request(function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Iterator[bytes]:
+def encode_call_request(
+    function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
+) -> Iterator[bytes]:
     """Give the pieces of a request to call a function of the contract.
 
     Raises ``NotImplementedError`` for an option that JSON cannot say.
     """
     listed = [{"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in arrays.items()]
-    header = {"attncheck": VERSION, "ask": "call", "function": function, "options": dict(options), "arrays": listed}
+    header = {
+        "attncheck": PROTOCOL_VERSION,
+        "ask": "call",
+        "function": function,
+        "options": dict(options),
+        "arrays": listed,
+    }
     try:
-        yield _line(header)
+        yield _encode_header(header)
     except (TypeError, ValueError) as error:
         raise NotImplementedError(f"its request cannot be written as JSON: {error}") from None
     for array in arrays.values():
-        yield np.ascontiguousarray(array, WIRE[str(array.dtype)]).tobytes()
+        yield np.ascontiguousarray(array, WIRE_DTYPES[str(array.dtype)]).tobytes()
 
 
-def _line(header: Mapping[str, Any]) -> bytes:
+def _encode_header(header: Mapping[str, Any]) -> bytes:
     return json.dumps(header, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def read_header(stream: IO[bytes]) -> dict[str, Any]:
     """Read the line of an answer. Raises ``EOFError`` if there is none, ``ProtocolError`` if it is no object."""
-    line = stream.readline(MAX_HEADER + 1)
+    line = stream.readline(MAX_HEADER_BYTES + 1)
     if not line:
         raise EOFError
     if not line.endswith(b"\n"):
-        what = f"no line end in its first {MAX_HEADER} bytes" if len(line) > MAX_HEADER else "an end before the line's"
+        what = (
+            f"no line end in its first {MAX_HEADER_BYTES} bytes"
+            if len(line) > MAX_HEADER_BYTES
+            else "an end before the line's"
+        )
         raise ProtocolError(f"expected a line of JSON; got {what}: {_shorten(line)}")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"expected a line of JSON; got {_shorten(line)}: {error}; {_ADVICE}") from None
+        raise ProtocolError(f"expected a line of JSON; got {_shorten(line)}: {error}; {_STDERR_ADVICE}") from None
     if not isinstance(header, dict):
         raise ProtocolError(f"expected a JSON object; got {_shorten(line)}")
     return header
@@ -128,39 +146,39 @@ def _shorten(line: bytes) -> str:
     return repr(line[:80]) + ("..." if len(line) > 80 else "")
 
 
-def read_description(stream: IO[bytes]) -> Description:
+def read_description(stream: IO[bytes]) -> ProgramDescription:
     """Read the answer to the first request. Raises ``EOFError`` or ``ProtocolError``."""
     header = read_header(stream)
-    if header.pop("attncheck", None) != VERSION:
-        raise ProtocolError(f'describe: expected "attncheck": {VERSION}, the version of the protocol')
-    functions = _functions(header.pop("functions", None))
-    said: dict[str, Any] = {name: header.pop(name) for name in _DECLARED if name in header}
+    if header.pop("attncheck", None) != PROTOCOL_VERSION:
+        raise ProtocolError(f'describe: expected "attncheck": {PROTOCOL_VERSION}, the version of the protocol')
+    functions = _check_functions(header.pop("functions", None))
+    said: dict[str, Any] = {name: header.pop(name) for name in _TYPE_OF_FIELD if name in header}
     for name, value in said.items():
-        if not isinstance(value, _DECLARED[name]):
-            raise ProtocolError(f"describe: {name}: expected {_KINDS[_DECLARED[name]]}; got {value!r}")
+        if not isinstance(value, _TYPE_OF_FIELD[name]):
+            raise ProtocolError(f"describe: {name}: expected {_WORDS_OF_TYPE[_TYPE_OF_FIELD[name]]}; got {value!r}")
     said |= {"dtypes": tuple(said["dtypes"])} if "dtypes" in said else {}
     if unknown := [dtype for dtype in said.get("dtypes", ()) if dtype not in DTYPES]:
         raise ProtocolError(f"describe: unknown dtype {unknown[0]!r}; expected {', '.join(DTYPES)}")
     if header:
         raise ProtocolError(f"describe: unknown field {next(iter(header))!r}")
-    return Description(functions, **said)
+    return ProgramDescription(functions, **said)
 
 
-_DECLARED: Mapping[str, type] = {
+_TYPE_OF_FIELD: Mapping[str, type] = {
     **{"dtypes": list, "name": str, "version": str, "classes": dict, "conventions": dict, "requires": dict},
     **{"grouped_heads": bool, "value_width": bool},
 }
-_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+_WORDS_OF_TYPE = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
 
 
-def _functions(listed: Any) -> dict[str, tuple[str, ...]]:
+def _check_functions(listed: Any) -> dict[str, tuple[str, ...]]:
     are_lists = isinstance(listed, dict) and all(isinstance(keywords, list) for keywords in listed.values())
     if not listed or not are_lists or any(not isinstance(word, str) for words in listed.values() for word in words):
         raise ProtocolError('describe: expected "functions", such as {"attention": ["mask", "is_causal", "scale"]}')
     return {name: tuple(keywords) for name, keywords in listed.items()}
 
 
-def read_answer(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refusal:
+def read_stages_or_refusal(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refusal:
     """Read the answer to a call: its stages, or why there are none. Raises ``EOFError`` or ``ProtocolError``."""
     header = read_header(stream)
     for kind in ("unsupported", "error"):
@@ -170,25 +188,25 @@ def read_answer(stream: IO[bytes]) -> dict[str, NDArray[Any]] | Refusal:
     if not isinstance(listed, list) or not listed:
         expected = '"stages", a list with an entry for each array, "unsupported" or "error"'
         raise ProtocolError(f"expected {expected}; got {', '.join(map(repr, header)) or 'an empty object'}")
-    stages = [_stage(entry) for entry in listed]
+    stages = [_check_stage_header(entry) for entry in listed]
     names = [name for name, _, _ in stages]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ProtocolError(f"stage {repeated[0]} is there twice")
     return {name: _read_array(stream, name, dtype, shape) for name, dtype, shape in stages}
 
 
-def _stage(listed: Any) -> tuple[str, np.dtype[Any], Sequence[int]]:
+def _check_stage_header(listed: Any) -> tuple[str, np.dtype[Any], Sequence[int]]:
     """Check an entry of an answer's list."""
     if not isinstance(listed, dict) or not isinstance(listed.get("name"), str):
         raise ProtocolError(f'a stage has "name", "dtype" and "shape"; got {listed!r}')
     name, dtype, shape = listed["name"], str(listed.get("dtype")), listed.get("shape")
-    if dtype not in WIRE:
-        raise ProtocolError(f"stage {name}: unknown dtype {dtype!r}; expected {', '.join(WIRE)}")
+    if dtype not in WIRE_DTYPES:
+        raise ProtocolError(f"stage {name}: unknown dtype {dtype!r}; expected {', '.join(WIRE_DTYPES)}")
     if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
         raise ProtocolError(f"stage {name}: shape: expected a list of lengths; got {shape!r}")
-    if math.prod(shape) * WIRE[dtype].itemsize > MAX_ARRAY:
-        raise ProtocolError(f"stage {name}: shape {shape} is larger than {MAX_ARRAY:,} bytes")
-    return name, WIRE[dtype], shape
+    if math.prod(shape) * WIRE_DTYPES[dtype].itemsize > MAX_ARRAY_BYTES:
+        raise ProtocolError(f"stage {name}: shape {shape} is larger than {MAX_ARRAY_BYTES:,} bytes")
+    return name, WIRE_DTYPES[dtype], shape
 
 
 def _read_array(stream: IO[bytes], name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
@@ -205,27 +223,27 @@ def _read_array(stream: IO[bytes], name: str, dtype: np.dtype[Any], shape: Seque
     return array.astype(bool)
 
 
-_SECONDS_TO_END = 1.0
-Found = TypeVar("Found")
+_MAX_SECONDS_TO_END = 1.0
+Read = TypeVar("Read")
 
 
-class Program:
+class ProgramProcess:
     """A program that runs, or is started when it is asked."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self.words = words
         self._process: subprocess.Popen[bytes] | None = None
 
-    def describe(self) -> Description:
+    def describe(self) -> ProgramDescription:
         """Return its description. Raises ``ProtocolError``, and ``EOFError`` if it ends instead."""
-        return self._ask([describe_request()], read_description)
+        return self._exchange([encode_describe_request()], read_description)
 
     def call(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> dict[str, NDArray[Any]] | Refusal:
         """Call a function. If the program ends, the worker ends, too, as if a function had crashed."""
         try:
-            return self.ask_for(function, arrays, options)
+            return self.call_or_raise(function, arrays, options)
         except EOFError:
             assert self._process is not None, "it was asked"
             code = self._process.wait()
@@ -234,13 +252,13 @@ class Program:
                 os.kill(os.getpid(), -code)
             os._exit(code or 1)
 
-    def ask_for(
+    def call_or_raise(
         self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
     ) -> dict[str, NDArray[Any]] | Refusal:
         """Call a function. Raises ``ProtocolError``, and ``EOFError`` if it ends instead."""
-        return self._ask(call_request(function, arrays, options), read_answer)
+        return self._exchange(encode_call_request(function, arrays, options), read_stages_or_refusal)
 
-    def _ask(self, request: Iterable[bytes], read: Callable[[IO[bytes]], Found]) -> Found:
+    def _exchange(self, request: Iterable[bytes], read: Callable[[IO[bytes]], Read]) -> Read:
         pieces = list(request)
         if self._process is not None and self._process.poll() is not None:
             self._process = None
@@ -248,7 +266,7 @@ class Program:
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         # It may answer before it has read everything: neither waits for the other.
-        writer = threading.Thread(target=_write, args=(process.stdin, pieces), name="attncheck writes")
+        writer = threading.Thread(target=_write_pieces, args=(process.stdin, pieces), name="attncheck writes")
         writer.start()
         try:
             return read(process.stdout)
@@ -270,12 +288,12 @@ class Program:
             with suppress(OSError):
                 self._process.kill()
 
-    def how_it_ended(self) -> str:
+    def describe_end(self) -> str:
         """Return how it ended, once it has."""
         code = 0 if self._process is None else self._process.wait()
         return f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
 
-    def end_input(self, seconds: float) -> int | None:
+    def close_input(self, seconds: float) -> int | None:
         """Close its input and return the code that it ends with; None if it does not within so many seconds.
 
         If it was ended because its last answer was invalid, it is started again for this.
@@ -294,10 +312,10 @@ class Program:
         self.kill()
         process, self._process = self._process, None
         if process is not None:
-            process.wait(_SECONDS_TO_END)
+            process.wait(_MAX_SECONDS_TO_END)
 
 
-def _write(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
+def _write_pieces(stream: IO[bytes], pieces: Iterable[bytes]) -> None:
     with suppress(OSError):  # it has ended; its answer, or the lack of one, shows that
         for piece in pieces:
             stream.write(piece)
@@ -310,7 +328,9 @@ class ProgramFunction:
     returns_new_arrays = True
     """An answer is read from a pipe: no later call can change it."""
 
-    def __init__(self, program: Program, name: str, keywords: Iterable[str], capabilities: Mapping[str, Any]) -> None:
+    def __init__(
+        self, program: ProgramProcess, name: str, keywords: Iterable[str], capabilities: Mapping[str, Any]
+    ) -> None:
         self._program = program
         self.__name__ = name
         self.capabilities = capabilities
@@ -329,10 +349,10 @@ class ProgramFunction:
         return answer
 
 
-class ProgramFunctions:
+class ProgramModule:
     """All functions of a program, and what it declares, as a module in Python has them."""
 
-    def __init__(self, program: Program, said: Description) -> None:
+    def __init__(self, program: ProgramProcess, said: ProgramDescription) -> None:
         self.program = program
         self.distributions = {said.name or Path(program.words[0]).stem: said.version} if said.version else {}
         self.classes, self.conventions = dict(said.classes), dict(said.conventions)
@@ -348,28 +368,28 @@ class ProgramFunctions:
         return Path(self.program.words[0]).name
 
 
-def load_program(words: tuple[str, ...]) -> ProgramFunctions:
+def load_program(words: tuple[str, ...]) -> ProgramModule:
     """Start a program and ask what it is. Raises ``LoadError`` if it does not answer as the protocol says."""
-    program = Program(words)
+    program = ProgramProcess(words)
     try:
         said = program.describe()
     except OSError as error:
         raise LoadError(f"cannot be started: {error}") from None
     except EOFError:
-        raise LoadError(f"ended without an answer to {describe_request().decode().strip()}") from None
+        raise LoadError(f"ended without an answer to {encode_describe_request().decode().strip()}") from None
     except ProtocolError as error:
         raise LoadError(f"does not speak the protocol (docs/protocol.md): {error}") from None
     for name, keywords in said.functions.items():
         if name not in FUNCTIONS:
             raise LoadError(f"unknown function {name!r}; expected {', '.join(FUNCTIONS)}")
-        if unknown := [keyword for keyword in keywords if keyword not in contract(name)]:
-            raise LoadError(f"{name} has no keyword {unknown[0]!r}; expected {', '.join(contract(name))}")
-    return ProgramFunctions(program, said)
+        if unknown := [keyword for keyword in keywords if keyword not in contract_keywords(name)]:
+            raise LoadError(f"{name} has no keyword {unknown[0]!r}; expected {', '.join(contract_keywords(name))}")
+    return ProgramModule(program, said)
 
 
-Answer = Mapping[str, NDArray[Any]] | Refusal
-_OPTIONS: Mapping[str, Any] = {"is_causal": True, "scale": 0.5, "softcap": 2.0, "window": [1, 0]}
-_LARGE = 2048
+StagesOrRefusal = Mapping[str, NDArray[Any]] | Refusal
+_TRIED_OPTIONS: Mapping[str, Any] = {"is_causal": True, "scale": 0.5, "softcap": 2.0, "window": [1, 0]}
+_MANY_KEYS = 2048
 """Keys and values of 64 numbers: more than any pipe holds."""
 
 
@@ -388,14 +408,14 @@ class _ProgramEnded(Exception):
 
 def check_protocol(words: tuple[str, ...], seconds: float = 10.0) -> Iterator[Rule]:
     """Try the rules of the protocol on a program; each answer may take so many ``seconds``."""
-    asked = _TimedProgram(Program(words), seconds)
+    asked = _TimedProgram(ProgramProcess(words), seconds)
     try:
-        yield from _rules(asked)
+        yield from _try_rules(asked)
     finally:
         asked.program.close()
 
 
-def _rules(asked: _TimedProgram) -> Iterator[Rule]:
+def _try_rules(asked: _TimedProgram) -> Iterator[Rule]:
     says = "it starts, and answers what it is"
     try:
         said = asked.describe()
@@ -409,9 +429,10 @@ def _rules(asked: _TimedProgram) -> Iterator[Rule]:
     if "attention" not in said.functions:
         yield Rule("calls of attention are answered", reason="it has no function attention; others are not tried here")
     else:
-        for says, arrays, options in _calls(said):
-            yield _try_rule(says, lambda arrays=arrays, options=options: _check_answer(asked, arrays, options))  # type: ignore[misc]
-    yield _try_rule("an unknown function is refused, and the program goes on", lambda: _check_refusal(asked, said))
+        for says, arrays, options in _attention_calls(said):
+            yield _try_rule(says, partial(_check_attention_answer, asked, arrays, options))
+    refused = "an unknown function is refused, and the program goes on"
+    yield _try_rule(refused, partial(_check_unknown_function, asked, said))
     yield _try_rule("it ends when its input ends", asked.end)
 
 
@@ -423,31 +444,35 @@ def _try_rule(says: str, rule: Callable[[], bool | str]) -> Rule:
     return Rule(says, "" if result is True else str(result))
 
 
-def _calls(said: Description) -> Iterator[tuple[str, dict[str, NDArray[Any]], dict[str, Any]]]:
+def _attention_calls(said: ProgramDescription) -> Iterator[tuple[str, dict[str, NDArray[Any]], dict[str, Any]]]:
     """Give calls of attention: every dtype, every keyword that is known here, axes of length 0 and 1, a large one."""
     first = said.dtypes[0]
     for dtype in said.dtypes:
-        yield f"{dtype}: arrays of {WIRE[dtype].itemsize} bytes a number", _arrays(dtype), {}
+        yield f"{dtype}: arrays of {WIRE_DTYPES[dtype].itemsize} bytes a number", _random_query_key_value(dtype), {}
     taken = said.functions["attention"]
-    for name in (keyword for keyword in taken if keyword in _OPTIONS):
-        yield f"the option {name}", _arrays(first), {name: _OPTIONS[name]}
+    for name in (keyword for keyword in taken if keyword in _TRIED_OPTIONS):
+        yield f"the option {name}", _random_query_key_value(first), {name: _TRIED_OPTIONS[name]}
     shape = (1, 2, 3, 5)
-    inputs = {"mask": np.ones(shape, bool), "bias": np.zeros(shape, WIRE[first]), "key_lengths": np.array([4])}
+    inputs = {"mask": np.ones(shape, bool), "bias": np.zeros(shape, WIRE_DTYPES[first]), "key_lengths": np.array([4])}
     for name in (keyword for keyword in taken if keyword in inputs):
-        yield f"the array {name}", {**_arrays(first), name: inputs[name]}, {}
-    yield "axes of length 1", _arrays(first, heads=1, queries=1, keys=1, width=1), {}
-    yield "no query", _arrays(first, queries=0), {}
-    large = _arrays(first, heads=1, queries=2, keys=_LARGE, width=64)
+        yield f"the array {name}", {**_random_query_key_value(first), name: inputs[name]}, {}
+    yield "axes of length 1", _random_query_key_value(first, heads=1, queries=1, keys=1, width=1), {}
+    yield "no query", _random_query_key_value(first, queries=0), {}
+    large = _random_query_key_value(first, heads=1, queries=2, keys=_MANY_KEYS, width=64)
     yield f"a request of {sum(array.nbytes for array in large.values()):,} bytes", large, {}
 
 
-def _arrays(dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, width: int = 4) -> dict[str, NDArray[Any]]:
+def _random_query_key_value(
+    dtype: str, *, heads: int = 2, queries: int = 3, keys: int = 5, width: int = 4
+) -> dict[str, NDArray[Any]]:
     draw = np.random.RandomState(1).standard_normal
     lengths = ((name, queries if name == "query" else keys) for name in QUERY_KEY_VALUE)
-    return {name: draw((1, heads, length, width)).astype(WIRE[dtype]) for name, length in lengths}
+    return {name: draw((1, heads, length, width)).astype(WIRE_DTYPES[dtype]) for name, length in lengths}
 
 
-def _check_answer(asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> bool | str:
+def _check_attention_answer(
+    asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]
+) -> bool | str:
     """Check that a call of attention is answered with an output of the right shape and dtype."""
     answer = asked.call("attention", arrays, options)
     if isinstance(answer, Refusal):
@@ -461,8 +486,8 @@ def _check_answer(asked: _TimedProgram, arrays: Mapping[str, NDArray[Any]], opti
     return True if output.dtype == query.dtype else f"output: expected {query.dtype}, as the query; got {output.dtype}"
 
 
-def _check_refusal(asked: _TimedProgram, said: Description) -> bool | str:
-    answer = asked.call("no_function_of_this_name", _arrays(said.dtypes[0]), {})
+def _check_unknown_function(asked: _TimedProgram, said: ProgramDescription) -> bool | str:
+    answer = asked.call("no_function_of_this_name", _random_query_key_value(said.dtypes[0]), {})
     if not isinstance(answer, Refusal):
         return 'expected "unsupported" or "error"; it answered with stages'
     return asked.describe() == said or "it said something else afterwards"
@@ -472,16 +497,16 @@ def _check_refusal(asked: _TimedProgram, said: Description) -> bool | str:
 class _TimedProgram:
     """A program that is stopped if an answer takes too long."""
 
-    program: Program
+    program: ProgramProcess
     seconds: float
 
-    def describe(self) -> Description:
+    def describe(self) -> ProgramDescription:
         return self._with_timeout(self.program.describe)
 
-    def call(self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> Answer:
-        return self._with_timeout(lambda: self.program.ask_for(function, arrays, options))
+    def call(self, function: str, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> StagesOrRefusal:
+        return self._with_timeout(lambda: self.program.call_or_raise(function, arrays, options))
 
-    def _with_timeout(self, ask: Callable[[], Found]) -> Found:
+    def _with_timeout(self, ask: Callable[[], Read]) -> Read:
         """Call ``ask``. Raises ``_ProgramEnded`` if the program ends, or is stopped because it takes too long."""
         late = threading.Event()
 
@@ -498,12 +523,12 @@ class _TimedProgram:
                 raise _ProgramEnded(f"no answer after {self.seconds:g} s") from None
             if isinstance(error, ProtocolError):
                 raise
-            raise _ProgramEnded(f"it ended in place of an answer, {self.program.how_it_ended()}") from None
+            raise _ProgramEnded(f"it ended in place of an answer, {self.program.describe_end()}") from None
         finally:
             timer.cancel()
 
     def end(self) -> bool | str:
-        code = self.program.end_input(self.seconds)
+        code = self.program.close_input(self.seconds)
         if code is None:
             return f"it still runs {self.seconds:g} s later"
         return code == 0 or f"it ended with exit code {code}; expected 0"

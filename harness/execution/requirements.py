@@ -43,9 +43,9 @@ class Requirements:
     def of(cls, declared: Any) -> Requirements:
         """Check what a function declares. Raises ``ValueError``, which says what was expected."""
         if not isinstance(declared, Mapping):
-            raise ValueError(f"requires: expected {_EXAMPLE}; got {declared!r}")
+            raise ValueError(f"requires: expected {_DECLARATION_EXAMPLE}; got {declared!r}")
         for name, value in declared.items():
-            _check(name, value)
+            _check_declaration(name, value)
         values: dict[str, Any] = {name: tuple(value) if name == "widths" else value for name, value in declared.items()}
         requirements = cls(**values)
         if requirements.width(1) is None:
@@ -53,7 +53,13 @@ class Requirements:
         return requirements
 
     def width(self, least: int) -> int | None:
-        """Return the smallest width that is taken and is at least ``least``; None if there is none."""
+        """Return the smallest width that is taken and is at least ``least``; None if there is none.
+
+        Example:
+            >>> requirements = Requirements(width_multiple=8, max_width=64)
+            >>> requirements.width(9), requirements.width(65)
+            (16, None)
+        """
         least = max(least, self.min_width)
         offered = (width for width in sorted(self.widths) or [_round_up(least, self.width_multiple)] if width >= least)
         fitting = (
@@ -61,33 +67,38 @@ class Requirements:
         )
         return next(fitting, None)
 
-    def query_and_key_length(self, queries: int, keys: int) -> tuple[int, int]:
-        """Return the smallest numbers of queries and of keys that are taken and are at least these."""
+    def smallest_accepted_lengths(self, queries: int, keys: int) -> tuple[int, int]:
+        """Return the smallest numbers of queries and of keys that are taken and are at least these.
+
+        Example:
+            >>> Requirements(lengths="equal", key_length_multiple=8).smallest_accepted_lengths(3, 9)
+            (16, 16)
+        """
         if self.lengths is None:
             return _round_up(queries, self.query_length_multiple), _round_up(keys, self.key_length_multiple)
         both = math.lcm(self.query_length_multiple, self.key_length_multiple)
         return (_round_up(max(queries, keys), both),) * 2
 
     @property
-    def limits(self) -> str:
+    def width_limits_text(self) -> str:
         """Return, in words, the limits on widths that padding cannot meet."""
         if self.widths:
             return f"widths of {', '.join(map(str, sorted(self.widths)))}"
         return f"widths of at most {self.max_width}"
 
 
-_EXAMPLE = 'a dict such as {"width_multiple": 8, "value_width": "equal"}'
-_EQUAL = frozenset({"value_width", "lengths"})
+_DECLARATION_EXAMPLE = 'a dict such as {"width_multiple": 8, "value_width": "equal"}'
+_ONLY_EQUAL = frozenset({"value_width", "lengths"})
 
 
-def _check(name: Any, value: Any) -> None:
+def _check_declaration(name: Any, value: Any) -> None:
     """Raise ``ValueError`` for a key that nothing knows, or a value that it cannot have."""
     known = [field.name for field in fields(Requirements)]
     if name not in known:
         meant = get_close_matches(str(name), known, 1)
         guess = f"; {meant[0]} is meant?" if meant else ""
         raise ValueError(f"requires: unknown key {name!r}; expected {', '.join(known)}{guess}")
-    if name in _EQUAL:
+    if name in _ONLY_EQUAL:
         if value != "equal":
             raise ValueError(f'requires: {name}: expected "equal"; got {value!r}')
     elif name == "widths":
@@ -106,7 +117,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 Array = NDArray[Any]
-_MAX_AT_A_TIME = 1 << 24
+_MAX_MASK_ELEMENTS = 1 << 24
 """Elements of the mask that are looked at together."""
 _MIN_LOGIT = -1000.0
 """If every score of a query is below this, a kernel's replacement of masked scores (-1e4 in 16 bits, -1e9, the most
@@ -121,7 +132,7 @@ class InexactError(Exception):
         self.lacks = lacks
 
 
-def require_exact(problem: Problem, longer: Mapping[str, int], padded: Problem | None = None) -> None:
+def require_exact_padding(problem: Problem, longer: Mapping[str, int], padded: Problem | None = None) -> None:
     """Raise ``InexactError`` if padding these axes changes the result of a call.
 
     Without ``padded``, the numbers of the inputs are checked; with it, the keys that added queries may attend to.
@@ -130,25 +141,25 @@ def require_exact(problem: Problem, longer: Mapping[str, int], padded: Problem |
     if operation.has_score_kinds:  # scores of the padding are dropped, and no other score depends on them
         return
     if padded is None:
-        _require_finite(problem, longer)
+        _require_finite_inputs(problem, longer)
         if "T" in longer:
             _require_keys_in_every_row(problem)
     elif "Lq" in longer and operation.has_gradients:
         queries = problem.inputs["query"].shape[-2]
-        for rows, allowed, _ in _attendance(padded):
+        for rows, allowed, _ in _masks_by_rows(padded):
             # A kernel may return NaN for a query without a key, and the NaN would reach every gradient.
             if not bool(allowed[..., rows >= queries, :].any(axis=-1).all()):
                 raise InexactError("cannot be padded with queries: one that is added would have no key to attend to")
 
 
-def sees_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
+def attends_to_added_keys(padded: Problem, lengths: Mapping[str, int]) -> bool:
     """Return whether any query of the case may attend to a key that was added."""
     return any(
-        bool(allowed[..., rows < lengths["Lq"], lengths["T"] :].any()) for rows, allowed, _ in _attendance(padded)
+        bool(allowed[..., rows < lengths["Lq"], lengths["T"] :].any()) for rows, allowed, _ in _masks_by_rows(padded)
     )
 
 
-def _require_finite(problem: Problem, longer: Mapping[str, int]) -> None:
+def _require_finite_inputs(problem: Problem, longer: Mapping[str, int]) -> None:
     """Refuse 0 * inf: NaN or infinity in the inputs that added zeros are multiplied by."""
     operation = OPERATIONS[problem.operation]
     grows_queries = "Lq" in longer and operation.has_gradients
@@ -166,8 +177,8 @@ def _require_finite(problem: Problem, longer: Mapping[str, int]) -> None:
 
 def _require_keys_in_every_row(problem: Problem) -> None:
     """Refuse queries whose keys are all masked, or nearly: some kernels return the mean over all keys for them."""
-    least = -_largest_score(problem)
-    for _, allowed, bias in _attendance(problem):
+    least = -_score_bound(problem)
+    for _, allowed, bias in _masks_by_rows(problem):
         best = np.where(allowed, 0.0 if bias is None else bias, -np.inf).max(axis=-1, initial=-np.inf)
         if bool(np.isneginf(best).any()):
             raise InexactError("cannot be padded with masked keys: a query may attend to no key")
@@ -175,13 +186,13 @@ def _require_keys_in_every_row(problem: Problem) -> None:
             raise InexactError("cannot be padded with masked keys: scores of a query may be as low as a mask's")
 
 
-def _attendance(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:
+def _masks_by_rows(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], Array | None]]:
     """Yield some query rows at a time, which keys they may attend to, (B, H, rows, T), and the bias."""
     queries = problem.inputs["query"].shape[-2]
     keys = sum(problem.inputs[name].shape[-2] for name in ("key", "past_key") if name in problem.inputs)
     heads = max((problem.inputs[name].shape[1] for name in ("mask", "bias") if name in problem.inputs), default=1)
     batch = problem.inputs["query"].shape[0]  # key_lengths differ between its entries
-    size = max(1, _MAX_AT_A_TIME // max(keys * heads * batch, 1))
+    size = max(1, _MAX_MASK_ELEMENTS // max(keys * heads * batch, 1))
     for start in range(0, queries, size):
         rows = np.arange(start, min(start + size, queries))
         plain = problem.canonical(rows)
@@ -190,9 +201,9 @@ def _attendance(problem: Problem) -> Iterator[tuple[NDArray[np.intp], NDArray[np
         yield rows, np.broadcast_to(mask, (*mask.shape[:2], len(rows), keys)), bias
 
 
-def _largest_score(problem: Problem) -> float:
+def _score_bound(problem: Problem) -> float:
     """Return a bound on the size of every scaled score, by the lengths of queries and keys."""
-    query, key = _project(problem, "query"), _project(problem, "key")
+    query, key = _projected_vectors(problem, "query"), _projected_vectors(problem, "key")
     past = problem.inputs.get("past_key", key[..., :0, :]).astype(np.float64)
     longest = max(_max_norm(key), _max_norm(past))
     width = query.shape[-1] // int(problem.options["heads"]) if "heads" in problem.options else query.shape[-1]
@@ -201,7 +212,7 @@ def _largest_score(problem: Problem) -> float:
     return largest if softcap is None else min(largest, abs(float(softcap)))
 
 
-def _project(problem: Problem, name: str) -> Array:
+def _projected_vectors(problem: Problem, name: str) -> Array:
     vectors = problem.inputs[name].astype(np.float64)
     if OPERATIONS[problem.operation].has_projections:
         vectors = vectors @ problem.inputs[f"{name}_weight"].astype(np.float64)

@@ -35,15 +35,23 @@ from attncheck.execution.call import (
     RemoteError,
     WorkerDied,
     WorkerProcess,
-    memory_of,
+    process_tree_memory,
 )
 from attncheck.execution.describing import DescribedWorkers
-from attncheck.execution.environment import with_cache
+from attncheck.execution.environment import with_cache_variables
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.padding import Padding, padded_call, unsupported_before_call
-from attncheck.execution.sessions import Session, SessionEvaluated, StepResult, evaluate_session
+from attncheck.execution.padding import Padding, pad_call, unsupported_before_call
+from attncheck.execution.sessions import EvaluatedSession, Session, StepResult, evaluate_session
 from attncheck.execution.state_probe import StateProbe
-from attncheck.execution.worker import Computed, Evaluated, Failure, Outcome, evaluate_and_measure, start, to_one_line
+from attncheck.execution.worker import (
+    Computed,
+    EvaluationReport,
+    Failure,
+    Outcome,
+    evaluate_and_measure,
+    start_implementation,
+    to_one_line,
+)
 from attncheck.reading.case import Case
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
@@ -51,11 +59,11 @@ from attncheck.spec import ON_SCORES, computed_stages
 from attncheck.spec.verdicts import ALL_CASES
 
 MAX_EQUAL_CRASHES = 10
-_ENDS = ("crash", "timeout")
+_VERDICTS_OF_ENDED_WORKERS = ("crash", "timeout")
 
 
 @dataclass
-class CrashLimit:
+class CrashStreak:
     """The number of times in a row that a worker has ended in the same way."""
 
     keep_going: bool = False
@@ -63,7 +71,7 @@ class CrashLimit:
     _reason: str = ""
     _count: int = 0
 
-    def instead(self) -> Failure | None:
+    def skipped_failure(self) -> Failure | None:
         """Return the failure of an evaluation that is skipped; None if it has to be tried."""
         if self.keep_going or self._count < MAX_EQUAL_CRASHES:
             return None
@@ -73,24 +81,24 @@ class CrashLimit:
             "--keep-going tries all",
         )
 
-    def note(self, outcome: Outcome, reason: str) -> None:
+    def record_outcome(self, outcome: Outcome, reason: str) -> None:
         """Take note of an evaluation that was tried; ``reason`` is the part of its message that repeats."""
-        if isinstance(outcome, Computed) or outcome.verdict not in (*_ENDS, "unsupported"):
+        if isinstance(outcome, Computed) or outcome.verdict not in (*_VERDICTS_OF_ENDED_WORKERS, "unsupported"):
             self._count = 0
-        elif outcome.verdict in _ENDS:
+        elif outcome.verdict in _VERDICTS_OF_ENDED_WORKERS:
             same = (outcome.verdict, reason) == (self._verdict, self._reason)
             self._verdict, self._reason, self._count = outcome.verdict, reason, self._count + 1 if same else 1
 
 
-_KEPT = 2**12
-_MIN_SPACE = 2**16
-_LAST_LINES = 3
-_FATAL = "Fatal Python error"
+_MAX_TAIL_BYTES = 2**12
+_MIN_FREE_BYTES = 2**16
+_MAX_LAST_LINES = 3
+_FATAL_PREFIX = "Fatal Python error"
 """Python's own last words; the lines after it say where, the innermost first."""
-_LONGEST = 300
+_MAX_LINE_LENGTH = 300
 
 
-class Log:
+class WorkerLog:
     """The file that a worker's standard output and standard error go to."""
 
     def __init__(self, path: Path, most: int) -> None:
@@ -101,30 +109,30 @@ class Log:
 
     def begin(self) -> None:
         """Begin an evaluation: what is printed from now on belongs to it."""
-        if self._size() > self._most:
+        if self._size_in_bytes() > self._most:
             with suppress(OSError):  # keep the end of a log that grew too long: the worker writes on after it
                 with self.path.open("rb") as file:
-                    file.seek(-min(_KEPT, self._size()), os.SEEK_END)
+                    file.seek(-min(_MAX_TAIL_BYTES, self._size_in_bytes()), os.SEEK_END)
                     end = file.read()
                 self.path.write_bytes(b"[what was printed before is left out]\n" + end)
-        self._begun = self._size()
+        self._begun = self._size_in_bytes()
 
-    def printed(self) -> int:
+    def count_printed_bytes(self) -> int:
         """Return how many bytes have been printed since ``begin``."""
-        return max(self._size() - self._begun, 0)
+        return max(self._size_in_bytes() - self._begun, 0)
 
-    def last_words(self) -> str:
+    def quote_last_lines(self) -> str:
         """Return the last lines printed since ``begin``, to be appended to a reason; empty if there are none."""
-        lines = [line for line in self._tail().splitlines() if line.strip()]
-        fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL)), None)
-        last = lines[-_LAST_LINES:]
+        lines = [line for line in self._read_tail().splitlines() if line.strip()]
+        fatal = next((number for number, line in enumerate(lines) if line.startswith(_FATAL_PREFIX)), None)
+        last = lines[-_MAX_LAST_LINES:]
         if fatal is not None:
             line_of = next((line for line in lines[fatal:] if line.lstrip().startswith("File ")), None)
-            last = [*lines[:fatal][1 - _LAST_LINES :], " at ".join(filter(None, (lines[fatal], line_of)))]
+            last = [*lines[:fatal][1 - _MAX_LAST_LINES :], " at ".join(filter(None, (lines[fatal], line_of)))]
         if not last:
             return ""
-        text = " | ".join(to_one_line(line[-_LONGEST:]) for line in last)
-        cut = text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}"
+        text = " | ".join(to_one_line(line[-_MAX_LINE_LENGTH:]) for line in last)
+        cut = text if len(text) <= _MAX_LINE_LENGTH else f"...{text[3 - _MAX_LINE_LENGTH :]}"
         return f"; its last line{'s' * (len(last) > 1)}: {cut}"
 
     def require_writable(self) -> None:
@@ -137,22 +145,22 @@ class Log:
     def require_space(self) -> None:
         """Raise ``OutputError`` if the disk is full: of what cannot print then, that is the reason and no other."""
         with suppress(OSError):
-            if shutil.disk_usage(self.path.parent).free < _MIN_SPACE:
+            if shutil.disk_usage(self.path.parent).free < _MIN_FREE_BYTES:
                 raise OutputError.of(self.path, OSError(errno.ENOSPC, ""))
 
-    def _size(self) -> int:
+    def _size_in_bytes(self) -> int:
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
-    def _tail(self) -> str:
+    def _read_tail(self) -> str:
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 begun = self._begun if self._begun <= size else 0
-                file.seek(max(begun, size - _KEPT))
-                return file.read(_KEPT).decode("utf-8", errors="replace")
+                file.seek(max(begun, size - _MAX_TAIL_BYTES))
+                return file.read(_MAX_TAIL_BYTES).decode("utf-8", errors="replace")
         except OSError:
             return ""
 
@@ -160,14 +168,16 @@ class Log:
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
-_MAX_SESSION = 5
+_MAX_SESSION_LIMITS = 5
 """Times the limit of an evaluation that all calls of a session together may take."""
-_STARTS = 3
+_MAX_RESTARTS = 3
 """So often in a row a worker that ran before is started again in vain."""
-_LEFT_OUT = Failure("unsupported", f"left out: it runs the standard cases; {ALL_CASES} runs every one", (ALL_CASES,))
+_NOT_IN_STANDARD = Failure(
+    "unsupported", f"left out: it runs the standard cases; {ALL_CASES} runs every one", (ALL_CASES,)
+)
 _BUNDLED_MEMORY = 7 * 2**28
 """Bytes, above which a worker of a bundled framework is replaced: three of them fit into 6 GiB beside the harness."""
-_AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
+_MEMORY_AMOUNT = re.compile(r" [0-9.]+ (?=[GM]iB)")
 """The amount that a worker took too much of, which is another number every time."""
 
 
@@ -217,11 +227,11 @@ def group_by_process(implementation: Implementation, dtypes: Sequence[str]) -> l
     return [*groups, Group(implementation, together)] if together else groups
 
 
-_MIN_HELD = 2
+_MIN_SCORE_STAGES = 2
 """Scores, and the weights that are made of them."""
 
 
-def scores_too_large(mode: Mode, problem: Problem, most: int) -> Failure | None:
+def refuse_too_many_scores(mode: Mode, problem: Problem, most: int) -> Failure | None:
     """Return why a mode is not asked for a problem: score matrices that it holds take more than ``most`` bytes.
 
     Counted are the stages of their shape that the operation computes, each of which modular code returns. Scores that
@@ -231,7 +241,7 @@ def scores_too_large(mode: Mode, problem: Problem, most: int) -> Failure | None:
         return None
     elements = score_elements(problem.operation, problem.options, problem.inputs)
     computed = set(ON_SCORES).intersection(computed_stages(problem.operation, problem.options, problem.inputs))
-    stages = max(len(computed), _MIN_HELD)
+    stages = max(len(computed), _MIN_SCORE_STAGES)
     size = elements * problem.inputs["query"].dtype.itemsize * stages
     if size <= most:
         return None
@@ -280,17 +290,17 @@ class GroupRunner(Generic[Key]):
         self.description: dict[str, str] = {}
         self._limits = limits
         several = f"-{number}" if number > 1 else ""
-        self._log = Log(log_directory / f"{group.name}{several}.txt", limits.max_output)
+        self._log = WorkerLog(log_directory / f"{group.name}{several}.txt", limits.max_output)
         self._slot = slot or WorkerSlot()
         self._starts_left = 1
         self._given_up: Failure | None = None
         self.is_stopped = False
-        self._crash_limit = CrashLimit(limits.keep_going)
+        self._crash_limit = CrashStreak(limits.keep_going)
         self._end_reason = ""
         self._meanwhile: Callable[[], None] = lambda: None
         self.times = Times()
         is_user = isinstance(group.implementation.entry, UserImplementation)
-        self._state_probe = StateProbe(self._evaluate, self._new_slot) if probes_state and is_user else None
+        self._state_probe = StateProbe(self._pad_and_evaluate, self._use_new_slot) if probes_state and is_user else None
 
     def stop(self) -> None:
         """Kill the worker; nothing more is reported."""
@@ -305,9 +315,9 @@ class GroupRunner(Generic[Key]):
         if lack := self.lack_known_beforehand(case, dtype):
             return lack
         if not implementation.is_padded:
-            return _LEFT_OUT
-        padding = padded_call(implementation, problem())
-        return padding if isinstance(padding, Failure) else _LEFT_OUT
+            return _NOT_IN_STANDARD
+        padding = pad_call(implementation, problem())
+        return padding if isinstance(padding, Failure) else _NOT_IN_STANDARD
 
     def lack_known_beforehand(self, case: Case, dtype: str) -> Failure | None:
         """Return the outcome of a case that the implementation cannot be asked for, before its problem is made."""
@@ -323,12 +333,14 @@ class GroupRunner(Generic[Key]):
         ``meanwhile`` is done while the worker computes, and is no part of the seconds that an answer took.
         """
         if self._state_probe is not None:
-            return self._state_probe.around(problem, partial(self._evaluate_timed, problem, meanwhile))
+            return self._state_probe.evaluate_with_changed_calls(
+                problem, partial(self._evaluate_timed, problem, meanwhile)
+            )
         return self._evaluate_timed(problem, meanwhile)
 
     def _evaluate_timed(self, problem: Problem, meanwhile: Callable[[], None]) -> Outcome:
         begun, self._meanwhile = perf_counter(), meanwhile
-        outcome = self._evaluate(problem)
+        outcome = self._pad_and_evaluate(problem)
         self._meanwhile = lambda: None
         process = self._slot.process
         answered = process.answered if process is not None else 0.0
@@ -337,7 +349,7 @@ class GroupRunner(Generic[Key]):
         return replace(outcome, seconds=seconds)
 
     @contextmanager
-    def _new_slot(self) -> Iterator[None]:
+    def _use_new_slot(self) -> Iterator[None]:
         """Evaluate meanwhile in a new worker."""
         kept, self._slot = self._slot, WorkerSlot()
         try:
@@ -349,50 +361,54 @@ class GroupRunner(Generic[Key]):
     def evaluate_session(self, session: Session) -> tuple[StepResult, ...] | Failure:
         """Do the steps of a session in the worker, one after the other, each padded to what it requires.
 
-        Every call of it may take as long as an evaluation, all of them together at most ``_MAX_SESSION`` times that.
+        Each call may take as long as an evaluation, and all calls together at most ``_MAX_SESSION_LIMITS`` times that.
         """
         implementation = self.group.implementation
-        paddings = [padded_call(implementation, step.problem) for step in session.steps]
+        paddings = [pad_call(implementation, step.problem) for step in session.steps]
         if failure := next((padding for padding in paddings if isinstance(padding, Failure)), None):
             return failure
         steps = tuple(
             replace(step, problem=padding.problem) if isinstance(padding, Padding) else step
             for step, padding in zip(session.steps, paddings, strict=True)
         )
-        failed = self._given_up or (None if implementation.name in self._slot.started else self._start())
+        failed = self._given_up or (None if implementation.name in self._slot.started else self._start_implementation())
         if failed is not None:
             return failed
-        seconds = self._limits.case_seconds * min(session.calls, _MAX_SESSION)
-        answer = self._call(seconds, evaluate_session, implementation.name, Session(steps), str(self._log.path))
+        seconds = self._limits.case_seconds * min(session.calls, _MAX_SESSION_LIMITS)
+        answer = self._call_in_worker(
+            seconds, evaluate_session, implementation.name, Session(steps), str(self._log.path)
+        )
         if isinstance(answer, Failure):
             return answer
-        self._close_unless_fit(answer)
+        self._close_unless_reusable(answer)
         return tuple(
             replace(result, outcome=padding.cut(result.outcome)) if isinstance(padding, Padding) else result
             for padding, result in zip(paddings, answer.results, strict=True)
         )
 
-    def _close_unless_fit(self, answer: Evaluated | SessionEvaluated) -> None:
+    def _close_unless_reusable(self, answer: EvaluationReport | EvaluatedSession) -> None:
         if answer.held > self._limits.soft_memory_limit or not answer.is_fit:
             self.close()
 
-    def _evaluate(self, problem: Problem) -> Outcome:
-        padding = padded_call(self.group.implementation, problem)
+    def _pad_and_evaluate(self, problem: Problem) -> Outcome:
+        padding = pad_call(self.group.implementation, problem)
         if isinstance(padding, Padding):
-            return padding.cut(self._evaluate_as_it_is(padding.problem))
-        return padding or self._evaluate_as_it_is(problem)
+            return padding.cut(self._evaluate_unless_refused(padding.problem))
+        return padding or self._evaluate_unless_refused(problem)
 
-    def _evaluate_as_it_is(self, problem: Problem) -> Outcome:
-        if too_large := scores_too_large(self.group.implementation.declared, problem, self._limits.memory_of_each):
+    def _evaluate_unless_refused(self, problem: Problem) -> Outcome:
+        if too_large := refuse_too_many_scores(
+            self.group.implementation.declared, problem, self._limits.memory_of_each
+        ):
             return too_large
-        if untried := self._given_up or self._crash_limit.instead():
+        if untried := self._given_up or self._crash_limit.skipped_failure():
             return untried
         self._end_reason = ""
-        outcome = self._evaluate_alone(problem)
-        self._crash_limit.note(outcome, self._end_reason)
+        outcome = self._evaluate_and_retry_alone(problem)
+        self._crash_limit.record_outcome(outcome, self._end_reason)
         return outcome
 
-    def _evaluate_alone(self, problem: Problem) -> Outcome:
+    def _evaluate_and_retry_alone(self, problem: Problem) -> Outcome:
         outcome = self._evaluate_in_slot(problem)
         ended = isinstance(outcome, Failure) and self._slot.process is None
         if not (ended and self._slot.shared) or self.is_stopped:
@@ -402,40 +418,40 @@ class GroupRunner(Generic[Key]):
 
     def _evaluate_in_slot(self, problem: Problem) -> Outcome:
         name = self.group.implementation.name
-        if name not in self._slot.started and (failure := self._start()) is not None:
+        if name not in self._slot.started and (failure := self._start_implementation()) is not None:
             return failure
         seconds = self._limits.case_seconds
         if self.group.implementation.declared.standard_only:
             seconds += self._limits.start_seconds  # it compiles first, which says nothing of the code that is judged
-        answer = self._call(seconds, evaluate_and_measure, name, problem, str(self._log.path))
+        answer = self._call_in_worker(seconds, evaluate_and_measure, name, problem, str(self._log.path))
         if isinstance(answer, Failure):
             return answer
         self.times.add("compiling", answer.compiled)
         if isinstance(answer.outcome, Failure):
             self._log.require_space()
-        self._close_unless_fit(answer)
+        self._close_unless_reusable(answer)
         return answer.outcome
 
-    def _start(self) -> Failure | None:
+    def _start_implementation(self) -> Failure | None:
         implementation, dtype = self.group.implementation, self.group.dtypes[0]
-        entry = with_cache(implementation.entry, keep=self._limits.compilation_cache)
+        entry = with_cache_variables(implementation.entry, keep=self._limits.compilation_cache)
         what = (entry, implementation.mode, dtype, self._limits.threads, str(self._log.path))
         if self._slot.process is None and self._described is not None and isinstance(entry, UserImplementation):
             self._log.require_writable()
             self._slot.process = self._described.take(entry, self._limits.threads)
         with self.times.of("importing"):
-            answer = self._call(self._limits.start_seconds, start, *what)
+            answer = self._call_in_worker(self._limits.start_seconds, start_implementation, *what)
         if isinstance(answer, Failure):
             self.close()
             # What has started before may do so again: somebody may have killed it. What never has is not asked twice.
             self._starts_left -= 1
             self._given_up = None if self._starts_left > 0 else answer
             return answer
-        self.description, self._starts_left = answer, _STARTS
+        self.description, self._starts_left = answer, _MAX_RESTARTS
         self._slot.started.add(implementation.name)
         return None
 
-    def _call(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
+    def _call_in_worker(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure, and the next call gets a new one."""
         self._log.begin()
         try:
@@ -443,7 +459,7 @@ class GroupRunner(Generic[Key]):
                 self._log.require_writable()
                 self._slot.process = WorkerProcess()
             return self._slot.process.call(
-                function, *arguments, seconds=seconds, look=self._excess, meanwhile=self._meanwhile
+                function, *arguments, seconds=seconds, look=self._reason_to_stop, meanwhile=self._meanwhile
             )
         except RemoteError as raised:
             verdict, message = "error", str(raised)
@@ -456,17 +472,17 @@ class GroupRunner(Generic[Key]):
         self.close()
         if not self.is_stopped:
             self._log.require_space()
-        self._end_reason = _AMOUNT.sub("", message)
-        return Failure(verdict, f"{message}{self._log.last_words()}")
+        self._end_reason = _MEMORY_AMOUNT.sub("", message)
+        return Failure(verdict, f"{message}{self._log.quote_last_lines()}")
 
-    def _excess(self) -> str:
+    def _reason_to_stop(self) -> str:
         """Return why the worker has to be stopped; empty if it may continue."""
         if self.is_stopped:
             return "the run ends"
-        held = memory_of(self._slot.process.pid) if self._slot.process is not None else 0
+        held = process_tree_memory(self._slot.process.pid) if self._slot.process is not None else 0
         if held > (most := self._limits.hard_memory_limit):
             return f"it held {held / 2**30:.1f} GiB of memory, more than {most / 2**30:.1f} GiB"
-        printed, most = self._log.printed(), self._limits.max_output
+        printed, most = self._log.count_printed_bytes(), self._limits.max_output
         return f"it printed {printed / 2**20:.1f} MiB, more than {most / 2**20:.1f} MiB" if printed > most else ""
 
     def close(self) -> None:
@@ -502,7 +518,7 @@ def group_runners(
     return runners
 
 
-def run_in_turn(
+def evaluate_in_turn(
     calls: Sequence[tuple[GroupRunner[Key], Key]],
     make_problem: Callable[[GroupRunner[Key], Key], Problem | Failure],
     report: Callable[[GroupRunner[Key], Key, Outcome], None],

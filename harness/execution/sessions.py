@@ -17,19 +17,19 @@ import psutil
 from numpy.typing import NDArray
 
 from attncheck.backends.contract import Backend
-from attncheck.execution.process_state import ProcessState, memory_left_alone
+from attncheck.execution.process_state import ProcessState, disable_memory_filling
 from attncheck.execution.signatures import FUNCTIONS
-from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, started_backend
+from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on, get_started_backend
 from attncheck.reading.problem import Problem
 
 Array = NDArray[Any]
-_BLOCKS = 40
+_NAN_BLOCKS = 40
 """Blocks of each size that are filled with NaN and freed: an allocator may hand out the last, or any."""
-_ROUNDS = 2
+_FILL_ROUNDS = 2
 """What the first round frees can join stale memory beside it; the second fills what is handed out then."""
-_FENCE = 24
+_FENCE_NUMBERS = 24
 """Numbers of the blocks between them, which are kept: freed neighbours would become one larger block."""
-_OTHER_WORK = 96
+_OTHER_WORK_SIZE = 96
 """Rows and columns of the product that is computed as other work, and elements of the blocks that are freed."""
 
 
@@ -84,7 +84,7 @@ class StepResult:
     shared: tuple[tuple[str, str], ...] = ()
 
 
-class _WatchedBackend:
+class _RecordingBackend:
     """A backend that remembers the tensors that it made (``inputs``) and the tensors that were ``returned`` to it.
 
     ``before`` is called directly before the judged function, after all work of the harness.
@@ -130,16 +130,18 @@ def _with_call_before(before: Callable[[], None], function: Callable[..., Any]) 
 def run_session(backend: Backend, session: Session) -> tuple[StepResult, ...]:
     """Run the steps of a session; afterwards, check the results that stay."""
     results = []
-    with memory_left_alone():
+    with disable_memory_filling():
         done = [_run_step(backend, step) for step in session.steps]
     for result, tensors, before in done:
-        altered = (first_difference(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items())
+        altered = (
+            first_changed_element(name, before[name], backend.to_numpy(tensor)) for name, tensor in tensors.items()
+        )
         results.append(replace(result, altered=tuple(filter(None, altered))))
     return tuple(results)
 
 
 @dataclass(frozen=True)
-class SessionEvaluated:
+class EvaluatedSession:
     """Results of a session's steps, how many bytes the worker holds after it, and whether it is fit for more."""
 
     results: tuple[StepResult, ...]
@@ -147,13 +149,13 @@ class SessionEvaluated:
     is_fit: bool
 
 
-def evaluate_session(implementation: str, session: Session, log: str) -> SessionEvaluated:
+def evaluate_session(implementation: str, session: Session, log: str) -> EvaluatedSession:
     """Run a session on a started implementation, and check the state of the process afterwards."""
-    backend, surroundings = started_backend(implementation, log), ProcessState.snapshot()
+    backend, surroundings = get_started_backend(implementation, log), ProcessState.snapshot()
     results = run_session(backend, session)
     failed = any(isinstance(result.outcome, Failure) for result in results)
-    is_fit = surroundings.restore() and not (failed and surroundings.has_more_threads())
-    return SessionEvaluated(results, int(psutil.Process().memory_info().rss), is_fit)
+    is_fit = surroundings.restore() and not (failed and surroundings.has_new_threads())
+    return EvaluatedSession(results, int(psutil.Process().memory_info().rss), is_fit)
 
 
 def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[str, Any], Mapping[str, Array]]:
@@ -161,33 +163,33 @@ def _run_step(backend: Backend, step: SessionStep) -> tuple[StepResult, Mapping[
     fences: list[Array] = []
 
     def free_nan() -> None:
-        fences.extend(_free_nan(backend, step.problem))
+        fences.extend(_fill_freed_memory_with_nan(backend, step.problem))
 
     for _ in range(step.times):
         if step.other_work:  # compute and free something else, as a model does between two calls of attention
-            square = np.linspace(-1, 1, _OTHER_WORK**2).reshape(_OTHER_WORK, _OTHER_WORK)
-            blocks = [np.full(_OTHER_WORK * number, 0.5) for number in range(1, 8)]
+            square = np.linspace(-1, 1, _OTHER_WORK_SIZE**2).reshape(_OTHER_WORK_SIZE, _OTHER_WORK_SIZE)
+            blocks = [np.full(_OTHER_WORK_SIZE * number, 0.5) for number in range(1, 8)]
             assert np.isfinite(square @ square).all()
             del blocks
-        watched = _WatchedBackend(backend, free_nan if step.nan_memory else None)
+        watched = _RecordingBackend(backend, free_nan if step.nan_memory else None)
         # Inputs of its own: a call that writes into them spoils no other.
         copies = {name: array.copy() for name, array in step.problem.inputs.items()}
         outcome = evaluate_on(watched, replace(step.problem, inputs=copies))
     fences.clear()
     pairs = zip(step.problem.inputs.items(), watched.inputs, strict=False)
     changed = tuple(
-        filter(None, (first_difference(name, array, backend.to_numpy(tensor)) for (name, array), tensor in pairs))
+        filter(None, (first_changed_element(name, array, backend.to_numpy(tensor)) for (name, array), tensor in pairs))
     )
     if not isinstance(outcome, Computed):
         return StepResult(outcome, changed), {}, {}
     tensors = _tensors_by_stage(backend, outcome.stages, watched.returned)
-    shared = tuple(_shared_memory(backend, step.problem, watched.inputs, tensors))
+    shared = tuple(_stages_sharing_inputs(backend, step.problem, watched.inputs, tensors))
     stages = {name: np.array(array) for name, array in outcome.stages.items()}
     result = StepResult(replace(outcome, stages=stages if step.returns else {}), changed, shared=shared)
     return result, tensors if step.stays else {}, stages
 
 
-def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
+def _fill_freed_memory_with_nan(backend: Backend, problem: Problem) -> list[Array]:
     """Fill memory as large as what the call may make with NaN, by NumPy and by the framework, and free it.
 
     What lies between the freed blocks is returned.
@@ -199,14 +201,14 @@ def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
         sizes.add(query.size // max(query.shape[-1], 1) * key.shape[-2])  # the scores
     dtypes: set[np.dtype[Any]] = {array.dtype for array in queries} | {np.dtype(np.float32), np.dtype(np.float64)}
     fences: list[Array] = []
-    for _ in range(_ROUNDS):
+    for _ in range(_FILL_ROUNDS):
         blocks: list[Any] = []
         for size in sorted(sizes):
             for dtype in sorted(dtypes, key=str):
-                for _ in range(_BLOCKS):
+                for _ in range(_NAN_BLOCKS):
                     array = np.full(size, np.nan, dtype)
                     blocks.append(array)
-                    fences.append(np.ones(_FENCE))
+                    fences.append(np.ones(_FENCE_NUMBERS))
                     with suppress(Exception):  # a dtype that the framework has not, or not without being asked
                         tensor = backend.from_numpy(array)
                         blocks.append(tensor + tensor)
@@ -214,7 +216,7 @@ def _free_nan(backend: Backend, problem: Problem) -> list[Array]:
     return fences
 
 
-def first_difference(name: str, before: Array, after: Array) -> ChangedElement | None:
+def first_changed_element(name: str, before: Array, after: Array) -> ChangedElement | None:
     """Return the first element whose bits differ; None if there is none."""
     after = np.asarray(after)
     if before.shape != after.shape:
@@ -244,7 +246,7 @@ def _tensors_by_stage(backend: Backend, stages: Mapping[str, Array], returned: S
     return named
 
 
-def _shared_memory(
+def _stages_sharing_inputs(
     backend: Backend, problem: Problem, input_tensors: Sequence[Any], tensors: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     for stage, tensor in tensors.items():

@@ -16,37 +16,37 @@ from typing import Any
 
 from attncheck.backends.contract import Backend, inputs_of
 from attncheck.common.wording import join_words
-from attncheck.execution.environment import imports_of
+from attncheck.execution.environment import find_imports
 from attncheck.execution.user_code import Target, UnfitError, unwrap_function
 from attncheck.execution.worker import to_one_line
 from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operation, OptionSpec, ScoreSpec
 
 
-def unfit_text(error: UnfitError, target: Target, loaded: Any) -> str:
+def explain_unfit_function(error: UnfitError, target: Target, loaded: Any) -> str:
     """Return in several lines why a target is refused and, if it is attention, what to do."""
     lines = [to_one_line(str(error)), f"What does not fit: {to_one_line('; '.join(error.misfits))}."]
     called = target.attribute or error.name
     if error.name != "attention":
         return "\n".join(lines) + " Name the function that is meant: file.py:function." * inspect.ismodule(loaded)
-    if not is_plain(called):
+    if not is_dotted_name(called):
         return "\n".join(lines)
-    function_name = _function_name(target, error, called)
-    framework = getattr(loaded, "framework", None) or imports_of(error.function).framework
-    code = adapter(error.function, function_name, framework if isinstance(framework, str) else None)
-    return "\n".join([*lines, _instruction(target, function_name.adapter), "", *code])
+    function_name = _name_for_adapter(target, error, called)
+    framework = getattr(loaded, "framework", None) or find_imports(error.function).framework
+    code = write_adapter(error.function, function_name, framework if isinstance(framework, str) else None)
+    return "\n".join([*lines, _adapter_instruction(target, function_name.adapter), "", *code])
 
 
-def _function_name(target: Target, error: UnfitError, called: str) -> FunctionName:
+def _name_for_adapter(target: Target, error: UnfitError, called: str) -> NameForAdapter:
     written = getattr(unwrap_function(error.function), "__globals__", {})
     if target.pickled or target.module.endswith(".py"):
-        return FunctionName(called, is_taken="attention" in written)
+        return NameForAdapter(called, is_taken="attention" in written)
     root = called.partition(".")[0]
     local_name = f"own_{root}" if root == "attention" else root
     imported = f"from {target.module} import {root}" + (f" as {local_name}" if local_name != root else "")
-    return FunctionName(local_name + called[len(root) :], imported)
+    return NameForAdapter(local_name + called[len(root) :], imported)
 
 
-def _instruction(target: Target, name: str) -> str:
+def _adapter_instruction(target: Target, name: str) -> str:
     if target.pickled:
         return f"Hand over an adapter instead, {name}:"
     if not target.module.endswith(".py"):
@@ -63,25 +63,25 @@ _CONTRACT: Mapping[str, inspect.Signature] = {name: inspect.signature(getattr(Ba
 INPUTS: Mapping[str, tuple[str, ...]] = {name: inputs_of(name) for name in FUNCTIONS}
 """Every function of the contract, and what it is given by position: its own names for these do not matter."""
 
-_SPEAKING: Mapping[str, InputSpec | OptionSpec] = {**OPERATIONS["attention"].inputs, **OPTIONS}
-_MEANS: Mapping[str, str] = {
-    synonym: name for name, spec in _SPEAKING.items() if spec.synonyms for synonym in (name, *spec.synonyms)
+_SPECS_BY_NAME: Mapping[str, InputSpec | OptionSpec] = {**OPERATIONS["attention"].inputs, **OPTIONS}
+_NAME_OF_SYNONYM: Mapping[str, str] = {
+    synonym: name for name, spec in _SPECS_BY_NAME.items() if spec.synonyms for synonym in (name, *spec.synonyms)
 }
 """What public kernels call what the contract has, and what that is there."""
-_PASSED_ON = ("mask", "bias", "is_causal", "scale", "softcap")
+_OPTIONS_TO_PASS_ON = ("mask", "bias", "is_causal", "scale", "softcap")
 """What an adapter can hand over as it is; of windows, lengths and caches every kernel has its own idea."""
-_NEUTRAL: Mapping[str, str] = {
+_NEUTRAL_ARGUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("dropout", "dropout_p", "dropout_rate", "attn_dropout", "p_dropout"), "0.0"),
     **dict.fromkeys(("training", "is_training", "train"), "False"),
 }
 """What conformance asks of parameters that the contract has not."""
-_UNKNOWN = "..."
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_UNKNOWN_ARGUMENT = "..."
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
-class FunctionName:
+class NameForAdapter:
     """The name of a function for an adapter: the words that name it, and what has to be imported, if anything."""
 
     called: str
@@ -96,13 +96,13 @@ class FunctionName:
 
 
 @cache
-def contract(name: str) -> Mapping[str, Any]:
+def contract_keywords(name: str) -> Mapping[str, Any]:
     """Return the keywords of one of the contract's functions, and what each is when a case does not ask for it."""
     parameters = _CONTRACT[name].parameters
     return {option: parameters[option].default for option in parameters if option not in ("self", *INPUTS[name])}
 
 
-def expected_signature(name: str) -> str:
+def signature_text(name: str) -> str:
     """Return the text of one of the contract's signatures, as a message shows it."""
     parameters = list(_CONTRACT[name].parameters.values())[1:]
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
@@ -111,12 +111,12 @@ def expected_signature(name: str) -> str:
 
 def required_keywords(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     """Return the contract's keywords that a function has no default for, with the contract's defaults."""
-    known = {key: default for key, default in contract(name).items() if default is not inspect.Parameter.empty}
+    known = {key: default for key, default in contract_keywords(name).items() if default is not inspect.Parameter.empty}
     required = [parameter.name for parameter in _required_beyond_inputs(name, function)]
     return {option: known[option] for option in required if option in known}
 
 
-def misfits(name: str, function: Callable[..., Any]) -> list[str]:
+def signature_faults(name: str, function: Callable[..., Any]) -> list[str]:
     """Return why a function can never be called by the contract; empty if it can, or if only a call can show it."""
     try:
         signature = inspect.signature(function)
@@ -129,18 +129,18 @@ def misfits(name: str, function: Callable[..., Any]) -> list[str]:
     swapped = [
         f"{parameter.name}, which stands where {wanted} comes"
         for parameter, wanted in zip(_positional_parameters(signature), INPUTS[name], strict=False)
-        if wanted in _MEANS and _meaning(parameter.name) not in (None, wanted)
+        if wanted in _NAME_OF_SYNONYM and _contract_name(parameter.name) not in (None, wanted)
     ]
     beyond = _required_beyond_inputs(name, function)
-    required = [parameter for parameter in beyond if parameter.name not in contract(name)]
-    required += [parameter for parameter in beyond if parameter not in required and parameter.kind not in _NAMED]
+    required = [parameter for parameter in beyond if parameter.name not in contract_keywords(name)]
+    required += [parameter for parameter in beyond if parameter not in required and parameter.kind not in _BY_KEYWORD]
     unknown = [parameter.name for parameter in required]
-    alike = {called: meant for called in unknown if (meant := _meaning(called)) not in (None, called)}
+    alike = {called: meant for called in unknown if (meant := _contract_name(called)) not in (None, called)}
     looks = {called: f" and which looks like {meant}" for called, meant in alike.items()}
     return [*swapped, *(f"{called}, which it requires{looks.get(called, '')}" for called in unknown)]
 
 
-def hints(name: str, function: Callable[..., Any]) -> list[str]:
+def unused_parameter_hints(name: str, function: Callable[..., Any]) -> list[str]:
     """Return notes on optional parameters that the contract does not have, and the keywords that they resemble."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -148,11 +148,15 @@ def hints(name: str, function: Callable[..., Any]) -> list[str]:
         return []
     empty = inspect.Parameter.empty
     optional = [
-        parameter.name for parameter in parameters if parameter.kind in _NAMED and parameter.default is not empty
+        parameter.name for parameter in parameters if parameter.kind in _BY_KEYWORD and parameter.default is not empty
     ]
-    strange = [word for word in optional if word not in contract(name) and word not in INPUTS[name]]
-    known = {option for option in optional if option in contract(name)}
-    alike = {word: meant for word in strange if (meant := _meaning(word)) in contract(name) and meant not in known}
+    strange = [word for word in optional if word not in contract_keywords(name) and word not in INPUTS[name]]
+    known = {option for option in optional if option in contract_keywords(name)}
+    alike = {
+        word: meant
+        for word in strange
+        if (meant := _contract_name(word)) in contract_keywords(name) and meant not in known
+    }
     others = [option for option in strange if option not in alike]
     unused = [
         f"its {option} is never given; if it is the contract's {meant}, call it so: without, cases that need "
@@ -165,15 +169,15 @@ def hints(name: str, function: Callable[..., Any]) -> list[str]:
     ]
 
 
-def adapter(function: Callable[..., Any], name: FunctionName, framework: str | None) -> list[str]:
+def write_adapter(function: Callable[..., Any], name: NameForAdapter, framework: str | None) -> list[str]:
     """Return the lines of an adapter with the signature of attention that calls another function, to be pasted.
 
     Unknown arguments are written as ``...``, and a comment lists them.
     """
-    arguments, options = _arguments(inspect.signature(function))
-    defaults = {option: contract("attention")[option] for option in options}
+    arguments, options = _adapter_arguments(inspect.signature(function))
+    defaults = {option: contract_keywords("attention")[option] for option in options}
     taken = "".join(f", {option}={default!r}" for option, default in defaults.items())
-    blanks = [called or "an input" for called, expression in arguments if expression == _UNKNOWN]
+    blanks = [called or "an input" for called, expression in arguments if expression == _UNKNOWN_ARGUMENT]
     lines = [
         *([f"{name.imported}", "", ""] if name.imported else []),
         f"def {name.adapter}(query, key, value{', *' if taken else ''}{taken}):",
@@ -184,33 +188,33 @@ def adapter(function: Callable[..., Any], name: FunctionName, framework: str | N
     return [*lines, *(["", "", f'{name.adapter}.framework = "{framework}"'] if framework else [])]
 
 
-def _arguments(signature: inspect.Signature) -> tuple[list[tuple[str, str]], list[str]]:
+def _adapter_arguments(signature: inspect.Signature) -> tuple[list[tuple[str, str]], list[str]]:
     """Return an adapter's arguments, as name (empty: by position) and expression, and the options that they pass on."""
     arguments: list[tuple[str, str]] = []
     options: list[str] = []
-    inputs = _inputs_by_place(signature)
+    inputs = _input_of_parameter(signature)
     for number, parameter in enumerate(signature.parameters.values()):
-        meant = _meaning(parameter.name)
+        meant = _contract_name(parameter.name)
         is_required = parameter.default is inspect.Parameter.empty
-        if parameter.kind not in (*_POSITIONAL, *_NAMED) or not (is_required or meant in _PASSED_ON):
+        if parameter.kind not in (*_BY_POSITION, *_BY_KEYWORD) or not (is_required or meant in _OPTIONS_TO_PASS_ON):
             continue
-        expression = inputs.get(parameter.name) or _NEUTRAL.get(parameter.name.lower(), _UNKNOWN)
-        if meant in _PASSED_ON and meant is not None and parameter.name not in inputs:
+        expression = inputs.get(parameter.name) or _NEUTRAL_ARGUMENTS.get(parameter.name.lower(), _UNKNOWN_ARGUMENT)
+        if meant in _OPTIONS_TO_PASS_ON and meant is not None and parameter.name not in inputs:
             expression = _option_expression(meant, parameter)
             options.append(meant)
         in_place = len(arguments) == number and not any(name for name, _ in arguments)
-        by_position = in_place and parameter.name in inputs and parameter.kind in _POSITIONAL
-        arguments.append(("" if by_position or parameter.kind is _POSITIONAL[0] else parameter.name, expression))
-    return arguments, [option for option in contract("attention") if option in options]
+        by_position = in_place and parameter.name in inputs and parameter.kind in _BY_POSITION
+        arguments.append(("" if by_position or parameter.kind is _BY_POSITION[0] else parameter.name, expression))
+    return arguments, [option for option in contract_keywords("attention") if option in options]
 
 
-def _inputs_by_place(signature: inspect.Signature) -> dict[str, str]:
+def _input_of_parameter(signature: inspect.Signature) -> dict[str, str]:
     """Return the parameters that are query, key and value: by name, else by position if all three must be there."""
     wanted = INPUTS["attention"]
-    by_name = {called: _meaning(called) for called in signature.parameters}
+    by_name = {called: _contract_name(called) for called in signature.parameters}
     meanings = {called: meant for called, meant in by_name.items() if meant is not None and meant in wanted}
     first = [parameter.name for parameter in _positional_parameters(signature)[: len(wanted)]]
-    if len(first) == len(wanted) and all(_meaning(called) in (None, *wanted) for called in first):
+    if len(first) == len(wanted) and all(_contract_name(called) in (None, *wanted) for called in first):
         by_place = zip(first, wanted, strict=True)
         known = {*meanings.values()}
         meanings |= {called: meant for called, meant in by_place if called not in meanings and meant not in known}
@@ -235,17 +239,17 @@ def _required_beyond_inputs(name: str, function: Callable[..., Any]) -> Sequence
     by_position = _positional_parameters(signature)[: len(INPUTS[name])]
     rest = (parameter for parameter in signature.parameters.values() if parameter not in by_position)
     required = (parameter for parameter in rest if parameter.default is inspect.Parameter.empty)
-    return [parameter for parameter in required if parameter.kind in (*_POSITIONAL, *_NAMED)]
+    return [parameter for parameter in required if parameter.kind in (*_BY_POSITION, *_BY_KEYWORD)]
 
 
 def _positional_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
-    return [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL]
+    return [parameter for parameter in signature.parameters.values() if parameter.kind in _BY_POSITION]
 
 
-def _meaning(name: str) -> str | None:
-    return _MEANS.get(name.lower())
+def _contract_name(name: str) -> str | None:
+    return _NAME_OF_SYNONYM.get(name.lower())
 
 
-def is_plain(name: str) -> bool:
+def is_dotted_name(name: str) -> bool:
     """Return whether a name can stand in code, also behind dots."""
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))

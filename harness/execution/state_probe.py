@@ -30,13 +30,13 @@ from attncheck.spec import OPTIONS, result_stages
 Array = NDArray[Any]
 _MAX_SCORES = 1 << 12
 """Scores of a case around which further calls are made: each costs as much as the case."""
-_ATTEMPTS = 2
+_MAX_PROBES_PER_CHANGE = 2
 """Cases around which one option is changed in one order, for each function of the contract."""
 _MAX_NEW_PROCESSES = 4
 """Suspicious results that are repeated; each repetition starts a process."""
-_COUNTS_PER_ENTRY = ("key_lengths", "query_offsets")
+_COUNTS_PER_BATCH_ENTRY = ("key_lengths", "query_offsets")
 """Inputs with a whole number per batch entry, which are changed by one."""
-_VISIBLE = 2.0**-6
+_MIN_VISIBLE_DIFFERENCE = 2.0**-6
 """The least difference of two answers, relative to the largest number, that no dtype's rounding hides."""
 
 
@@ -70,26 +70,26 @@ class StateProbe:
             in_new_process: Within this context, ``evaluate`` makes calls in a process that has made no other call.
         """
         self._evaluate, self._in_new_process = evaluate, in_new_process
-        self._made: Counter[tuple[str, str, bool]] = Counter()
+        self._probe_counts: Counter[tuple[str, str, bool]] = Counter()
         self._new_processes = 0
 
-    def around(self, problem: Problem, evaluate: Callable[[], Outcome]) -> Outcome:
+    def evaluate_with_changed_calls(self, problem: Problem, evaluate: Callable[[], Outcome]) -> Outcome:
         """Evaluate a case and the changed calls around it.
 
         The outcome has a fault if a call returned another call's numbers.
         """
-        changed_calls = list(self._changed_calls(problem))
+        changed_calls = list(self._choose_changed_calls(problem))
         before = {call.change: self._evaluate(call.problem) for call in changed_calls if call.comes_first}
         outcome = evaluate()
         for call in changed_calls:
             if isinstance(outcome, Computed):
                 changed_outcome = before[call.change] if call.comes_first else self._evaluate(call.problem)
-                if self._shows_state(problem, outcome, call, changed_outcome):
+                if self._returns_stale_numbers(problem, outcome, call, changed_outcome):
                     fault = f"{SECOND_CALL} that differ only in {call.change} gives the first call's numbers"
-                    return replace(outcome, faults={**outcome.faults, _stage_of(problem): fault})
+                    return replace(outcome, faults={**outcome.faults, _compared_stage(problem): fault})
         return outcome
 
-    def _changed_calls(self, problem: Problem) -> Iterator[ChangedCall]:
+    def _choose_changed_calls(self, problem: Problem) -> Iterator[ChangedCall]:
         """Yield the calls around a case: each change a few times in each order, if the answers differ."""
         has_query = "query" in problem.inputs
         if not has_query or score_elements(problem.operation, problem.options, problem.inputs) > _MAX_SCORES:
@@ -99,16 +99,18 @@ class StateProbe:
         shapes = [array.shape for array in problem.inputs.values()]
         for change, changed in changed_problems(problem):
             comes_first = bool(zlib.crc32(f"{change} {shapes}".encode()) & 1)  # the same in every run of the case
-            if self._made[function, change, comes_first] >= _ATTEMPTS:
+            if self._probe_counts[function, change, comes_first] >= _MAX_PROBES_PER_CHANGE:
                 continue
-            answer = _reference(problem) if answer is None else answer
-            gap = _distance(answer, _reference(changed))
-            if gap > _VISIBLE * np.nanmax(np.abs(answer), initial=0):
-                self._made[function, change, comes_first] += 1
+            answer = _reference_answer(problem) if answer is None else answer
+            gap = _max_difference(answer, _reference_answer(changed))
+            if gap > _MIN_VISIBLE_DIFFERENCE * np.nanmax(np.abs(answer), initial=0):
+                self._probe_counts[function, change, comes_first] += 1
                 yield ChangedCall(change, changed, comes_first, gap)
 
-    def _shows_state(self, problem: Problem, outcome: Computed, call: ChangedCall, changed_outcome: Outcome) -> bool:
-        stage = _stage_of(problem)
+    def _returns_stale_numbers(
+        self, problem: Problem, outcome: Computed, call: ChangedCall, changed_outcome: Outcome
+    ) -> bool:
+        stage = _compared_stage(problem)
         if not isinstance(changed_outcome, Computed) or self._new_processes >= _MAX_NEW_PROCESSES:
             return False
         first, second = outcome.stages.get(stage), changed_outcome.stages.get(stage)
@@ -117,11 +119,17 @@ class StateProbe:
         self._new_processes += 1
         with self._in_new_process():
             repeated = self._evaluate(problem if call.comes_first else call.problem)
-        return isinstance(repeated, Computed) and _distance(first, repeated.stages.get(stage)) > call.gap / 8
+        return isinstance(repeated, Computed) and _max_difference(first, repeated.stages.get(stage)) > call.gap / 8
 
 
 def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield calls that differ in one option, in the numbers of one input, or in its batch axis, by what is changed."""
+    """Yield calls that differ in one option, in the numbers of one input, or in its batch axis, by what is changed.
+
+    Example:
+        >>> problem = Problem("attention", {"is_causal": True, "window": (2, None)}, {})
+        >>> [changed.options for _, changed in changed_problems(problem)]
+        [{'window': (2, None)}, {'is_causal': True, 'window': (3, None)}]
+    """
     for name, value in problem.options.items():
         if value is True:
             yield name, problem.but({name: None})
@@ -131,27 +139,27 @@ def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
         elif name in OPTIONS and OPTIONS[name].type is float:
             yield name, problem.with_options(**{name: 1.5 * value})
     for name, spec in problem.specs.items():
-        if name not in problem.inputs or not (spec.broadcast or spec.of_head or name in _COUNTS_PER_ENTRY):
+        if name not in problem.inputs or not (spec.broadcast or spec.of_head or name in _COUNTS_PER_BATCH_ENTRY):
             continue
         array, change = problem.inputs[name], spec.called or name
         if spec.whole:
-            yield change, _with(problem, name, np.where(array > 1, array - 1, array))
+            yield change, _with_contiguous_input(problem, name, np.where(array > 1, array - 1, array))
             continue
-        yield change, _with(problem, name, np.roll(array, 1, axis=-1))
+        yield change, _with_contiguous_input(problem, name, np.roll(array, 1, axis=-1))
         if spec.broadcast and array.ndim == len(spec.axes) and array.shape[0] > 1:
-            yield f"{change}'s batch axis", _with(problem, name, array[:1])
+            yield f"{change}'s batch axis", _with_contiguous_input(problem, name, array[:1])
 
 
-def _with(problem: Problem, name: str, array: Array) -> Problem:
+def _with_contiguous_input(problem: Problem, name: str, array: Array) -> Problem:
     return problem.with_inputs(**{name: np.ascontiguousarray(array)})
 
 
-def _stage_of(problem: Problem) -> str:
+def _compared_stage(problem: Problem) -> str:
     """Return the stage that is compared: the first of the operation's result."""
     return next(iter(result_stages(problem.operation, problem.options, problem.inputs)), "")
 
 
-def _reference(problem: Problem) -> Array:
+def _reference_answer(problem: Problem) -> Array:
     """Return the answer of the NumPy backend in float64; an empty array if it does not support the call."""
     from attncheck.backends import numpy_backend
 
@@ -162,11 +170,11 @@ def _reference(problem: Problem) -> Array:
     }
     with suppress(Exception), np.errstate(all="ignore"):
         stages = run_operation(numpy_backend, problem.operation, inputs, problem.options)
-        return np.asarray(stages[_stage_of(problem)])
+        return np.asarray(stages[_compared_stage(problem)])
     return np.zeros(0)
 
 
-def _distance(first: Array, second: Array | None) -> float:
+def _max_difference(first: Array, second: Array | None) -> float:
     """Return the largest difference of finite numbers; 0 if the shapes differ."""
     if second is None or first.shape != second.shape:
         return 0.0

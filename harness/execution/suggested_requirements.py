@@ -15,7 +15,7 @@ from typing import Any
 
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.padding import padded_call
+from attncheck.execution.padding import pad_call
 from attncheck.execution.runner import GroupRunner
 from attncheck.execution.user_code import declaration
 from attncheck.execution.worker import Computed, Failure
@@ -32,18 +32,18 @@ _STRICTEST: RequiredShapes = {
     "query_length_multiple": 64,
     "key_length_multiple": 64,
 }
-_STARTS: tuple[RequiredShapes, ...] = (
+_FIRST_REQUIREMENTS: tuple[RequiredShapes, ...] = (
     _STRICTEST,
     {"lengths": "equal", "value_width": "equal"},
     {"lengths": "equal"},
     {"value_width": "equal"},
 )
 """The first requirements to try: not every function has the scale that a larger width needs, or a mask."""
-_LEAST_MULTIPLE = 8
-_MOST_TRIED, _MOST_COUNTED = 60, 600
+_MIN_MULTIPLE = 8
+_MAX_TRIED_CASES, _MAX_COUNTED_CASES = 60, 600
 """Cases on which requirements are tried, and cases on which the remaining ones are then counted."""
-_MOST_ELEMENTS = 1 << 16
-_MOST_SECONDS = 60.0
+_MAX_INPUT_ELEMENTS = 1 << 16
+_MAX_SECONDS = 60.0
 """If the trials of a function take longer, they end without a result."""
 
 
@@ -75,13 +75,13 @@ def suggest_requirements(
     entry = implementation.entry
     if not isinstance(entry, UserImplementation) or any(entry.requirements.values()):
         return None
-    small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MOST_ELEMENTS]
+    small = [case for case in refused if sum(map(math.prod, case.input_shapes.values())) <= _MAX_INPUT_ELEMENTS]
     dtype = next(iter(implementation.declared.classes))
     small = [case for case in small if dtype in case.dtypes]
     with closing(Workers(limits, probes_state=False)) as workers, suppress(_TooSlowError):
-        trial = _Trial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
-        if (requires := _loosest(trial, _evenly_spaced(small, _MOST_TRIED))) is not None:
-            tried = [trial.computes(case, requires) for case in _evenly_spaced(small, _MOST_COUNTED)]
+        trial = _RequirementsTrial(implementation, entry, dtype, workers.worker_for(implementation, dtype))
+        if (requires := _loosest_requirements(trial, _evenly_spaced(small, _MAX_TRIED_CASES))) is not None:
+            tried = [trial.computes(case, requires) for case in _evenly_spaced(small, _MAX_COUNTED_CASES)]
             return SuggestedRequirements(requires, sum(tried), len(tried))
     return None
 
@@ -91,10 +91,10 @@ def _evenly_spaced(cases: Sequence[Case], most: int) -> Sequence[Case]:
     return cases[:: max(1, math.ceil(len(cases) / most))]
 
 
-def _loosest(trial: _Trial, sample: Sequence[Case]) -> RequiredShapes | None:
+def _loosest_requirements(trial: _RequirementsTrial, sample: Sequence[Case]) -> RequiredShapes | None:
     """Start with the requirements by which most cases run; halve and drop them as long as all of these run."""
-    by_start = [[case for case in sample if trial.computes(case, start)] for start in _STARTS]
-    computed, requires = max(zip(by_start, _STARTS, strict=True), key=lambda pair: len(pair[0]))
+    by_start = [[case for case in sample if trial.computes(case, start)] for start in _FIRST_REQUIREMENTS]
+    computed, requires = max(zip(by_start, _FIRST_REQUIREMENTS, strict=True), key=lambda pair: len(pair[0]))
     if not computed:
         return None
 
@@ -103,7 +103,7 @@ def _loosest(trial: _Trial, sample: Sequence[Case]) -> RequiredShapes | None:
 
     start = requires
     for name, value in start.items():
-        while isinstance(value, int) and value > _LEAST_MULTIPLE:
+        while isinstance(value, int) and value > _MIN_MULTIPLE:
             value //= 2
             if not is_enough({**requires, name: value}):
                 break
@@ -118,7 +118,7 @@ class _TooSlowError(Exception):
     """The trials take too long."""
 
 
-class _Trial:
+class _RequirementsTrial:
     """A worker in which a function is called as if it had declared other requirements."""
 
     def __init__(
@@ -127,14 +127,14 @@ class _Trial:
         self._implementation, self._entry, self._dtype, self._runner = implementation, entry, dtype, runner
         self._problems: dict[str, Problem] = {}
         self._computed: dict[tuple[str, str], bool] = {}
-        self._until = monotonic() + _MOST_SECONDS
+        self._deadline = monotonic() + _MAX_SECONDS
 
     def computes(self, case: Case, requires: RequiredShapes) -> bool:
         """Return whether the function computes a case that is padded to these requirements.
 
         Raises ``_TooSlowError`` if the trials take too long.
         """
-        if monotonic() > self._until:
+        if monotonic() > self._deadline:
             raise _TooSlowError
         if case.id not in self._problems:
             self._problems[case.id] = problem_of(case, inputs_in(case, self._dtype)).as_call()
@@ -142,7 +142,7 @@ class _Trial:
         if requires:
             requirements = {parameter: dict(requires) for parameter in self._entry.parameters}
             entry = replace(self._entry, requirements=requirements)
-            padding = padded_call(replace(self._implementation, entry=entry), problem)
+            padding = pad_call(replace(self._implementation, entry=entry), problem)
             if isinstance(padding, Failure):
                 return False
             problem, description = (padding.problem, padding.description) if padding else (problem, description)

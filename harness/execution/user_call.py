@@ -40,12 +40,18 @@ from attncheck.backends.devices import on_device
 from attncheck.backends.families import FAMILIES
 from attncheck.backends.family_calls import Arrays, UnfitFunctionError, contract_functions, never_given
 from attncheck.common.wording import join_words, suggest_names
-from attncheck.execution.environment import imports_of
-from attncheck.execution.operations import check_parameters, parameters_of
-from attncheck.execution.process_state import filled_memory, inputs_unchanged, no_leaked_threads
-from attncheck.execution.programs import ProgramFunction, ProgramFunctions, load_program
+from attncheck.execution.environment import find_imports
+from attncheck.execution.operations import function_parameters, require_parameters
+from attncheck.execution.process_state import fill_free_memory, forbid_changed_inputs, forbid_leaked_threads
+from attncheck.execution.programs import ProgramFunction, ProgramModule, load_program
 from attncheck.execution.requirements import Requirements
-from attncheck.execution.signatures import INPUTS, expected_signature, hints, misfits, required_keywords
+from attncheck.execution.signatures import (
+    INPUTS,
+    required_keywords,
+    signature_faults,
+    signature_text,
+    unused_parameter_hints,
+)
 from attncheck.execution.user_code import (
     ATTRIBUTES,
     CAPABILITIES,
@@ -54,7 +60,7 @@ from attncheck.execution.user_code import (
     UnfitError,
     advice_on_framework,
     merge_tables,
-    no_function,
+    missing_function_message,
     unwrap_function,
 )
 from attncheck.execution.worker import AdvisedError
@@ -71,13 +77,13 @@ from attncheck.spec import (
 from attncheck.spec.classes import PRESETS, class_name, is_composed
 from attncheck.spec.options import SIXTEEN_BITS
 
-_OPERATIONS = {spec.function: name for name, spec in OPERATIONS.items() if not spec.has_score_kinds}
+_OPERATION_OF_FUNCTION = {spec.function: name for name, spec in OPERATIONS.items() if not spec.has_score_kinds}
 """The operations that are no scoring functions."""
-_ABOUT_SHAPES = re.compile(
+_SHAPE_WORDS = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
 )
-_DEVICE = re.compile(r"[a-z]+(:[0-9]+)?")
-_LONGEST_MESSAGE = 2000
+_DEVICE_NAME = re.compile(r"[a-z]+(:[0-9]+)?")
+_MAX_MESSAGE_LENGTH = 2000
 _ADVICE_ON_UNSUPPORTED = "if it does not support this case, let it raise NotImplementedError itself"
 _ADVICE_ON_REQUIRES = (
     "if it takes some widths or lengths alone, declare which, and calls are padded: "
@@ -117,18 +123,22 @@ class UserBackend:
         self, name: str, function: Callable[..., Any], unasked: Mapping[str, Any], /, **keywords: Any
     ) -> dict[str, Any]:
         positional = [keywords.pop(key) for key in INPUTS[name]]
-        check_parameters(parameters_of(function), keywords)
+        require_parameters(function_parameters(function), keywords)
         unasked = _defaults_for(unasked, keywords, positional)
         if INPUTS[name][:3] == INPUTS["attention"]:
             _check_capabilities(function, positional)
         arrays = {key: value for key, value in keywords.items() if hasattr(value, "shape")}
         options = {key: value for key, value in keywords.items() if key not in arrays}
         named = {**dict(zip(INPUTS[name], positional, strict=True)), **arrays}
-        with inputs_unchanged(named, self._base_to_numpy), no_leaked_threads(), filled_memory(_sizes(positional)):
+        with (
+            forbid_changed_inputs(named, self._base_to_numpy),
+            forbid_leaked_threads(),
+            fill_free_memory(_result_sizes_in_bytes(positional)),
+        ):
             returned = self._call_advised(function, positional, {**unasked, **keywords})
         if isinstance(returned, Mapping):
             return dict(returned)
-        results = result_stages(_OPERATIONS.get(name, "scoring"), options, {*arrays}) or ("masked",)
+        results = result_stages(_OPERATION_OF_FUNCTION.get(name, "scoring"), options, {*arrays}) or ("masked",)
         several = len(results) > 1 and isinstance(returned, tuple)
         return dict(zip(results, returned if several else (returned,), strict=False))
 
@@ -147,29 +157,29 @@ class UserBackend:
                 raise
             # Errors that another framework's code raises if it gets NumPy arrays.
             words = ("numpy", "ndarray", "axes don't match array")
-            if self._framework != "numpy" or not any(word in _message_of(error) for word in words):
+            if self._framework != "numpy" or not any(word in _error_message(error) for word in words):
                 raise
-            imports = imports_of(function)
+            imports = find_imports(function)
             if (wanted := imports.framework) is None:
                 raise
             library = next(iter(imports.libraries), "")
             raise AdvisedError(error, advice_on_framework(wanted, _name_of(function), library)) from error
 
 
-_loaded: dict[Target, Any] = {}
+_loaded_targets: dict[Target, Any] = {}
 
 
 def load(target: Target) -> Any:
     """Import the module of a target and return the target. Raises ``LoadError``."""
-    if target in _loaded:
-        return _loaded[target]
+    if target in _loaded_targets:
+        return _loaded_targets[target]
     declared = json.loads(target.declared)
     if target.program:
-        return _declare(load_program(target.program), declared)
+        return _set_declarations(load_program(target.program), declared)
     if target.pickled:
         import cloudpickle
 
-        return _declare(cloudpickle.loads(target.pickled), declared)
+        return _set_declarations(cloudpickle.loads(target.pickled), declared)
 
     try:
         module = import_user_module(target.module)
@@ -181,14 +191,14 @@ def load(target: Target) -> Any:
     for part in filter(None, target.attribute.split(".")):
         if not hasattr(implementation, part):
             functions = [name for name, value in vars(module).items() if inspect.isroutine(value)]
-            raise LoadError(no_function(target, functions))
+            raise LoadError(missing_function_message(target, functions))
         implementation = getattr(implementation, part)
     if target.module.endswith(".py"):
-        _declare_for_all(module, implementation)
-    return _declare(implementation, declared)
+        _share_declarations(module, implementation)
+    return _set_declarations(implementation, declared)
 
 
-def _declare_for_all(module: ModuleType, implementation: Any) -> None:
+def _share_declarations(module: ModuleType, implementation: Any) -> None:
     """Copy declarations of a file to its functions, and declarations of functions to the file, if not there already.
 
     A variable of the file that is no valid declaration is ignored.
@@ -199,7 +209,7 @@ def _declare_for_all(module: ModuleType, implementation: Any) -> None:
     for name in ATTRIBUTES[:-2]:  # a file's device is any variable
         declared = vars(module).get(name)
         for function in functions:
-            if _is_declaration(name, declared) and not hasattr(function, name):
+            if _is_valid_declaration(name, declared) and not hasattr(function, name):
                 with suppress(AttributeError, TypeError):  # of a builtin
                     setattr(function, name, declared)
             elif is_file and declared is None and hasattr(function, name) and name != "signature":
@@ -207,7 +217,7 @@ def _declare_for_all(module: ModuleType, implementation: Any) -> None:
                 setattr(module, name, declared)
 
 
-def _declare(target: Any, declared: Mapping[str, Any]) -> Any:
+def _set_declarations(target: Any, declared: Mapping[str, Any]) -> Any:
     """Set attributes that the user ``declared`` for a target; if it is a module, also on its functions.
 
     A table is merged with the target's table. If attributes cannot be set, as on a builtin, a wrapper is returned.
@@ -216,31 +226,31 @@ def _declare(target: Any, declared: Mapping[str, Any]) -> Any:
         return target
     is_module = inspect.ismodule(target)
     for function in [value for value in map(vars(target).get, INPUTS) if callable(value)] if is_module else ():
-        _declare(function, declared)
+        _set_declarations(function, declared)
     for name, value in declared.items():
         before = getattr(target, name, None)
         both = merge_tables(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
         try:
             setattr(target, name, both)
         except (AttributeError, TypeError):
-            return _declare(functools.update_wrapper(functools.partial(target), target), declared)
+            return _set_declarations(functools.update_wrapper(functools.partial(target), target), declared)
     return target
 
 
-def _is_declaration(name: str, value: Any) -> bool:
+def _is_valid_declaration(name: str, value: Any) -> bool:
     """Return whether the value of a file's variable can be a declaration of that name."""
     if name in ("framework", "signature"):
         return isinstance(value, str) and value in (BACKENDS if name == "framework" else FAMILIES)
-    return isinstance(value, Mapping) and bool(value) and {*value} <= {*_NAMES[name]}
+    return isinstance(value, Mapping) and bool(value) and {*value} <= {*_NAMES_IN_TABLE[name]}
 
 
 def remember_loaded(target: Target, loaded: Any) -> None:
     """Called in a process that becomes a worker, which then does not load the target again."""
-    _loaded[target] = loaded
+    _loaded_targets[target] = loaded
 
 
 # Folders of installed packages, which are many, and which no user edits twice in a second.
-INSTALLED = ("site-packages", "dist-packages")
+INSTALLED_FOLDERS = ("site-packages", "dist-packages")
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -249,11 +259,11 @@ def import_user_module(name: str) -> ModuleType:
     Raises whatever the file raises while it is loaded.
     """
     if not name.endswith(".py"):
-        _import_from_source(Path.cwd())
+        _make_importable_from_source(Path.cwd())
         return import_module(name)
     path = Path(name)
-    _import_from_source(path.parent)
-    loader = FromSource(f"{path.stem}_under_attncheck", str(path))
+    _make_importable_from_source(path.parent)
+    loader = LoaderFromSource(f"{path.stem}_under_attncheck", str(path))
     spec = spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None, "a path with a loader has a specification"
     module = module_from_spec(spec)
@@ -262,7 +272,7 @@ def import_user_module(name: str) -> ModuleType:
     return module
 
 
-class FromSource(SourceFileLoader):
+class LoaderFromSource(SourceFileLoader):
     """Loads a file's present text."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -271,32 +281,32 @@ class FromSource(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
-def _import_from_source(folder: Path) -> None:
+def _make_importable_from_source(folder: Path) -> None:
     """Make the modules in and below a folder importable, compiled from their text."""
     sys.path.insert(0, str(folder))
     top = folder.resolve()
 
     def find_modules(path: str) -> FileFinder:
-        if not _is_users(path, top):
+        if not _is_user_folder(path, top):
             raise ImportError(f"{path} is none of the user's folders", path=path)  # as hooks have to
         compiled = (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourcelessFileLoader, BYTECODE_SUFFIXES)
-        return FileFinder(path, compiled[0], (FromSource, SOURCE_SUFFIXES), compiled[1])
+        return FileFinder(path, compiled[0], (LoaderFromSource, SOURCE_SUFFIXES), compiled[1])
 
     sys.path_hooks.insert(0, find_modules)
-    for path in [cached for cached in list(sys.path_importer_cache) if _is_users(cached, top)]:
+    for path in [cached for cached in list(sys.path_importer_cache) if _is_user_folder(cached, top)]:
         del sys.path_importer_cache[path]
 
 
-def _is_users(path: str, top: Path) -> bool:
+def _is_user_folder(path: str, top: Path) -> bool:
     """Return whether a path is a folder below the top, and neither of an installed package nor of this one."""
     folder = Path(path).resolve()
     is_below = folder.is_relative_to(top) and folder.is_dir()
-    is_own = any(folder.is_relative_to(root) for root in _own_folders())
-    return is_below and not is_own and not {*INSTALLED} & {*folder.parts}
+    is_own = any(folder.is_relative_to(root) for root in _attncheck_folders())
+    return is_below and not is_own and not {*INSTALLED_FOLDERS} & {*folder.parts}
 
 
 @functools.cache
-def _own_folders() -> frozenset[Path]:
+def _attncheck_folders() -> frozenset[Path]:
     """Return the folders of this package's code; in a checkout, there are several."""
     root = __name__.partition(".")[0]
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == root]
@@ -309,7 +319,7 @@ def wrap_target(target: Any, name: str, framework: BackendEntry, device: str = "
     Raises ``LoadError`` if it can never be called by the contract.
     """
     base = on_device(framework.load(), framework.name, device)
-    return UserBackend(functions_of(target, name, signature, base), base, framework.name)
+    return UserBackend(contract_functions_of(target, name, signature, base), base, framework.name)
 
 
 @functools.lru_cache(maxsize=16)
@@ -328,21 +338,21 @@ def _is_raised_by(error: NotImplementedError, function: Callable[..., Any]) -> b
 
 def _is_about_shapes(error: Exception) -> bool:
     """Return whether an error reads as if a function took only some shapes; an assertion's source is read, too."""
-    words = _message_of(error)
+    words = _error_message(error)
     if isinstance(error, AssertionError):
         words += " ".join(frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-1:])
-    return _ABOUT_SHAPES.search(words) is not None
+    return _SHAPE_WORDS.search(words) is not None
 
 
-def _message_of(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """Return the beginning of an error's message, which may be megabytes long, or raise an exception itself."""
     try:
-        return str(error)[:_LONGEST_MESSAGE]
+        return str(error)[:_MAX_MESSAGE_LENGTH]
     except Exception:
         return ""
 
 
-def functions_of(
+def contract_functions_of(
     target: Any, name: str, signature: str = "", arrays: Arrays | None = None
 ) -> dict[str, Callable[..., Any]]:
     """Return the target's functions by the contract's names; they can be called if ``arrays`` are given.
@@ -352,12 +362,12 @@ def functions_of(
 
     A function of a library's signature is adapted. Raises ``LoadError`` if the target has none.
     """
-    if family_name := signature_of(target, signature):
+    if family_name := signature_family(target, signature):
         from attncheck.backends import numpy_backend  # for functions that are only inspected
 
         family = FAMILIES[family_name]
         try:
-            functions = contract_functions(target, family, arrays or numpy_backend, inputs_unchanged)
+            functions = contract_functions(target, family, arrays or numpy_backend, forbid_changed_inputs)
         except UnfitFunctionError as error:
             strange = error.strange
             why = f"it requires {join_words(strange)}" if strange else "it does not take these inputs by position"
@@ -367,18 +377,18 @@ def functions_of(
         if not inspect.ismodule(target) and (callable(target) or inspect.isroutine(target)):
             functions.setdefault(name if name in INPUTS else "attention", target)
     if not functions:
-        raise LoadError(f"nothing to call: expected a function, or a module with {expected_signature('attention')}")
+        raise LoadError(f"nothing to call: expected a function, or a module with {signature_text('attention')}")
     for called, function in functions.items():
-        if unfit := misfits(called, function):
+        if unfit := signature_faults(called, function):
             got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
             is_attention, inputs = called == "attention", ", ".join(INPUTS[called])
-            wanted = expected_signature(called) if is_attention else f"{called}({inputs}, *, ...)"
+            wanted = signature_text(called) if is_attention else f"{called}({inputs}, *, ...)"
             message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
             raise UnfitError(message, called, function, unfit)
     return functions
 
 
-def signature_of(target: Any, named: str = "") -> str:
+def signature_family(target: Any, named: str = "") -> str:
     """Return the family of a target's signature, as ``named`` by the user or declared; empty for none.
 
     Raises ``LoadError`` for an unknown family, and for a module: the user has to name its function.
@@ -392,17 +402,17 @@ def signature_of(target: Any, named: str = "") -> str:
     return name
 
 
-def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
+def read_target_declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
     """Return the declarations of a target: framework, rounding models per dtype, conventions, resources, source.
 
     Further entries are read from its code: the distributions that it imports, and its unused and required parameters.
     Raises ``LoadError`` for a declaration that the harness does not know.
     """
-    functions, family = functions_of(target, name, signature), signature_of(target, signature)
-    imports = imports_of(target)
+    functions, family = contract_functions_of(target, name, signature), signature_family(target, signature)
+    imports = find_imports(target)
     framework = getattr(target, "framework", None)
-    capabilities = _capabilities(getattr(target, "capabilities", None))
-    classes = _rounding_models(getattr(target, "classes", None))
+    capabilities = _check_capability_declarations(getattr(target, "capabilities", None))
+    classes = _check_rounding_models(getattr(target, "classes", None))
     # 16-bit dtypes have to be declared: most kernels that are written in NumPy have none.
     dtypes = capabilities.get("dtypes") or [*NATIVE, *classes]
     for dtype in dtypes:
@@ -412,25 +422,25 @@ def declarations(target: Any, name: str, signature: str = "") -> dict[str, Any]:
         "framework": framework,
         "framework_alone": imports.framework_alone,
         "classes": {dtype: classes.get(dtype, EAGER[dtype]) for dtype in dict.fromkeys(dtypes)},
-        "conventions": _conventions(getattr(target, "conventions", None)),
-        "properties": _claims(getattr(target, "properties", None)),
+        "conventions": _check_conventions(getattr(target, "conventions", None)),
+        "properties": _check_property_claims(getattr(target, "properties", None)),
         "capabilities": {name: capabilities[name] for name in ("grouped_heads", "value_width") if name in capabilities},
-        "device": _device(getattr(target, "device", None)),
-        "resources": _resources(getattr(target, "resources", None)),
+        "device": _check_device(getattr(target, "device", None)),
+        "resources": _check_resources(getattr(target, "resources", None)),
         "imported_framework": imports.framework,
         "importing_library": next(iter(imports.libraries), ""),
-        "distributions": target.distributions if isinstance(target, ProgramFunctions) else imports.versions,
+        "distributions": target.distributions if isinstance(target, ProgramModule) else imports.versions,
         "home": imports.home,
         "signature": family,
-        "hints": _hints_for(target, functions, family),
+        "hints": _parameter_hints(target, functions, family),
         "required": {called: required_keywords(called, function) for called, function in functions.items()},
-        "requirements": {called: _requirements(target, function) for called, function in functions.items()},
-        "parameters": {called: parameters_of(function) for called, function in functions.items()},
-        "source": _source(functions.get("attention") or next(iter(functions.values()))),
+        "requirements": {called: _check_requirements(target, function) for called, function in functions.items()},
+        "parameters": {called: function_parameters(function) for called, function in functions.items()},
+        "source": _source_location(functions.get("attention") or next(iter(functions.values()))),
     }
 
 
-_NAMES: Mapping[str, Sequence[str]] = {
+_NAMES_IN_TABLE: Mapping[str, Sequence[str]] = {
     "capabilities": CAPABILITIES,
     "classes": DTYPES,
     "conventions": ("empty_rows", *DECLARABLE),
@@ -440,19 +450,21 @@ _NAMES: Mapping[str, Sequence[str]] = {
 """The valid names in each table that a function declares."""
 
 
-def _table(kind: str, declared: Any, example: str, called: str = "") -> dict[str, Any]:
+def _check_table(kind: str, declared: Any, example: str, called: str = "") -> dict[str, Any]:
     """Check that a declaration is a table with known names; ``called`` describes a name in the message."""
     if not isinstance(declared or {}, Mapping):
         raise LoadError(f"{kind}: expected {example}; got {declared!r}")
     for name in declared or {}:
-        if name not in _NAMES[kind]:
-            raise LoadError(f"{kind}: unknown {called}{name!r}; {suggest_names(str(name), _NAMES[kind], one_of=False)}")
+        if name not in _NAMES_IN_TABLE[kind]:
+            raise LoadError(
+                f"{kind}: unknown {called}{name!r}; {suggest_names(str(name), _NAMES_IN_TABLE[kind], one_of=False)}"
+            )
     return dict(declared or {})
 
 
-def _capabilities(declared: Any) -> dict[str, Any]:
+def _check_capability_declarations(declared: Any) -> dict[str, Any]:
     """Check the declared capabilities: known names, with true or false, or dtypes."""
-    capabilities = _table("capabilities", declared, 'a table such as {"dtypes": ["float32"]}')
+    capabilities = _check_table("capabilities", declared, 'a table such as {"dtypes": ["float32"]}')
     for name, value in capabilities.items():
         if name == "dtypes" and not isinstance(value, list | tuple | set | frozenset):
             raise LoadError(f'capabilities: dtypes: expected names, such as ["float32"]; got {value!r}')
@@ -461,24 +473,24 @@ def _capabilities(declared: Any) -> dict[str, Any]:
     return capabilities
 
 
-def _conventions(declared: Any) -> dict[str, str]:
+def _check_conventions(declared: Any) -> dict[str, str]:
     """Check the declared conventions: known names, each with one of its values."""
     known: dict[str, Any] = {"empty_rows": EMPTY_ROWS, **DECLARABLE}
-    conventions = _table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
+    conventions = _check_table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
     for name, value in conventions.items():
         if value not in known[name]:
             raise LoadError(f"conventions: expected {name}, one of {', '.join(known[name])}; got {value!r}")
     return conventions
 
 
-def _hints_for(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
+def _parameter_hints(target: Any, functions: Mapping[str, Callable[..., Any]], family: str) -> list[str]:
     if not family:
-        return [hint for called, function in functions.items() for hint in hints(called, function)]
+        return [hint for called, function in functions.items() for hint in unused_parameter_hints(called, function)]
     unused = never_given(target, FAMILIES[family])
     return [f"its {join_words(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
 
 
-def _source(function: Callable[..., Any]) -> dict[str, Any]:
+def _source_location(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the file and line of a function's ``def``, below the working directory if possible; {} if unknown."""
     if isinstance(function, ProgramFunction):
         return {}
@@ -498,9 +510,9 @@ def _source(function: Callable[..., Any]) -> dict[str, Any]:
     return {"file": shown.as_posix(), "line": first + below}
 
 
-def _rounding_models(declared: Any) -> dict[str, str]:
+def _check_rounding_models(declared: Any) -> dict[str, str]:
     """Return the declared rounding models by dtype. Raises ``LoadError`` for one that the dtype does not have."""
-    models = _table("classes", declared, 'rounding models by dtype, as {"float16": "fused"}', "dtype ")
+    models = _check_table("classes", declared, 'rounding models by dtype, as {"float16": "fused"}', "dtype ")
     for dtype, model in models.items():
         known = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
         if isinstance(model, str) and not is_composed(model) and model not in known:
@@ -513,7 +525,7 @@ def _rounding_models(declared: Any) -> dict[str, str]:
     return models
 
 
-def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object]:
+def _check_requirements(target: Any, function: Callable[..., Any]) -> dict[str, object]:
     """Return the requirements on shapes that a function, or else its target, declares."""
     declared = getattr(function, "requires", getattr(target, "requires", None))
     if declared is None:
@@ -525,15 +537,15 @@ def _requirements(target: Any, function: Callable[..., Any]) -> dict[str, object
     return dict(declared)
 
 
-def _device(declared: Any) -> str:
+def _check_device(declared: Any) -> str:
     """Return the device of its input tensors; empty for the CPU. Raises ``LoadError`` for an invalid name."""
     text = "" if declared is None else str(declared)  # torch.device is written as the name that it was made of
-    if text and not _DEVICE.fullmatch(text):
+    if text and not _DEVICE_NAME.fullmatch(text):
         raise LoadError(f"device: expected a name such as cuda or cuda:1; got {declared!r}")
     return "" if text == "cpu" else text
 
 
-def _resources(declared: Any) -> dict[str, float]:
+def _check_resources(declared: Any) -> dict[str, float]:
     """Check the resources that a cluster's worker has to offer: names and amounts."""
     if not isinstance(declared or {}, Mapping) or not all(
         isinstance(name, str) and name and isinstance(amount, int | float) and 0 < amount < float("inf")
@@ -543,9 +555,9 @@ def _resources(declared: Any) -> dict[str, float]:
     return dict(declared or {})
 
 
-def _claims(declared: Any) -> dict[str, str]:
+def _check_property_claims(declared: Any) -> dict[str, str]:
     """Check the claimed properties: known names, and how strictly each is fulfilled."""
-    claims = _table("properties", declared, 'claims, such as {"batch_invariant": "bitwise"}', "property ")
+    claims = _check_table("properties", declared, 'claims, such as {"batch_invariant": "bitwise"}', "property ")
     for name, claim in claims.items():
         if claim not in CLAIMS:
             raise LoadError(f"properties: {name}: expected {' or '.join(CLAIMS)}; got {claim!r}")
@@ -568,7 +580,7 @@ def _defaults_for(required: Mapping[str, Any], keywords: Mapping[str, Any], posi
     return unasked
 
 
-def _sizes(tensors: Sequence[Any]) -> list[int]:
+def _result_sizes_in_bytes(tensors: Sequence[Any]) -> list[int]:
     """Return the bytes that results may have: as many as an input, or as queries with the width of the values."""
     sizes = [int(getattr(tensor, "nbytes", 0)) for tensor in tensors]
     width, *_ = tensors[0].shape[-1:] or (1,)

@@ -26,7 +26,7 @@ from attncheck.common.wording import suggest_names
 
 
 @dataclass(frozen=True)
-class Origin:
+class CallableOrigin:
     """A module, and what the callable is called there."""
 
     module: str
@@ -35,10 +35,10 @@ class Origin:
     @property
     def package(self) -> str:
         """Return its name in reports before the dot; ``own`` without a module."""
-        return name_of(self.module) if self.module else "own"
+        return report_name(self.module) if self.module else "own"
 
 
-def origin_of(target: Any) -> Origin:
+def find_origin(target: Any) -> CallableOrigin:
     """Return the origin of a callable: its module and its name there, which may come from a decorator or an alias."""
     written = unwrap_function(target)
     name = str(getattr(written, "__name__", type(written).__name__))
@@ -48,9 +48,9 @@ def origin_of(target: Any) -> Origin:
         there = vars(sys.modules[module]) if module in sys.modules else {}
         if there.get(name) is not target:
             name = next((alias for alias, value in there.items() if value is target and alias.isidentifier()), name)
-        return Origin(module, name)
+        return CallableOrigin(module, name)
     file = getattr(sys.modules.get(module), "__file__", None)
-    return Origin(file if isinstance(file, str) and file.endswith(".py") else "", name)
+    return CallableOrigin(file if isinstance(file, str) and file.endswith(".py") else "", name)
 
 
 def unwrap_function(target: Any) -> Any:
@@ -97,6 +97,10 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
     """Return the attributes that texts such as ``dtypes=float16`` and ``requires.lengths=equal`` give a function.
 
     A value is JSON, TOML or else a text; a dot leads into a table. Raises ``UsageError`` for what is no attribute.
+
+    Example:
+        >>> read_declarations(["dtypes=float16,bfloat16", "requires.width_multiple=8"])
+        {'capabilities': {'dtypes': ['float16', 'bfloat16']}, 'requires': {'width_multiple': 8}}
     """
     attributes: dict[str, Any] = {}
     for text in texts:
@@ -109,7 +113,7 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
             known = suggest_names(first, [*ATTRIBUTES, *CAPABILITIES], one_of=False)
             raise UsageError(f"--declare {text}: a function declares no {first!r}; {known}")
         keys = ["capabilities", *path] if first in CAPABILITIES else path
-        read = _value(value.strip())
+        read = _parse_value(value.strip())
         is_list = keys == ["capabilities", "dtypes"] and isinstance(read, str)
         nested: Any = read.split(",") if is_list else read
         for key in reversed(keys):
@@ -119,7 +123,12 @@ def read_declarations(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def merge_tables(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with tables of the same name merged, and anything else replaced."""
+    """Return tables with tables of the same name merged, and anything else replaced.
+
+    Example:
+        >>> merge_tables({"a": {"b": 1}, "c": 1}, {"a": {"d": 2}, "c": 3})
+        {'a': {'b': 1, 'd': 2}, 'c': 3}
+    """
     tables = {name for name in added if all(isinstance(table.get(name), Mapping) for table in (before, added))}
     return {**before, **added, **{name: merge_tables(before[name], added[name]) for name in tables}}
 
@@ -135,7 +144,7 @@ def declaration(file: str, function: str, name: str, table: Mapping[str, Any]) -
     return f"{'' if function == 'module' else f'{function}.'}{name} = {python}"
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
@@ -172,11 +181,11 @@ class Target:
         The name that reports give a function of a file in this folder, file.function, will do, too. Raises
         ``UsageError`` for any other text, and for a file that does not exist.
         """
-        text, declared = _as_file(text), json.dumps(read_declarations(declare))
+        text, declared = _report_name_to_file(text), json.dumps(read_declarations(declare))
         if words := words_of_program(text):
             if signature:
                 raise UsageError(f"{text}: a program speaks the protocol; it has no --signature")
-            return cls(str(file_of_program(words)), declared=declared, program=words)
+            return cls(str(program_source_file(words)), declared=declared, program=words)
         module, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
         if module.endswith(".py"):
             path = Path(module)
@@ -190,7 +199,7 @@ class Target:
     @property
     def name(self) -> str:
         """Return the name of the module in reports."""
-        return re.sub(r"\W", "_", Path(self.module).stem) if self.program else name_of(self.module)
+        return re.sub(r"\W", "_", Path(self.module).stem) if self.program else report_name(self.module)
 
     @property
     def function(self) -> str:
@@ -207,12 +216,12 @@ class Target:
         if self.program:
             above, around = Path(self.module).parent.parts, self.program[1:]
         else:
-            above = _package_of(Path(self.module))[1].parts if self.module.endswith(".py") else ()
+            above = _package_parts_and_folder(Path(self.module))[1].parts if self.module.endswith(".py") else ()
             around = tuple(self.attribute.split(".")[:-1])
-        return _longer(self.name, above), _longer(self.function, around)
+        return _longer_names(self.name, above), _longer_names(self.function, around)
 
 
-_MADE_BY_NAME = re.compile(r"import \*|__getattr__|setattr|globals|vars|exec|__dict__")
+_DYNAMIC_NAMES = re.compile(r"import \*|__getattr__|setattr|globals|vars|exec|__dict__")
 """A file with one of these may have functions whose names are not in it."""
 
 
@@ -229,18 +238,18 @@ def check_function(target: Target) -> None:
         names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return  # it says so itself when it is loaded
-    if not re.search(rf"\b{re.escape(first)}\b", text) and not _MADE_BY_NAME.search(text):
-        raise UsageError(f"{target.module}:{target.attribute}: {no_function(target, sorted(names))}")
+    if not re.search(rf"\b{re.escape(first)}\b", text) and not _DYNAMIC_NAMES.search(text):
+        raise UsageError(f"{target.module}:{target.attribute}: {missing_function_message(target, sorted(names))}")
 
 
-def no_function(target: Target, names: Iterable[str]) -> str:
+def missing_function_message(target: Target, names: Iterable[str]) -> str:
     """Return a message: a module lacks a function; it has others with similar names."""
     public = [name for name in names if name[0] != "_"]
     near = f"; {suggest_names(target.attribute, public, one_of=False)}" if public else ""
     return f"{target.module} has no {target.attribute}{near}"
 
 
-def _longer(name: str, parts: Sequence[str]) -> list[str]:
+def _longer_names(name: str, parts: Sequence[str]) -> list[str]:
     """Return a name, then that name behind one part more each, from the last to the first."""
     words = [word for part in parts if (word := re.sub(r"\W+", "_", part).strip("_"))]
     last = re.sub(r"\W", "_", name)
@@ -249,11 +258,11 @@ def _longer(name: str, parts: Sequence[str]) -> list[str]:
 
 def is_user_target(text: str) -> bool:
     """Return whether a text names an implementation of somebody's own: a file, a module, or a program."""
-    file = _as_file(text)
+    file = _report_name_to_file(text)
     return ":" in file or file.endswith(".py") or bool(words_of_program(text))
 
 
-def _as_file(text: str) -> str:
+def _report_name_to_file(text: str) -> str:
     """Return file.py:function for file.function, as reports call it, if the file is in this folder."""
     file, _, function = text.partition(".")
     is_name = re.fullmatch(r"\w+\.\w+", text) and file not in EVERYTHING and function != "py"
@@ -290,25 +299,29 @@ def words_of_program(text: str) -> tuple[str, ...]:
     return (program, *words[1:]) if program else ()
 
 
-def file_of_program(words: Sequence[str]) -> Path:
+def program_source_file(words: Sequence[str]) -> Path:
     """Return the file that somebody wrote: a script that an interpreter is given, or the program itself."""
     scripts = (Path(word) for word in words[1:])
     return next((path.resolve() for path in scripts if path.is_file()), Path(words[0]))
 
 
-def name_of(module: str) -> str:
+def report_name(module: str) -> str:
     """Return the name of a module, or of a file, in reports before the dot.
 
     A file of a package is called as the module that it is.
+
+    Example:
+        >>> report_name("package.kernels.flash")
+        'package_kernels_flash'
     """
     if not module.endswith(".py"):
         return module.replace(".", "_")
     path = Path(module)
-    parts, _ = _package_of(path)
+    parts, _ = _package_parts_and_folder(path)
     return "_".join(parts) or path.stem
 
 
-def _package_of(path: Path) -> tuple[list[str], Path]:
+def _package_parts_and_folder(path: Path) -> tuple[list[str], Path]:
     """Return the names of a file and of the packages that it is in, the outermost first, and the folder above them."""
     parts = [] if path.stem == "__init__" else [path.stem]
     for folder in path.parents:

@@ -33,12 +33,12 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-_LONGEST_MESSAGE = 500
-_LONGEST_LOOKED_AT = 10_000
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MAX_RETURNED = 2**33
-_EVALUATIONS = count(1)
-_BETWEEN_COUNTS = 64
+_MAX_MESSAGE_LENGTH = 500
+_MAX_EXAMINED_LENGTH = 10_000
+_COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
+_MAX_RETURNED_BYTES = 2**33
+_evaluation_numbers = count(1)
+_EVALUATIONS_PER_COUNT = 64
 """Evaluations after which mappings are counted: thousands take milliseconds, as long as a small evaluation."""
 NOT_RETURNED = "expected a stage named"
 
@@ -87,12 +87,14 @@ class AdvisedError(Exception):
 
 _backends: dict[str, Backend] = {}
 """The backends that this process has started, by the names of implementations."""
-_log = ""
+_current_log = ""
 
 
-def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) -> dict[str, str] | Failure:
+def start_implementation(
+    entry: BackendEntry, mode: str, dtype: str, threads: int, log: str
+) -> dict[str, str] | Failure:
     """Import and configure a mode of the framework, once per process; return what it says of itself."""
-    _print_to(log)
+    _redirect_to_log(log)
     faulthandler.enable(all_threads=False)  # says in the log where a signal that ends the process came
     with suppress(ImportError):  # Windows has no such module
         import resource
@@ -107,12 +109,12 @@ def start(entry: BackendEntry, mode: str, dtype: str, threads: int, log: str) ->
         _backends[f"{entry.name}.{mode}"] = backend
         return {name: to_one_line(text) for name, text in backend.describe().items()}
     except BaseException as error:  # whatever a framework raises while it starts, also SystemExit, is why it cannot run
-        return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe(error)}")
+        return Failure("error", f"{entry.name}.{mode} cannot be started: {_describe_error(error)}")
 
 
-def started_backend(implementation: str, log: str) -> Backend:
+def get_started_backend(implementation: str, log: str) -> Backend:
     """Return the started backend of a name; from now on, its output goes to the log."""
-    _print_to(log)
+    _redirect_to_log(log)
     return _backends[implementation]
 
 
@@ -122,7 +124,7 @@ def limit_threads(threads: int) -> None:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationReport:
     """The result of an evaluation, how many bytes the worker holds after it, and whether it is fit for another.
 
     Before it, the call was ``compiled`` for so many seconds, if that is known.
@@ -134,22 +136,22 @@ class Evaluated:
     compiled: float = 0.0
 
 
-def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> Evaluated:
+def evaluate_and_measure(implementation: str, problem: Problem, log: str) -> EvaluationReport:
     """Run one operation of what was started; put back what it changed that the next one shares."""
     import psutil
 
     from attncheck.execution.process_state import ProcessState, has_many_mappings
 
-    backend = started_backend(implementation, log)
-    surroundings, compiled = ProcessState.snapshot(), _seconds_compiled()
+    backend = get_started_backend(implementation, log)
+    surroundings, compiled = ProcessState.snapshot(), _compilation_seconds()
     outcome = evaluate_on(backend, problem, calls_again=True)
-    is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_more_threads())
-    held, must_count = int(psutil.Process().memory_info().rss), next(_EVALUATIONS) % _BETWEEN_COUNTS == 0
+    is_fit = surroundings.restore() and not (isinstance(outcome, Failure) and surroundings.has_new_threads())
+    held, must_count = int(psutil.Process().memory_info().rss), next(_evaluation_numbers) % _EVALUATIONS_PER_COUNT == 0
     is_fit = is_fit and not (must_count and has_many_mappings(held))
-    return Evaluated(outcome, held, is_fit, _seconds_compiled() - compiled)
+    return EvaluationReport(outcome, held, is_fit, _compilation_seconds() - compiled)
 
 
-def _seconds_compiled() -> float:
+def _compilation_seconds() -> float:
     """Return how long this process has compiled programs of JAX, if it has any."""
     return float(getattr(sys.modules.get("attncheck.backends.jax_jit"), "seconds_compiled", 0.0))
 
@@ -166,8 +168,8 @@ def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False
         apply_layout,
         find_overwritten_results,
         find_unwritten_numbers,
-        is_called_again,
         run_operation,
+        should_call_again,
         unsupported_conventions,
     )
     from attncheck.spec import result_stages
@@ -176,33 +178,33 @@ def evaluate_on(backend: Backend, problem: Problem, *, calls_again: bool = False
         with np.errstate(all="ignore"):
             inputs = apply_layout(problem.inputs, problem.memory_layout)
             stages = run_operation(backend, problem.operation, inputs, problem.options)
-            arrays = {name: _as_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
+            arrays = {name: _to_checked_array(backend, name, tensor) for name, tensor in (stages or {}).items()}
             expected = result_stages(problem.operation, problem.options, problem.inputs)
             wanted = (
                 arrays if problem.stages is None else {name: arrays[name] for name in arrays if name in problem.stages}
             )
             left_out = unsupported_conventions(backend, problem.operation, problem.options)
-            if refused := _check_complete(arrays, expected) or _check_size(wanted):
+            if refused := _refuse_missing_stages(arrays, expected) or _refuse_too_large(wanted):
                 return refused
             faults = find_unwritten_numbers(wanted)
-            if calls_again and is_called_again(backend, problem):
+            if calls_again and should_call_again(backend, problem):
                 wanted = {name: np.array(array) for name, array in wanted.items()}
                 faults = {**find_overwritten_results(backend, problem, stages, wanted), **faults}
             return Computed(wanted, left_out, faults=faults)
     except UnsupportedError as error:
-        return unsupported(error)
+        return unsupported_failure(error)
     except NotImplementedError as error:
-        return Failure("unsupported", _describe(error))
+        return Failure("unsupported", _describe_error(error))
     except BaseException as error:  # whatever an implementation raises, also SystemExit, is its result and not our end
-        return Failure("error", _describe(error))
+        return Failure("error", _describe_error(error))
 
 
-def unsupported(error: UnsupportedError) -> Failure:
+def unsupported_failure(error: UnsupportedError) -> Failure:
     """Return the outcome of a call that an implementation has no function or no parameter for."""
     return Failure("unsupported", to_one_line(str(error)), error.lacks)
 
 
-def _check_complete(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
+def _refuse_missing_stages(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str]) -> Failure | None:
     """Refuse a result without the operation's stages: with nothing to judge, the call would pass silently."""
     missing = [name for name in expected if name not in arrays]
     if arrays and not missing:
@@ -211,18 +213,18 @@ def _check_complete(arrays: Mapping[str, NDArray[Any]], expected: Sequence[str])
     return Failure("error", to_one_line(f"{returned}; {NOT_RETURNED} {missing[0]}" if missing else returned))
 
 
-def _check_size(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
+def _refuse_too_large(arrays: Mapping[str, NDArray[Any]]) -> Failure | None:
     """Refuse a result that is too large for the harness: some views take no memory until they are sent."""
     held = sum(array.nbytes for array in arrays.values())
-    if held <= _MAX_RETURNED:
+    if held <= _MAX_RETURNED_BYTES:
         return None
     shapes = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in arrays.items())
     return Failure(
-        "error", to_one_line(f"returned {held / 2**30:.0f} GiB, more than {_MAX_RETURNED // 2**30} GiB: {shapes}")
+        "error", to_one_line(f"returned {held / 2**30:.0f} GiB, more than {_MAX_RETURNED_BYTES // 2**30} GiB: {shapes}")
     )
 
 
-def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
+def _to_checked_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
     import numpy as np
 
     if not (isinstance(name, str) and name.isidentifier()):
@@ -238,33 +240,38 @@ def _as_array(backend: Backend, name: str, tensor: Any) -> NDArray[Any]:
 
 
 def to_one_line(text: str) -> str:
-    """Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it."""
-    words = " ".join(_COLOURS.sub("", text).split())
+    r"""Make one line of a text of foreign origin: nothing in it can move a cursor, and every encoding can write it.
+
+    Example:
+        >>> to_one_line("\x1b[31mFAILED\x1b[0m\n  at line 3")
+        'FAILED at line 3'
+    """
+    words = " ".join(_COLOUR_CODES.sub("", text).split())
     line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 3]}..."
+    return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[: _MAX_MESSAGE_LENGTH - 3]}..."
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, AdvisedError):
-        message = _describe(error.error)
-        room = _LONGEST_MESSAGE - len(error.advice) - 5
+        message = _describe_error(error.error)
+        room = _MAX_MESSAGE_LENGTH - len(error.advice) - 5
         return to_one_line(f"{message if len(message) <= room else f'{message[:room]}...'}; {error.advice}")
     name = type(error).__name__
     try:
-        return to_one_line(f"{name}: {str(error)[:_LONGEST_LOOKED_AT]}")
+        return to_one_line(f"{name}: {str(error)[:_MAX_EXAMINED_LENGTH]}")
     except BaseException as another:  # a message that cannot be made is the implementation's fault, too
         return to_one_line(f"{name}, whose message cannot be shown: {type(another).__name__}")
 
 
-def _print_to(log: str) -> None:
+def _redirect_to_log(log: str) -> None:
     """Send printed output to the log of the implementation that is evaluated; several may take turns."""
-    global _log
-    if log != _log:
+    global _current_log
+    if log != _current_log:
         redirect_output(log)
-        _log = log
+        _current_log = log
 
 
-_passed_on: Path | None = None
+_log_to_copy: Path | None = None
 
 
 def redirect_output(log: str, *, passed_on: bool = False) -> None:
@@ -272,14 +279,14 @@ def redirect_output(log: str, *, passed_on: bool = False) -> None:
 
     What is ``passed_on`` is copied to the next file that output is sent to.
     """
-    global _passed_on
+    global _log_to_copy
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    if _passed_on is not None:
+    if _log_to_copy is not None:
         with suppress(OSError):
-            os.write(descriptor, _passed_on.read_bytes())
-    _passed_on = Path(log) if passed_on else None
+            os.write(descriptor, _log_to_copy.read_bytes())
+    _log_to_copy = Path(log) if passed_on else None
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

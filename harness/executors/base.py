@@ -16,7 +16,7 @@ from attncheck.results.format import Row
 from attncheck.results.writer import ResultsWriter
 from attncheck.spec.verdicts import Verdict
 
-_MAX_BYTES = 1 << 28
+_MAX_UNDIAGNOSED_BYTES = 1 << 28
 """The most bytes of failing evaluations that are kept until they are diagnosed."""
 
 
@@ -41,7 +41,7 @@ class ResultRecorder:
     """Returned stages of failing evaluations that are not diagnosed yet."""
     is_stopped: bool = False
     """True if the executor has to skip the rest of its plan."""
-    _bytes: int = 0
+    _undiagnosed_bytes: int = 0
 
     def add(self, result: UnitResult) -> None:
         """Write the result of one case in one dtype.
@@ -53,31 +53,31 @@ class ResultRecorder:
         self.add_rows(rows)
         for name, returned in result.undiagnosed.items():
             if any(row.implementation == name and is_undiagnosed(row) for row in rows):
-                self._keep((name, rows[0].case, rows[0].dtype), returned)
+                self._keep_undiagnosed((name, rows[0].case, rows[0].dtype), returned)
         self.is_stopped = self.on_judged(rows) or self.is_stopped
 
     def restore(self, rows: Sequence[Row]) -> None:
         """Continue from rows that an earlier part of the run has written."""
         self.expected_failures.remember(rows)
-        self._count(rows)
+        self._count_rows(rows)
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Write rows, and remember those that fail the run."""
         rows = tuple(rows)
         self.writer.add_rows(rows)
-        self._count(rows)
+        self._count_rows(rows)
 
     def not_offered(self, name: str) -> int:
         """Count the cases whose operation, or whose only dtypes, an implementation does not offer."""
         return len(self.untried.get(name, set()) - self.tried.get(name, set()))
 
-    def _keep(self, evaluation: Evaluation, returned: Computed) -> None:
+    def _keep_undiagnosed(self, evaluation: Evaluation, returned: Computed) -> None:
         size = sum(array.nbytes for array in returned.stages.values())
-        if self._bytes + size <= _MAX_BYTES:
+        if self._undiagnosed_bytes + size <= _MAX_UNDIAGNOSED_BYTES:
             self.undiagnosed[evaluation] = returned
-            self._bytes += size
+            self._undiagnosed_bytes += size
 
-    def _count(self, rows: Sequence[Row]) -> None:
+    def _count_rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self.rows_seen[row.verdict] += 1
             if is_judged(row):

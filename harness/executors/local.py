@@ -41,7 +41,7 @@ from attncheck.attention.exact_array import SETTLED
 from attncheck.common.processors import available_processors
 from attncheck.common.progress import Times
 from attncheck.execution.call import WorkerProcesses
-from attncheck.execution.runner import Group, GroupRunner, run_in_turn
+from attncheck.execution.runner import Group, GroupRunner, evaluate_in_turn
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.executors.base import ResultRecorder
 from attncheck.judging.units import Judge, Remembered, UnitResult
@@ -50,10 +50,10 @@ from attncheck.reading.case import Case
 from attncheck.reading.inputs import Inputs
 from attncheck.reading.problem import Problem
 
-MIN_UNITS = 32
+MIN_UNITS_FOR_PROCESSES = 32
 """As many units as are judged in the time that the processes take to start."""
 
-MAX_QUICK = 256
+MAX_QUICK_UNITS = 256
 """As many units with known rows have their arrays put together in that time."""
 
 
@@ -75,7 +75,7 @@ class JudgingProcesses:
         self._judge, self._cases = judge, cases
         during = partial((Times() if times is None else times).of, "judging")
         self._processes = WorkerProcesses(
-            _prepare, judge, cases, processes=processes, during=during, max_alive=max_alive
+            _remember_judge, judge, cases, processes=processes, during=during, max_alive=max_alive
         )
 
     def submit(
@@ -92,7 +92,7 @@ class JudgingProcesses:
         """
         question = dtype, inputs, outcomes, remembered
         judged_otherwise = lambda: (self._judge.judge(self._cases[case], *question), Counter[str]())  # noqa: E731
-        return self._processes.submit(_judge_here, case, *question, otherwise=judged_otherwise)
+        return self._processes.submit(_judge_unit, case, *question, otherwise=judged_otherwise)
 
     @property
     def alive(self) -> int:
@@ -108,13 +108,13 @@ _judge: Judge | None = None
 _cases: Sequence[Case] = ()
 
 
-def _prepare(judge: Judge, cases: Sequence[Case]) -> None:
+def _remember_judge(judge: Judge, cases: Sequence[Case]) -> None:
     """Called once in a judging process."""
     global _judge, _cases
     _judge, _cases = judge, cases
 
 
-def _judge_here(
+def _judge_unit(
     case: int, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], remembered: Remembered | None
 ) -> tuple[UnitResult, Counter[str]]:
     """Called in a judging process for each unit."""
@@ -125,10 +125,10 @@ def _judge_here(
     return _judge.judge(_cases[case], dtype, inputs, outcomes, remembered), counts + SETTLED
 
 
-WINDOW = 4096
+WINDOW_UNITS = 4096
 """Units of a plan that a worker gets through before it makes room. Starting it anew takes seconds, these take more."""
 
-_BETWEEN_LOOKS = 0.1
+_POLL_SECONDS = 0.1
 """Seconds between checks whether a helper is worth its start."""
 
 MAX_ANSWERS, MAX_TO_JUDGE = 8, 128
@@ -168,7 +168,7 @@ class LocalExecutor:
         """Compute every unit of a plan, and judge each when its last implementation has answered."""
         every = [runner for sharing in self._runners for runner in sharing]
         total = sum(unit.dtype in runner.group.dtypes for runner in every for unit in plan)
-        asked = {unit.position: sum(_is_asked(runner, unit) for runner in every) for unit in plan}
+        asked = {unit.position: sum(_runs_unit(runner, unit) for runner in every) for unit in plan}
         computing = _RunnerThreads(plan, self._runners, self._helpers, self._workers)
         unasked = deque(unit for unit in plan if not asked[unit.position] and self._judge.implementations)
 
@@ -178,7 +178,7 @@ class LocalExecutor:
                     plan.case(unit), unit.dtype, partial(plan.problem, unit)
                 )
                 for runner in every
-                if unit.dtype in runner.group.dtypes and not _is_asked(runner, unit)
+                if unit.dtype in runner.group.dtypes and not _runs_unit(runner, unit)
             }
             recorder.evaluations += len(left_out)
             judgements.add(unit, {**outcomes, **left_out})
@@ -190,8 +190,8 @@ class LocalExecutor:
 
         with (
             closing(WaitingOutcomes(lambda unit: asked[unit.position])) as waiting,
-            closing(_Judgements(plan, self._judge, recorder, self._times, computing)) as judgements,
-            computing.in_threads(),
+            closing(_JudgingQueue(plan, self._judge, recorder, self._times, computing)) as judgements,
+            computing.compute_in_threads(),
         ):
             on_progress(done := 0, total)
             for _ in range(sum(asked.values())):
@@ -252,20 +252,24 @@ class _RunnerThreads:
         return max(int(self._compares_frameworks), available_processors() - self._places.claimed)
 
     @contextmanager
-    def in_threads(self) -> Iterator[None]:
+    def compute_in_threads(self) -> Iterator[None]:
         """Compute meanwhile; in the end every runner is stopped."""
         works: dict[tuple[str, ...], SharedWork] = {}
         for sharing in self._runners:
-            units = [unit for unit in self._plan if any(_is_asked(runner, unit) for runner in sharing)]
-            works[_process(sharing)] = SharedWork(units)
-        helped = {_process(sharing) for sharing in self._helpers}
+            units = [unit for unit in self._plan if any(_runs_unit(runner, unit) for runner in sharing)]
+            works[_process_key(sharing)] = SharedWork(units)
+        helped = {_process_key(sharing) for sharing in self._helpers}
         with ThreadPoolExecutor(max(1, len(self._runners) + len(self._helpers))) as threads:
             try:
-                for sharing in sorted(self._runners, key=_is_quick):  # what compiles takes the longest: it starts first
-                    at_once = CHUNK if _process(sharing) in helped else WINDOW
-                    threads.submit(self._report_errors, sharing, self._work_through, works[_process(sharing)], at_once)
+                for sharing in sorted(
+                    self._runners, key=_needs_no_compilation
+                ):  # what compiles takes the longest: it starts first
+                    at_once = CHUNK_UNITS if _process_key(sharing) in helped else WINDOW_UNITS
+                    threads.submit(
+                        self._report_errors, sharing, self._evaluate_all, works[_process_key(sharing)], at_once
+                    )
                 for sharing in self._helpers:
-                    threads.submit(self._report_errors, sharing, self._help, works[_process(sharing)])
+                    threads.submit(self._report_errors, sharing, self._help_while_free, works[_process_key(sharing)])
                 yield
             finally:
                 for runner in (runner for sharing in (*self._runners, *self._helpers) for runner in sharing):
@@ -275,22 +279,22 @@ class _RunnerThreads:
         try:
             function(together, *arguments)
         except BaseException as error:  # must reach the main thread, or it would wait for ever
-            self._hand_over(together[0], error)
+            self._put_answer(together[0], error)
         finally:
-            _close(together)
+            _close_runners(together)
 
-    def _work_through(self, together: _SharingRunners, work: SharedWork, at_once: int) -> None:
+    def _evaluate_all(self, together: _SharingRunners, work: SharedWork, at_once: int) -> None:
         """Evaluate all units; after a window, make room if another worker waits for the place."""
         for window in count():
             with self._places.acquire(window):
-                for _ in range(0, WINDOW, at_once):
-                    self._get_through(together, work.take(at_once))
+                for _ in range(0, WINDOW_UNITS, at_once):
+                    self._evaluate_units(together, work.take(at_once))
                 if (is_over := work.is_done or together[0].is_stopped) or self._places.is_awaited:
-                    _close(together)  # while it has the place, which is the next one's then
+                    _close_runners(together)  # while it has the place, which is the next one's then
             if is_over:
                 return
 
-    def _help(self, together: _SharingRunners, work: SharedWork) -> None:
+    def _help_while_free(self, together: _SharingRunners, work: SharedWork) -> None:
         """Take units whenever a place is free and the rest is long."""
 
         def is_over() -> bool:
@@ -298,25 +302,27 @@ class _RunnerThreads:
 
         while not is_over():
             if not self._compares_frameworks and self._places.claimed + self.judging() >= available_processors():
-                sleep(_BETWEEN_LOOKS)
+                sleep(_POLL_SECONDS)
                 continue
             with self._places.spare(lambda: not is_over()) as has_place:
                 if has_place and work.is_long:
                     while not (self._places.is_awaited or is_over()):
-                        self._get_through(together, work.take(CHUNK))
-                    _close(together)
-            sleep(_BETWEEN_LOOKS)
+                        self._evaluate_units(together, work.take(CHUNK_UNITS))
+                    _close_runners(together)
+            sleep(_POLL_SECONDS)
 
-    def _get_through(self, together: _SharingRunners, units: Sequence[Unit]) -> None:
-        calls = [(runner, unit) for unit in units for runner in together if _is_asked(runner, unit)]
-        run_in_turn(
-            calls, self._question, lambda runner, unit, outcome: self._hand_over(runner, (unit, runner.group, outcome))
+    def _evaluate_units(self, together: _SharingRunners, units: Sequence[Unit]) -> None:
+        calls = [(runner, unit) for unit in units for runner in together if _runs_unit(runner, unit)]
+        evaluate_in_turn(
+            calls,
+            self._problem_or_failure,
+            lambda runner, unit, outcome: self._put_answer(runner, (unit, runner.group, outcome)),
         )
 
-    def _question(self, runner: GroupRunner[Unit], unit: Unit) -> Problem | Failure:
+    def _problem_or_failure(self, runner: GroupRunner[Unit], unit: Unit) -> Problem | Failure:
         return runner.lack_known_beforehand(self._plan.case(unit), unit.dtype) or self._plan.problem(unit)
 
-    def _hand_over(self, runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
+    def _put_answer(self, runner: GroupRunner[Unit], answer: _Answer | BaseException) -> None:
         while not runner.is_stopped:
             with suppress(Full):
                 self.answers.put(answer, timeout=0.1)
@@ -327,7 +333,7 @@ _SharingRunners: TypeAlias = Sequence[GroupRunner[Unit]]
 _Answer: TypeAlias = tuple[Unit, Group, Outcome]
 
 
-class _Judgements:
+class _JudgingQueue:
     """Units that are judged, at once or in processes, and recorded in the order in which that is done."""
 
     def __init__(
@@ -344,17 +350,17 @@ class _Judgements:
         """Judge a unit, here or in a process."""
         case = self._plan.case(unit)
         if (result := self._judge.of_failures(case, unit.dtype, outcomes)) is not None:  # before any inputs are drawn
-            self._record(result)
+            self._write_result(result)
             return
         with self._times.of("drawing inputs"):
             question = case, unit.dtype, self._plan.inputs(unit), outcomes
         with self._times.of("looking up"):
             remembered = self._judge.remembered(*question)
         if remembered is not None and remembered.result is not None:
-            self._record(remembered.result)
+            self._write_result(remembered.result)
             return
-        if len(self._plan.units) < MIN_UNITS or self._is_quick(remembered):
-            self._judge_here(question, remembered)
+        if len(self._plan.units) < MIN_UNITS_FOR_PROCESSES or self._should_judge_here(remembered):
+            self._judge_in_this_process(question, remembered)
             return
         if self._processes is None:
             self._computing.leave_half_to_judging()
@@ -364,26 +370,26 @@ class _Judgements:
             self._computing.judging = partial(getattr, self._processes, "alive")
         if len(self._waiting) >= MAX_TO_JUDGE:
             if not self._processes.alive and self._done.empty():
-                self._judge_here(question, remembered)
+                self._judge_in_this_process(question, remembered)
                 return
             self._record_next()
         future = self._processes.submit(unit.case, *question[1:], remembered)
         self._waiting.add(future)
         future.add_done_callback(self._done.put)
 
-    def _judge_here(
+    def _judge_in_this_process(
         self, question: tuple[Case, str, Inputs, Mapping[str, Outcome]], remembered: Remembered | None
     ) -> None:
         with self._times.of("judging"):
             result = self._judge.judge(*question, remembered)
-        self._record(result)
+        self._write_result(result)
 
-    def _is_quick(self, remembered: Remembered | None) -> bool:
+    def _should_judge_here(self, remembered: Remembered | None) -> bool:
         """Return whether only arrays are missing, the store has their exact ones, and no process has started yet."""
         if remembered is None or remembered.rows is None or self._processes is not None:
             return False
         self._quick += 1
-        return self._quick <= MAX_QUICK
+        return self._quick <= MAX_QUICK_UNITS
 
     def record(self) -> None:
         """Record the units that have been judged meanwhile."""
@@ -405,9 +411,9 @@ class _Judgements:
         self._waiting.discard(future)
         result, counts = future.result()
         self._judge.store.counts.update(counts)
-        self._record(result)
+        self._write_result(result)
 
-    def _record(self, result: UnitResult) -> None:
+    def _write_result(self, result: UnitResult) -> None:
         with self._times.of("writing"):
             self._recorder.add(result)
 
@@ -418,25 +424,25 @@ def compares_frameworks(groups: Sequence[Group], workers: int) -> bool:
     return 1 < len(processes) <= workers
 
 
-def _process(together: _SharingRunners) -> tuple[str, ...]:
+def _process_key(together: _SharingRunners) -> tuple[str, ...]:
     return together[0].group.process
 
 
-def _is_asked(runner: GroupRunner[Unit], unit: Unit) -> bool:
+def _runs_unit(runner: GroupRunner[Unit], unit: Unit) -> bool:
     return runner.group.is_asked_for(unit.dtype, in_standard=unit.in_standard)
 
 
-def _is_quick(together: _SharingRunners) -> bool:
+def _needs_no_compilation(together: _SharingRunners) -> bool:
     """Return whether none of these compiles each case separately."""
     return not any(runner.group.implementation.standard_only for runner in together)
 
 
-def _close(runners: _SharingRunners) -> None:
+def _close_runners(runners: _SharingRunners) -> None:
     for runner in runners:
         runner.close()
 
 
-CHUNK = 32
+CHUNK_UNITS = 32
 """Units that a worker takes at once if several workers share the work."""
 MIN_SECONDS_LEFT = 15.0
 """If the rest takes less time, no further worker is started, since a start takes seconds."""
@@ -462,9 +468,11 @@ class SharedWork:
     def is_long(self) -> bool:
         """Return whether the rest takes so long, at the speed so far, that another worker pays."""
         with self._lock:
-            done, remaining = self._next - CHUNK, len(self._units) - self._next
+            done, remaining = self._next - CHUNK_UNITS, len(self._units) - self._next
             return (
-                done > 0 and remaining > CHUNK and (perf_counter() - self._begun) / done * remaining > MIN_SECONDS_LEFT
+                done > 0
+                and remaining > CHUNK_UNITS
+                and (perf_counter() - self._begun) / done * remaining > MIN_SECONDS_LEFT
             )
 
     @property
@@ -474,7 +482,7 @@ class SharedWork:
             return self._next >= len(self._units)
 
 
-MAX_HELD = 2**28
+MAX_WAITING_BYTES = 2**28
 """Bytes of arrays that wait in memory."""
 
 
@@ -489,9 +497,9 @@ class _FiledOutcome:
 class WaitingOutcomes:
     """Outcomes by unit, until every implementation that is asked for it has answered."""
 
-    def __init__(self, asked_of: Callable[[Unit], int], max_held: int = MAX_HELD) -> None:
+    def __init__(self, asked_of: Callable[[Unit], int], max_held: int = MAX_WAITING_BYTES) -> None:
         """``asked_of`` counts the implementations that are asked for a unit."""
-        self._asked_of, self._max_held = asked_of, max_held
+        self._count_implementations, self._max_held = asked_of, max_held
         self._waiting: dict[int, dict[str, Outcome | _FiledOutcome]] = {}
         self._held = 0
         self._file: IO[bytes] | None = None
@@ -499,11 +507,11 @@ class WaitingOutcomes:
     def add(self, unit: Unit, implementation: str, outcome: Outcome) -> dict[str, Outcome] | None:
         """Return all answers to the unit if this is the last one, else None."""
         waiting = self._waiting.setdefault(unit.position, {})
-        if len(waiting) + 1 < self._asked_of(unit):
-            waiting[implementation] = self._keep(outcome)
+        if len(waiting) + 1 < self._count_implementations(unit):
+            waiting[implementation] = self._store_outcome(outcome)
             return None
         del self._waiting[unit.position]
-        return {**{name: self._take(kept) for name, kept in waiting.items()}, implementation: outcome}
+        return {**{name: self._restore_outcome(kept) for name, kept in waiting.items()}, implementation: outcome}
 
     def close(self) -> None:
         """Forget what still waits."""
@@ -511,8 +519,8 @@ class WaitingOutcomes:
         if self._file is not None:
             self._file.close()
 
-    def _keep(self, outcome: Outcome) -> Outcome | _FiledOutcome:
-        size = _size(outcome)
+    def _store_outcome(self, outcome: Outcome) -> Outcome | _FiledOutcome:
+        size = _size_in_bytes(outcome)
         if self._held + size > self._max_held:
             with suppress(OSError):  # where no file can hold it, memory has to
                 return self._write_to_file(outcome)
@@ -528,9 +536,9 @@ class WaitingOutcomes:
         self._file.flush()
         return _FiledOutcome(offset, len(data))
 
-    def _take(self, kept: Outcome | _FiledOutcome) -> Outcome:
+    def _restore_outcome(self, kept: Outcome | _FiledOutcome) -> Outcome:
         if not isinstance(kept, _FiledOutcome):
-            self._held -= _size(kept)
+            self._held -= _size_in_bytes(kept)
             return kept
         assert self._file is not None
         self._file.seek(kept.offset)
@@ -538,11 +546,11 @@ class WaitingOutcomes:
         return outcome
 
 
-def _size(outcome: Outcome) -> int:
+def _size_in_bytes(outcome: Outcome) -> int:
     return sum(array.nbytes for array in outcome.stages.values()) if isinstance(outcome, Computed) else 0
 
 
-_LOOK = 0.2
+_RECHECK_SECONDS = 0.2
 """Seconds between checks whether a free place is still wanted."""
 
 
@@ -599,7 +607,7 @@ class PrioritySemaphore:
         """Wait for a place that no other thread waits for; yield False if it is no longer wanted."""
         with self._changed:
             while (wanted := is_wanted()) and not (self._free > self._kept_free and not self._waiting):
-                self._changed.wait(_LOOK)
+                self._changed.wait(_RECHECK_SECONDS)
             self._free -= wanted
         try:
             yield wanted

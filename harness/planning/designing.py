@@ -26,20 +26,20 @@ from attncheck.reading.written_cases import case_text
 from attncheck.reading.yaml_reader import read_yaml
 from attncheck.spec import DTYPES, OPERATIONS, OPTIONS, PER_HEAD, QUERY_KEY_VALUE
 
-_OPERANDS = frozenset({*QUERY_KEY_VALUE, "grad_output"})
-DESIGNED = tuple(
+_REQUIRED_INPUTS = frozenset({*QUERY_KEY_VALUE, "grad_output"})
+DESIGNED_OPERATIONS = tuple(
     operation
     for operation in PER_HEAD
-    if {name for name, spec in OPERATIONS[operation].inputs.items() if spec.required} <= _OPERANDS
+    if {name for name, spec in OPERATIONS[operation].inputs.items() if spec.required} <= _REQUIRED_INPUTS
 )
 """The operations of the bundled design."""
-_STATED_FOR = 64
+_BUNDLED_TILE = 64
 """The tile for which the bundled design has its numbers."""
-_LENGTH, _WIDTH, _SHARING = "length", "width", "sharing"
+_LENGTH_FACTOR, _WIDTH_FACTOR, _SHARING_FACTOR = "length", "width", "sharing"
 """Its factors whose numbers follow from the tile, and from the requirements of a function."""
-_WIDTHS = (64, 128)
+_DEFAULT_WIDTHS = (64, 128)
 
-_EACH = re.compile(r"(?<=[\[ ])each: (\w+)(?=[,\]])")
+_REFERENCE_WITHOUT_BRACES = re.compile(r"(?<=[\[ ])each: (\w+)(?=[,\]])")
 """A reference to a factor, in a list in which braces were left out."""
 
 Level = dict[str, Any]
@@ -53,7 +53,7 @@ class DesignRequest:
     implementation: Implementation
     strength: int = 3
     widths: tuple[int, ...] = ()
-    tile: int = _STATED_FOR
+    tile: int = _BUNDLED_TILE
 
     @property
     def entry(self) -> UserImplementation:
@@ -66,10 +66,10 @@ class DesignRequest:
     @property
     def operation(self) -> str:
         """The operation of the function. Raises ``UsageError`` if there is no design for it."""
-        operation = next((name for name in DESIGNED if name in self.entry.parameters), None)
+        operation = next((name for name in DESIGNED_OPERATIONS if name in self.entry.parameters), None)
         if operation is None:
             has = join_words(self.entry.parameters) or "a program, which says nothing of what it takes"
-            raise UsageError(f"designs are made for {join_words(DESIGNED)}; {self.entry.name} has {has}")
+            raise UsageError(f"designs are made for {join_words(DESIGNED_OPERATIONS)}; {self.entry.name} has {has}")
         return operation
 
     @property
@@ -89,7 +89,7 @@ class DesignRequest:
         return f"attncheck design {' '.join(self.entry.given)} --strength {self.strength}{widths} --tile {self.tile}"
 
 
-def design_text(request: DesignRequest) -> str:
+def format_design(request: DesignRequest) -> str:
     """Return the case file of a design. Raises ``UsageError`` if there is none for the function."""
     [case] = read_yaml(Path(str(files("attncheck.cases") / "designs" / "kernels.yaml"))).data["cases"]
     operation, design = request.operation, case[DESIGN]
@@ -100,15 +100,20 @@ def design_text(request: DesignRequest) -> str:
             "draw": "randn",
             "shape": inputs["query"]["shape"][:-1] + inputs["value"]["shape"][-1:],
         }
-    factors = {name: _levels(levels) for name, levels in design[FACTORS].items()}
-    factors[_WIDTH], factors[_LENGTH] = _widths(request), _lengths_at_tile(factors[_LENGTH], request.tile)
+    factors = {name: _levels_by_name(levels) for name, levels in design[FACTORS].items()}
+    factors[_WIDTH_FACTOR], factors[_LENGTH_FACTOR] = (
+        _width_levels(request),
+        _scale_lengths_to_tile(factors[_LENGTH_FACTOR], request.tile),
+    )
     if request.entry.capabilities.get("grouped_heads") is False:
-        factors[_SHARING] = {name: level for name, level in factors[_SHARING].items() if len({*level.values()}) == 1}
-    dropped = {name for group in fields for name in _names(case[group])} - set(_names(fields))
-    factors = _without_dropped(factors, dropped, set(_names(fields)))
+        factors[_SHARING_FACTOR] = {
+            name: level for name, level in factors[_SHARING_FACTOR].items() if len({*level.values()}) == 1
+        }
+    dropped = {name for group in fields for name in _referenced_names(case[group])} - set(_referenced_names(fields))
+    factors = _remove_dropped_names(factors, dropped, set(_referenced_names(fields)))
     bound = {name or factor for factor, levels in factors.items() for level in levels.values() for name in level}
     fields = {
-        group: {name: value for name, value in group_fields.items() if bound.issuperset(_names(value))}
+        group: {name: value for name, value in group_fields.items() if bound.issuperset(_referenced_names(value))}
         for group, group_fields in fields.items()
     }
     made = {STRENGTH: min(request.strength, len(factors)), FACTORS: _factors_as_data(factors)}
@@ -124,7 +129,7 @@ def design_text(request: DesignRequest) -> str:
     }
     stages = {} if has_gradients else {"stages": ["output"]}
     text = case_text({**head, "cases": [{**entry, **stages}]})
-    return _EACH.sub(r"{each: \1}", text)
+    return _REFERENCE_WITHOUT_BRACES.sub(r"{each: \1}", text)
 
 
 def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path, int, int]:
@@ -132,7 +137,7 @@ def write_design(request: DesignRequest, path: Path | None = None) -> tuple[Path
 
     Raises ``UsageError``, and ``OutputError`` if it cannot be written.
     """
-    text = design_text(request)
+    text = format_design(request)
     path = path or Path(f"design_{slug(request.implementation.name).replace('-', '_')}.yaml")
     with OutputError.where(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +160,7 @@ def _accepted_fields(fields: Mapping[str, Any], request: DesignRequest) -> dict[
     return {name: value for name, value in asked.items() if name in kept - said}
 
 
-def _levels(levels: Any) -> dict[str, Level]:
+def _levels_by_name(levels: Any) -> dict[str, Level]:
     """Return the levels of a factor by name; a factor with one value per level has a mapping of labels to values."""
     if isinstance(levels, list):
         return {
@@ -174,11 +179,11 @@ def _factors_as_data(factors: Mapping[str, dict[str, Level]]) -> dict[str, Any]:
     }
 
 
-def _names(data: Any) -> Iterator[str]:
+def _referenced_names(data: Any) -> Iterator[str]:
     return (name for _, name in find_references(data))
 
 
-def _without_dropped(
+def _remove_dropped_names(
     factors: Mapping[str, dict[str, Level]], dropped: set[str], used: set[str]
 ) -> dict[str, dict[str, Level]]:
     """Leave out levels with a dropped name, then names without a reference, then factors without a value."""
@@ -191,7 +196,7 @@ def _without_dropped(
         for factor, levels in factors.items()
     }
     while True:
-        inside = {name for levels in kept.values() for level in levels.values() for name in _names(level)}
+        inside = {name for levels in kept.values() for level in levels.values() for name in _referenced_names(level)}
         trimmed = {
             factor: {
                 label: {name: value for name, value in level.items() if (name or factor) in used | inside}
@@ -209,16 +214,18 @@ def _without_dropped(
         kept = trimmed
 
 
-def _widths(request: DesignRequest) -> dict[str, Level]:
+def _width_levels(request: DesignRequest) -> dict[str, Level]:
     """Return the widths that a function takes, and values of another width unless it excludes them."""
     requirements = request.requirements
-    wanted: Sequence[int] = request.widths or requirements.widths or _WIDTHS
+    wanted: Sequence[int] = request.widths or requirements.widths or _DEFAULT_WIDTHS
     widths = sorted({width for size in wanted if (width := requirements.width(size)) is not None})
     if not widths or (request.widths and set(widths) != set(wanted)):
         refused = next(size for size in wanted if requirements.width(size) != size)
         larger = requirements.width(refused)
         has_limits = requirements.widths or larger is None
-        takes = requirements.limits if has_limits else f"no width of {refused}; the next larger one is {larger}"
+        takes = (
+            requirements.width_limits_text if has_limits else f"no width of {refused}; the next larger one is {larger}"
+        )
         raise UsageError(f"--widths {','.join(map(str, wanted))}: {request.entry.name} takes {takes}")
     levels: dict[str, Level] = {f"width {width}": {"width": width, "value_width": width} for width in widths}
     if requirements.value_width is None and request.entry.capabilities.get("value_width") is not False:
@@ -227,12 +234,17 @@ def _widths(request: DesignRequest) -> dict[str, Level]:
     return {label: level for label, level in levels.items() if label[0] == "w" or len({*level.values()}) == 2}
 
 
-def _lengths_at_tile(data: Any, tile: int) -> Any:
-    """Return lengths for another tile: the same number of tiles, plus or minus the same number of rows."""
+def _scale_lengths_to_tile(data: Any, tile: int) -> Any:
+    """Return lengths for another tile: the same number of tiles, plus or minus the same number of rows.
+
+    Example:
+        >>> _scale_lengths_to_tile({"Lq": 65, "Lk": [128, 127]}, 48)
+        {'Lq': 49, 'Lk': [96, 95]}
+    """
     if isinstance(data, dict):
-        return {name: value if name == "each" else _lengths_at_tile(value, tile) for name, value in data.items()}
+        return {name: value if name == "each" else _scale_lengths_to_tile(value, tile) for name, value in data.items()}
     if isinstance(data, list):
-        return [_lengths_at_tile(item, tile) for item in data]
+        return [_scale_lengths_to_tile(item, tile) for item in data]
     if isinstance(data, int) and not isinstance(data, bool):
-        return data + (tile - _STATED_FOR) * round(data / _STATED_FOR)
+        return data + (tile - _BUNDLED_TILE) * round(data / _BUNDLED_TILE)
     return data

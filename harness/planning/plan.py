@@ -29,10 +29,10 @@ from attncheck.reading.shapes import axis_lengths
 from attncheck.spec import DEFAULT_EMPTY_ROWS, OPERATIONS, OPTIONS, REQUESTED_BY, SCORE_INPUTS, InputSpec, Operation
 from attncheck.spec.options import SIXTEEN_BITS
 
-_INPUTS_KEPT = 64
+_MAX_CACHED_INPUTS = 64
 """Cases whose inputs are kept: workers go through the plan in parallel, and the dtypes of a case share them."""
 
-_CONVERTED_KEPT = 32
+_MAX_CACHED_CONVERSIONS = 32
 """Units whose converted inputs are kept: a unit is judged soon after it is delivered, while others are."""
 
 
@@ -56,9 +56,9 @@ class Plan:
         self.cases = cases
         self.units = units
         exact: Callable[[int], dict[str, ArrayWithRadius]]
-        exact = lru_cache(maxsize=_INPUTS_KEPT)(lambda case: make_exact_inputs(cases[case]))
+        exact = lru_cache(maxsize=_MAX_CACHED_INPUTS)(lambda case: make_exact_inputs(cases[case]))
 
-        @lru_cache(maxsize=_CONVERTED_KEPT)
+        @lru_cache(maxsize=_MAX_CACHED_CONVERSIONS)
         def converted(case: int, dtype: str) -> Inputs:
             inputs = convert_inputs(cases[case], exact(case), dtype)
             # Only expected numbers are compared with the radii, which outweigh the inputs in a message.
@@ -119,10 +119,10 @@ class Plan:
 
 
 EMPTY_ROWS, SHARED_HEADS, WIDTH = "empty_rows", "shared heads", "width of values"
-DEFAULTS = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
+MEANING_IF_ABSENT = {"score": "scaled_dot", EMPTY_ROWS: DEFAULT_EMPTY_ROWS}
 """The meaning of an absent option, for options of which every word is a level."""
 
-NOT_ASKED = {
+OPTIONS_WITHOUT_PAIRS = {
     "heads": "says how wide arrays are cut into heads; what two calls differ by is how many heads share keys",
     "kv_heads": "says how wide arrays are cut into heads; whether heads share keys is an option of its own here",
     "projections": "says how a file writes weights; the calls are the same",
@@ -139,9 +139,11 @@ class Level:
     has: Callable[[Case], bool] = field(compare=False, repr=False)
 
 
-def levels_of(operation: Operation) -> dict[str, list[Level]]:
+def option_levels(operation: Operation) -> dict[str, list[Level]]:
     """Return the options of an operation in the specification, and the levels of each."""
-    levels = {option: list(_levels_of_option(option)) for option in sorted(operation.options - NOT_ASKED.keys())}
+    levels = {
+        option: list(_levels_of_option(option)) for option in sorted(operation.options - OPTIONS_WITHOUT_PAIRS.keys())
+    }
     inputs = operation.inputs
     if operation.has_score_kinds:
         inputs = {name: spec for score_inputs in SCORE_INPUTS.values() for name, spec in score_inputs.items()}
@@ -153,27 +155,39 @@ def levels_of(operation: Operation) -> dict[str, list[Level]]:
     letters = {letter for spec in inputs.values() for axis in spec.axes for letter in axis.split("*")}
     if "Hkv" in letters:
         levels[SHARED_HEADS] = [
-            Level(SHARED_HEADS, "some heads share", lambda case: 1 < _length(case, "Hkv") < _length(case, "H")),
-            Level(SHARED_HEADS, "all heads share", lambda case: 1 == _length(case, "Hkv") < _length(case, "H")),
+            Level(
+                SHARED_HEADS,
+                "some heads share",
+                lambda case: 1 < _first_axis_length(case, "Hkv") < _first_axis_length(case, "H"),
+            ),
+            Level(
+                SHARED_HEADS,
+                "all heads share",
+                lambda case: 1 == _first_axis_length(case, "Hkv") < _first_axis_length(case, "H"),
+            ),
         ]
     if {"D", "Dv"} <= letters:
         levels[WIDTH] = [
-            Level(WIDTH, "values of another width", lambda case: _length(case, "Dk", "D") != _length(case, "Dv"))
+            Level(
+                WIDTH,
+                "values of another width",
+                lambda case: _first_axis_length(case, "Dk", "D") != _first_axis_length(case, "Dv"),
+            )
         ]
     return levels
 
 
 @lru_cache
-def _all_levels(operation: str) -> tuple[Level, ...]:
-    return tuple(level for levels in levels_of(OPERATIONS[operation]).values() for level in levels)
+def _levels_of_operation(operation: str) -> tuple[Level, ...]:
+    return tuple(level for levels in option_levels(OPERATIONS[operation]).values() for level in levels)
 
 
-def given_levels(case: Case) -> frozenset[Level]:
+def levels_in_case(case: Case) -> frozenset[Level]:
     """Return the levels that a case gives of its operation's options."""
-    return frozenset(level for level in _all_levels(case.operation) if level.has(case))
+    return frozenset(level for level in _levels_of_operation(case.operation) if level.has(case))
 
 
-def _length(case: Case, *letters: str) -> int:
+def _first_axis_length(case: Case, *letters: str) -> int:
     """Return the length of the first of these axes that a case has."""
     lengths = axis_lengths(case.operation, case.options, case.input_shapes)
     return next(lengths[letter] for letter in letters if letter in lengths)
@@ -183,16 +197,16 @@ def _levels_of_option(option: str) -> Iterator[Level]:
     """Yield a level for each word of a Literal, or a single one."""
 
     def has(case: Case, word: str) -> bool:
-        value = case.options.get(option, DEFAULTS.get(option))
+        value = case.options.get(option, MEANING_IF_ABSENT.get(option))
         is_given = value == word if word else value is not None and value is not False
-        return is_given and (option != EMPTY_ROWS or _has_empty_rows(case))
+        return is_given and (option != EMPTY_ROWS or _has_fully_masked_rows(case))
 
     words = [word for word in get_args(getattr(OPTIONS[option], "type", None)) if isinstance(word, str)]
     for word in words or ("",):
         yield Level(option, f"{option} {word}" if word else option, partial(has, word=word))
 
 
-def _has_empty_rows(case: Case) -> bool:
+def _has_fully_masked_rows(case: Case) -> bool:
     if not {*case.inputs, *case.options} & (REQUESTED_BY["masked"] | REQUESTED_BY["biased"]):
         return False
     from attncheck.judging.undefined import empty_rows  # which loads what exact answers need
@@ -220,22 +234,22 @@ def _levels_of_input(name: str, spec: InputSpec) -> Iterator[Level]:
         )
 
 
-_SIZES = (1, 63, 1023)
+_SIZE_CLASS_LIMITS = (1, 63, 1023)
 """The largest of each class of sizes, except the last: one, less than a tile, less than the lengths that are split."""
-_SIZED = ("B", "Lq", "Lk", "T", "P", "D", "Dk", "Dv", "C", "S", "Np")
+_SIZED_AXES = ("B", "Lq", "Lk", "T", "P", "D", "Dk", "Dv", "C", "S", "Np")
 """Axes whose sizes are paired with options."""
 
 
-MAX_COMPILED = 100
+MAX_UNITS_OF_ALL_MODES = 100
 """The largest number of units in a plan that all modes run, also those that compile each unit."""
 
-UNITS = "standard.json"
+RECORDED_UNITS_FILE = "standard.json"
 """Bundled cases that were measured to catch faults, each with dtypes; ``tests/net/catches.py`` writes them."""
 
 
 def with_standard(plan: Plan) -> Plan:
     """Choose the units of a plan for modes that compile each unit separately, unless the plan is small."""
-    if len(plan.units) <= MAX_COMPILED:
+    if len(plan.units) <= MAX_UNITS_OF_ALL_MODES:
         return plan
     return plan.with_standard(frozenset(standard_units(plan.cases, [(unit.case, unit.dtype) for unit in plan])))
 
@@ -253,12 +267,12 @@ def standard_units(cases: Sequence[Case], units: Sequence[tuple[int, str]]) -> l
         for position, (number, dtype) in enumerate(units)
         if of_case[number].is_document or dtype in recorded.get(of_case[number].id, ())
     }
-    return cover_features(features_of(of_case, units), chosen)
+    return cover_features(unit_features(of_case, units), chosen)
 
 
-def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
+def unit_features(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> list[frozenset[Hashable]]:
     """Return the features of each unit: options, pairs of them, tags, sizes, layouts."""
-    of_case = {number: list(_features_of_case(case)) for number, case in cases.items()}
+    of_case = {number: list(_case_features(case)) for number, case in cases.items()}
     return [
         frozenset([(cases[case].operation, dtype)]).union(
             (key for key, _ in of_case[case]),
@@ -271,18 +285,20 @@ def features_of(cases: Mapping[int, Case], units: Sequence[tuple[int, str]]) -> 
 @lru_cache(maxsize=1)
 def recorded_units() -> Mapping[str, Sequence[str]]:
     """Return the dtypes in which bundled cases were measured to catch faults, by the id of the case."""
-    text = files("attncheck.cases").joinpath(UNITS).read_text(encoding="utf-8")
+    text = files("attncheck.cases").joinpath(RECORDED_UNITS_FILE).read_text(encoding="utf-8")
     units: Mapping[str, Sequence[str]] = json.loads(text)
     return units
 
 
-def _features_of_case(case: Case) -> Iterator[tuple[Hashable, bool]]:
+def _case_features(case: Case) -> Iterator[tuple[Hashable, bool]]:
     """Yield the features of a case, each with whether it has to be tried both in 16 bits and in more."""
-    operation, levels = case.operation, given_levels(case)
+    operation, levels = case.operation, levels_in_case(case)
     yield from ((tag, False) for tag in case.tags)
     yield from (((operation, level), True) for level in levels)
     lengths = axis_lengths(operation, case.options, case.input_shapes)
-    sizes = [(axis, sum(lengths[axis] > most for most in _SIZES)) for axis in _SIZED if axis in lengths]
+    sizes = [
+        (axis, sum(lengths[axis] > most for most in _SIZE_CLASS_LIMITS)) for axis in _SIZED_AXES if axis in lengths
+    ]
     layouts = [(name, layout) for name, layout in case.memory_layout.items() if name in case.inputs]
     together = [*levels, *sizes, *layouts]
     yield from (((operation, frozenset(pair)), False) for pair in combinations(together, 2))

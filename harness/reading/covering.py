@@ -34,6 +34,10 @@ def cover_features(features: Sequence[frozenset[Hashable]], chosen: Collection[i
     """Add positions to the chosen ones until every feature is there; return them in order.
 
     Greedy: the position that adds most features is next. The result is at most a small factor above the minimum.
+
+    Example:
+        >>> cover_features([frozenset("ab"), frozenset("bc"), frozenset("abd")])
+        [1, 2]
     """
     selected = set(chosen)
     open_ones = frozenset[Hashable]().union(*features).difference(*(features[position] for position in selected))
@@ -51,7 +55,12 @@ def cover_features(features: Sequence[frozenset[Hashable]], chosen: Collection[i
 
 
 def count_combinations(sizes: Sequence[int], strength: int) -> int:
-    """Count the combinations of so many levels of as many factors, possible or not, by the recurrence over factors."""
+    """Count the combinations of so many levels of as many factors, possible or not, by the recurrence over factors.
+
+    Example:
+        >>> count_combinations([2, 3, 4], 2)  # 2 * 3 + 2 * 4 + 3 * 4
+        26
+    """
     counts = [1] + [0] * strength
     for size in sizes:
         for length in range(strength, 0, -1):
@@ -71,6 +80,12 @@ def covering_rows(
 
     Returns:
         The rows, sorted; none if everything is excluded.
+
+    Example:
+        >>> covering_rows([2, 2], 2, [{0: [1], 1: [1]}])
+        [(0, 0), (0, 1), (1, 0)]
+        >>> len(covering_rows([2] * 4, 2))  # instead of 16
+        5
     """
     return _CoveringArray(sizes, strength, excluded).make_rows()
 

@@ -218,7 +218,12 @@ def case_name_at(path: FieldPath, data: Any) -> str | None:
 
 
 def format_field_path(path: FieldPath) -> str | None:
-    """Write a path as inputs.query.values[0]; the case itself is named apart."""
+    """Write a path as inputs.query.values[0]; the case itself is named apart.
+
+    Example:
+        >>> format_field_path(("cases", 3, "inputs", "query", "values", 0))
+        'inputs.query.values[0]'
+    """
     if path[:1] == ("cases",) and len(path) > 1:
         path = path[2:]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{_printable_field_name(part)}" for part in path)
@@ -287,7 +292,12 @@ def _similar_name_hint(name: Any, known: Collection[str]) -> str:
 
 
 def shorten_value(value: Any) -> str:
-    """Write a value of a file in a few words."""
+    """Write a value of a file in a few words.
+
+    Example:
+        >>> shorten_value(None), shorten_value(True), shorten_value("true")
+        ('nothing', 'true', "'true'")
+    """
     if value is None:
         return "nothing"
     text = str(value).lower() if isinstance(value, bool) else repr(value)

@@ -159,7 +159,12 @@ class VaryingNames:
 
 
 def find_references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
-    """Yield the place and the name of every ``{each: name}`` inside of some data."""
+    """Yield the place and the name of every ``{each: name}`` inside of some data.
+
+    Example:
+        >>> list(find_references({"shape": [{"each": "batch"}, 4]}))
+        [(('shape', 0), 'batch')]
+    """
     name = referenced_name(data)
     if name is not None:
         yield path, name
@@ -168,7 +173,12 @@ def find_references(data: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath
 
 
 def read_for_each(source: Any, path: FieldPath) -> tuple[VaryingNames, ...]:
-    """Read a ``for_each``. Raises ``CaseFileError``."""
+    """Read a ``for_each``. Raises ``CaseFileError``.
+
+    Example:
+        >>> [choice.label for choice in read_for_each({"key_width": [8, None]}, ("for_each",))[0].choices]
+        ['key width 8', 'key width none']
+    """
     if not isinstance(source, dict | list) or not source:
         raise CaseFileError(path, f"expected {_ACCEPTED_FORMS}, got {shorten_value(source)}")
     if isinstance(source, list):
@@ -282,7 +292,13 @@ _Factors = dict[str, dict[str, Choice]]
 
 
 def read_design(source: Any, path: FieldPath) -> VaryingNames:
-    """Read a ``design``: rows in which every two or three levels that go together meet. Raises ``CaseFileError``."""
+    """Read a ``design``: rows in which every two or three levels that go together meet. Raises ``CaseFileError``.
+
+    Example:
+        >>> factors = {"is_causal": [True, None], "softcap": [None, 2.0]}
+        >>> [choice.label for choice in read_design({"factors": factors}, ("design",)).choices]
+        ['is causal true', 'is causal true, softcap 2.0', 'plain', 'softcap 2.0']
+    """
     if not isinstance(source, dict) or not {FACTORS} <= source.keys() <= {FACTORS, EXCLUDE, STRENGTH}:
         raise CaseFileError(path, f"expected {_DESIGN_FORM}, got {shorten_value(source)}")
     factors = _read_factors(source[FACTORS], (*path, FACTORS))

@@ -73,7 +73,13 @@ def expand_table(source: kinds.Blocks | RelativeBuckets, table: NDArray[Any]) ->
 
 
 def make_mask(source: kinds.AnyMaskPattern) -> Mask:
-    """Return the mask that a description means, of the shape that ``mask_shape`` says."""
+    """Return the mask that a description means, of the shape that ``mask_shape`` says.
+
+    Example:
+        >>> window = kinds.SlidingWindow(sliding_window=[1, 0], shape=[2, 3], offset=1)
+        >>> make_mask(window).astype(int).tolist()
+        [[1, 1, 0], [0, 1, 1]]
+    """
     shape = mask_shape(source)
     if isinstance(source, kinds.Tree):
         return _tree_mask(_read_parents(source.tree), source.committed).reshape(shape)
@@ -274,6 +280,10 @@ def alibi_slopes(heads: int) -> list[float]:
 
     For n heads, a power of two, head h has 2^(-8 (h + 1) / n). For another number, the largest power of two n below it
     has its slopes first, and the rest has every other slope of 2n heads.
+
+    Example:
+        >>> alibi_slopes(2), alibi_slopes(3)
+        ([0.0625, 0.00390625], [0.0625, 0.00390625, 0.25])
     """
     below = 1 << (heads.bit_length() - 1)
     slopes = [_power_of_two(-8 * (head + 1), below) for head in range(below)]
@@ -331,6 +341,10 @@ def relative_buckets(
     Half of the buckets hold one distance each. The other half is as wide as a geometric sequence up to
     ``max_distance``: of e exact buckets and m others, distance n is in bucket e + floor(m log(n / e) / log(M / e)), at
     most the last. Integers determine the steps of that floor, so that no logarithm is rounded.
+
+    Example:
+        >>> relative_buckets(np.array([-3, 0, 1, 3, 6]), 8, 16, bidirectional=True).tolist()
+        [2, 0, 5, 6, 7]
     """
     first: NDArray[np.int64] = np.zeros(distance.shape, np.int64)
     back = np.maximum(-distance, 0)

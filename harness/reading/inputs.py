@@ -298,7 +298,12 @@ def _round_to_dtype_of(array: Array, number: float) -> Any:
 
 
 def shape_after_arrangement(shape: Shape, arrangement: Arrangement) -> Shape:
-    """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` if they do not apply."""
+    """Shape of an array after ``rows`` and ``transpose``. Raises ``ValueError`` if they do not apply.
+
+    Example:
+        >>> shape_after_arrangement((3, 4), Arrangement(rows=[0, 0], transpose=True))
+        (4, 2)
+    """
     if arrangement.rows is not None:
         if not shape:
             raise ValueError("a single number has no rows to take")

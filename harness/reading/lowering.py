@@ -162,7 +162,13 @@ def rows_of_tables(inputs: Inputs, rows: Rows | None = None, of_past: tuple[floa
 
 
 def query_offset(options: Options, inputs: Inputs) -> int:
-    """Return the position of the first query among all keys, which causality and windows count from."""
+    """Return the position of the first query among all keys, which causality and windows count from.
+
+    Example:
+        >>> inputs = {"query": np.ones((1, 1, 2, 4)), "key": np.ones((1, 1, 5, 4))}
+        >>> query_offset({"alignment": "bottom_right"}, inputs), query_offset({}, inputs)
+        (3, 0)
+    """
     match options.get("alignment"):
         case "top_left":
             return 0
@@ -436,7 +442,12 @@ def _widen_codes(options: dict[str, Any], inputs: dict[str, Array]) -> _OptionsA
 
 
 def expand_blocks(blocks: Array, shape: Shape) -> Array:
-    """Give every element of an array of a shape the number of its block."""
+    """Give every element of an array of a shape the number of its block.
+
+    Example:
+        >>> expand_blocks(np.array([[1, 2]]), (2, 4)).tolist()
+        [[1, 1, 2, 2], [1, 1, 2, 2]]
+    """
     for axis, length in enumerate(shape):
         blocks = np.repeat(blocks, length // max(blocks.shape[axis], 1), axis)
     return blocks

@@ -54,6 +54,10 @@ def split_numbers(text: str) -> NestedTexts:
     """Split a text into numbers, nested as the array is; one row is a vector, one number a scalar.
 
     Raises ``PrintedError`` if rows are ragged and for what is no array.
+
+    Example:
+        >>> split_numbers("tensor([1.50, -2.00], dtype=torch.float16)")
+        ['1.50', '-2.00']
     """
     if _ELLIPSIS.search(text):
         raise PrintedError(
@@ -334,6 +338,12 @@ def parse_printed(source: object, rounding: PrintedRounding) -> PrintedArray:
     """Read a printed array from text, or from nested lists of texts for ranks above two.
 
     Raises ``PrintedError`` for ragged rows and for what is no number.
+
+    Example:
+        >>> parse_printed("0.50 1.2", PrintedRounding()).half_unit.tolist()
+        [0.005, 0.05]
+        >>> parse_printed("0.50 .", PrintedRounding(exact=True)).value.tolist()  # the document omits the second number
+        [0.5, nan]
     """
     cells = _split_nested(source)
     shape = nested_shape(cells)

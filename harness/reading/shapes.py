@@ -28,7 +28,12 @@ class ShapeFault(FieldFault):
 
 
 def add_leading_axes(shape: Shape, rank: int) -> Shape:
-    """Put axes of length 1 in front until the shape has the rank."""
+    """Put axes of length 1 in front until the shape has the rank.
+
+    Example:
+        >>> add_leading_axes((3, 4), 4)
+        (1, 1, 3, 4)
+    """
     return (1,) * (rank - len(shape)) + shape
 
 
@@ -43,6 +48,11 @@ def operation_input_shape(spec: InputSpec, shape: Shape, heads: int | None = Non
 
     ``heads`` are those of a projection, which may come as one matrix per head, or of an input that comes with its heads
     side by side, (B, L, heads*width), and is split.
+
+    Example:
+        >>> query = OPERATIONS["attention"].inputs["query"]
+        >>> operation_input_shape(query, (7, 5)), operation_input_shape(query, (2, 7, 12), heads=3)
+        ((1, 1, 7, 5), (2, 3, 7, 4))
     """
     is_projection = len(spec.axes) == 2 and "*" in spec.axes[1]
     if is_projection and len(shape) == 3:
@@ -141,7 +151,12 @@ def _check_broadcast(specs: Mapping[str, InputSpec], shapes: Mapping[str, Shape]
 
 
 def concatenated_shape(shapes: Sequence[Shape], axis: int) -> Shape:
-    """Shape of arrays put one after another. Raises ``ValueError`` if they do not fit."""
+    """Shape of arrays put one after another. Raises ``ValueError`` if they do not fit.
+
+    Example:
+        >>> concatenated_shape([(2, 3), (2, 4)], -1)
+        (2, 7)
+    """
     listed, rank = ", ".join(map(show, shapes)), len(shapes[0])
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} does not exist in arrays of {rank} axes, got {listed}")
@@ -237,6 +252,11 @@ def axis_lengths(operation: str, options: Mapping[str, Any], shapes: Mapping[str
     """Return the length of every axis letter of a case, in the order of ``AXES``; empty if the shapes do not fit.
 
     The keys of a case whose input is scores are also called Lk.
+
+    Example:
+        >>> shapes = {"query": (1, 4, 3, 8), "key": (1, 2, 5, 8), "value": (1, 2, 5, 6)}
+        >>> axis_lengths("attention", {}, shapes)["T"], axis_lengths("attention", {}, {**shapes, "key": (1, 3, 5, 8)})
+        (5, {})
     """
     try:
         specs = inputs_of(operation, options.get("score"))

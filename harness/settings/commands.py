@@ -20,7 +20,7 @@ from attncheck.execution.implementations import Implementation, UserImplementati
 from attncheck.results import DEFAULT_RESULTS
 
 # A report is Markdown, HTML, XML and a docstring, too: there these would end what a command stands in.
-_TROUBLESOME = re.compile(r'["`\\]')
+_NEEDS_ESCAPING = re.compile(r'["`\\]')
 
 
 def command_words_by_name(
@@ -36,7 +36,7 @@ def command_words_by_name(
         named = [item.name] if entry is None else list(entry.given)
         if named:
             kept = results if entry is not None and results != DEFAULT_RESULTS else None
-            again[item.name] = [*named, *_limit_words(limits), *(["--results", str(kept)] if kept else [])]
+            again[item.name] = [*named, *_words_of_limits(limits), *(["--results", str(kept)] if kept else [])]
     return again
 
 
@@ -53,22 +53,33 @@ def command(name: str, case: Mapping[str, Any], implementation: Sequence[str], d
     from attncheck.reading.selection import address  # what reads cases is loaded where a command is printed
 
     target, *options = implementation
-    words = [_as_argument(address(case["id"], case.get("path", ""))), _as_argument(target), "--dtype", dtype, *options]
+    words = [
+        _protect_leading_dash(address(case["id"], case.get("path", ""))),
+        _protect_leading_dash(target),
+        "--dtype",
+        dtype,
+        *options,
+    ]
     return shell_command(["attncheck", name, *words])
 
 
 def shell_command(words: Iterable[str]) -> str:
-    """Join words to a command for a shell, on one line whatever they hold."""
-    return " ".join(map(_quote, words))
+    r"""Join words to a command for a shell, on one line whatever they hold.
+
+    Example:
+        >>> shell_command(["attncheck", "show", "two\nlines"])
+        "attncheck show $'two\\x0alines'"
+    """
+    return " ".join(map(_quote_word, words))
 
 
-def _as_argument(word: str) -> str:
+def _protect_leading_dash(word: str) -> str:
     """Return a word that is not read as an option, even if it is a file's name that begins with a dash."""
     return f"./{word}" if word.startswith("-") else word
 
 
-def _quote(word: str) -> str:
-    if word.isprintable() and not _TROUBLESOME.search(word):
+def _quote_word(word: str) -> str:
+    if word.isprintable() and not _NEEDS_ESCAPING.search(word):
         return shlex.quote(word)
     unsafe = {letter for letter in word if not letter.isprintable() or letter in "\"'`\\"}
     codes = {letter: letter.encode("utf-8", "surrogateescape") for letter in unsafe}
@@ -76,7 +87,7 @@ def _quote(word: str) -> str:
     return f"$'{''.join(escaped.get(letter, letter) for letter in word)}'"  # as Bash, zsh and ksh read it
 
 
-def _limit_words(limits: Limits) -> list[str]:
+def _words_of_limits(limits: Limits) -> list[str]:
     standard = Limits()
     words = []
     if limits.threads != standard.threads:

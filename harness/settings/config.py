@@ -24,7 +24,7 @@ from attncheck.reading.selection import Selection, check_user_files, exists, sel
 from attncheck.results.coverage import Minimum
 from attncheck.settings.options import RunOptions, options_of
 
-_FILE = "pyproject.toml"
+_CONFIG_FILE = "pyproject.toml"
 
 
 def read_config(start: Path | None = None) -> RunOptions:
@@ -34,10 +34,10 @@ def read_config(start: Path | None = None) -> RunOptions:
     """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
-        path = folder / _FILE
-        section = _section(path) if path.is_file() else None
+        path = folder / _CONFIG_FILE
+        section = _read_section(path) if path.is_file() else None
         if section is not None:
-            return _config(section, path)
+            return _options_from_section(section, path)
     return RunOptions()
 
 
@@ -84,7 +84,7 @@ def minimum_of(options: RunOptions, *, complete: bool) -> Minimum | None:
     return options.min_judged or (read_config().min_judged if complete else None)
 
 
-def _section(path: Path) -> dict[str, Any] | None:
+def _read_section(path: Path) -> dict[str, Any] | None:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no TOML, a number of thousands of digits
@@ -97,11 +97,13 @@ def _section(path: Path) -> dict[str, Any] | None:
     return section
 
 
-def _config(section: dict[str, Any], path: Path) -> RunOptions:
+def _options_from_section(section: dict[str, Any], path: Path) -> RunOptions:
     known = {option.flag.key: option for option in options_of(RunOptions).values() if option.flag.key}
     unknown = sorted(section.keys() - known.keys())
     if unknown:
-        raise UsageError(f"{path}: tool.attncheck.{_short(unknown[0])}: unknown; expected {', '.join(sorted(known))}")
+        raise UsageError(
+            f"{path}: tool.attncheck.{_shorten_text(unknown[0])}: unknown; expected {', '.join(sorted(known))}"
+        )
     values = {}
     for key, option in known.items():
         value, where = section.get(key), f"{path}: tool.attncheck.{key}"
@@ -110,12 +112,12 @@ def _config(section: dict[str, Any], path: Path) -> RunOptions:
                 raise UsageError(f"{where}: expected a list of paths")
             value = [path.parent / name for name in value]
             if missing := [place for place in value if not exists(place)]:
-                raise UsageError(f"{where}: there is no {_short(str(missing[0]))}")
+                raise UsageError(f"{where}: there is no {_shorten_text(str(missing[0]))}")
         values[option.name] = option.read(value, where)
     return RunOptions(**values | {"cases": tuple(map(str, values["cases"]))})
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     """Write a text of a file in one line that is not too long."""
     shown = text if text.isprintable() else ascii(text)
     return shown if len(shown) <= 200 else f"{shown[:197]}..."

@@ -71,12 +71,12 @@ class Flag:
     key: str = ""
 
 
-def flag(*names: str, **attributes: Any) -> Flag:
+def make_flag(*names: str, **attributes: Any) -> Flag:
     """Return a ``Flag`` with these names, for the annotation of an option that several commands take."""
     return Flag(names, **attributes)
 
 
-def option(default: Any, *names: str, **attributes: Any) -> Any:
+def option_field(default: Any, *names: str, **attributes: Any) -> Any:
     """Return a field that is an option, with a ``Flag`` of these names."""
     return field(default=default, metadata={"flag": Flag(names, **attributes)})
 
@@ -126,7 +126,13 @@ def options_of(source: Callable[..., Any]) -> dict[str, Option]:
 
 
 def read_options(keywords: Mapping[str, Any]) -> RunOptions:
-    """Make options from keywords; a value of None means the default. Raises ``UsageError``, which names a keyword."""
+    """Make options from keywords; a value of None means the default. Raises ``UsageError``, which names a keyword.
+
+    Example:
+        >>> options = read_options({"dtypes": ["fp16"], "tiles": 48})
+        >>> options.dtypes, options.tiles
+        (('float16',), (48,))
+    """
     options = options_of(RunOptions)
     return RunOptions(**{name: options[name].read(value, name) for name, value in keywords.items()})
 
@@ -211,7 +217,7 @@ def _read_minimum(limit: str | int, where: str) -> Minimum:
 
 Patterns = Annotated[
     tuple[str, ...],
-    flag(
+    make_flag(
         is_argument=True,
         metavar="CASES",
         help="Files or folders of cases, or globs over the bundled cases such as 'documents/*'. Default: all bundled "
@@ -222,7 +228,7 @@ Patterns = Annotated[
 ]
 ExpectedFailureLists = Annotated[
     tuple[Path, ...],
-    flag(
+    make_flag(
         "--expected-failures",
         metavar="FILE",
         help="A list of expected failures of your own (YAML), in addition to the bundled lists.",
@@ -231,7 +237,7 @@ ExpectedFailureLists = Annotated[
 ]
 DtypeNames = Annotated[
     tuple[str, ...],
-    flag(
+    make_flag(
         "--dtype",
         "-d",
         metavar="DTYPES",
@@ -242,7 +248,7 @@ DtypeNames = Annotated[
 ]
 TagNames = Annotated[
     tuple[str, ...],
-    flag(
+    make_flag(
         "--tag",
         "-t",
         metavar="TAGS",
@@ -252,7 +258,7 @@ TagNames = Annotated[
 ]
 Match = Annotated[
     "Expression | None",
-    flag(
+    make_flag(
         "-k",
         "--match",
         metavar="EXPRESSION",
@@ -263,7 +269,7 @@ Match = Annotated[
 ]
 Tiles = Annotated[
     tuple[int, ...],
-    flag(
+    make_flag(
         "--tile",
         metavar="N",
         help="The tile size of your kernel (2 to 4096), or several as 64,128. Adds cases with lengths of n - 1, n, "
@@ -275,7 +281,7 @@ Tiles = Annotated[
 ]
 UseCache = Annotated[
     bool,
-    flag(
+    make_flag(
         "--cache/--no-cache",
         help="Take exact answers and verdicts on the same numbers from earlier runs, which keep them in your cache "
         "folder. The results are the same without it, and take longer.",
@@ -284,7 +290,7 @@ UseCache = Annotated[
 ]
 CacheSize = Annotated[
     float,
-    flag(
+    make_flag(
         "--cache-size",
         minimum=0,
         metavar="GIB",
@@ -295,7 +301,7 @@ DEFAULT_CACHE_SIZE = 0.13
 """GiB."""
 MinJudged = Annotated[
     "Minimum | None",
-    flag(
+    make_flag(
         "--min-judged",
         metavar="N|N%",
         help="Exit with 3 if an implementation was judged in fewer cases, or in a smaller share of them. Default: "
@@ -308,28 +314,28 @@ MinJudged = Annotated[
         key="min_judged",
     ),
 ]
-Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only what is wrong.")]
+Quiet = Annotated[bool, make_flag("--quiet", "-q", help="Print only what is wrong.")]
 
 
 @dataclass(frozen=True)
 class FunctionOptions:
     """The calling convention of a user's implementation: its arrays, whom it is called like, what it declares."""
 
-    framework: str | None = option(
+    framework: str | None = option_field(
         None,
         metavar="NAME",
         help="The framework whose arrays your own implementation takes and returns. Default: the one "
         "that its file imports without NumPy, or numpy.",
         pytest=("NAME", "whose arrays the implementation takes"),
     )
-    signature: str | None = option(
+    signature: str | None = option_field(
         None,
         metavar="NAME",
         help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
         "onnx, keras, hf, bshd or key_mask. Default: attncheck's own signature.",
         pytest=("NAME", "the library that the function is called like"),
     )
-    declare: tuple[str, ...] = option(
+    declare: tuple[str, ...] = option_field(
         (),
         metavar="NAME=VALUE",
         help="What your own function declares of itself, where its file does not: dtypes=float16, "
@@ -349,14 +355,16 @@ class FunctionOptions:
 class LimitOptions:
     """Limits of an evaluation: seconds, GiB of memory, threads."""
 
-    time_limit: float = option(60.0, minimum=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1.")
-    memory_limit: float | None = option(
+    time_limit: float = option_field(
+        60.0, minimum=0.1, metavar="SECONDS", help="Time limit of one evaluation, at least 0.1."
+    )
+    memory_limit: float | None = option_field(
         None,
         minimum=0.1,
         metavar="GIB",
         help="Memory limit of one worker. Default: three quarters of the machine's memory.",
     )
-    threads: int = option(1, minimum=1, metavar="N", help="Threads of each worker.")
+    threads: int = option_field(1, minimum=1, metavar="N", help="Threads of each worker.")
 
     def limits(self, **others: Any) -> Limits:
         """Return the limits of workers, with ``others`` of ``Limits``."""
@@ -371,16 +379,16 @@ class LimitOptions:
 class RecordedOptions:
     """The options that a run needs as they were given, and ``Settings`` has as well."""
 
-    output: Path = option(
+    output: Path = option_field(
         DEFAULT_RESULTS,
         "--output",
         "-o",
         metavar="FOLDER",
         help="Folder for the results. An earlier run in it is replaced.",
     )
-    label: str = option("local", metavar="TEXT", help="The name of this environment in reports.")
+    label: str = option_field("local", metavar="TEXT", help="The name of this environment in reports.")
     dtypes: DtypeNames = ()
-    keep_all_arrays: bool = option(
+    keep_all_arrays: bool = option_field(
         False,
         "--keep-arrays",
         metavar="disagreeing|all",
@@ -389,23 +397,23 @@ class RecordedOptions:
         given=Keep,
         shown=Keep.DISAGREEING,
     )
-    resume: bool = option(
+    resume: bool = option_field(
         False, "--resume", help="Continue the interrupted run in the output folder. Starts a new run if there is none."
     )
-    cluster: str | None = option(
+    cluster: str | None = option_field(
         None,
         metavar="ADDRESS",
         help="Compute on the Dask cluster with this scheduler, such as tcp://host:8786. Needs the extra dask.",
     )
     tiles: Tiles = ()
-    max_failures: int | None = option(
+    max_failures: int | None = option_field(
         None,
         "--maxfail",
         minimum=1,
         metavar="N",
         help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
     )
-    all_cases: bool = option(
+    all_cases: bool = option_field(
         False,
         "--all-cases",
         help="Also run every case on implementations that compile each case (jax.jit, torch.compile, "
@@ -419,10 +427,10 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     """All options of a run, as users give them: what is run, how, and what becomes of the results."""
 
     cases: Patterns = ()
-    backends: tuple[str, ...] = option(
+    backends: tuple[str, ...] = option_field(
         (), "--backend", "-b", metavar="NAMES", help="Backends to run, comma-separated. Default: every installed one."
     )
-    implementations: tuple[str, ...] = option(
+    implementations: tuple[str, ...] = option_field(
         (),
         "--implementation",
         "--implementations",
@@ -435,14 +443,16 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     expected_failure_lists: ExpectedFailureLists = ()
     tags: TagNames = ()
     match: Match = None
-    failed: bool = option(
+    failed: bool = option_field(
         False, "--failed", help="Run only what failed last time in the output folder; nothing if nothing did."
     )
-    failed_first: bool = option(
+    failed_first: bool = option_field(
         False, "--failed-first", help="Run what failed last time in the output folder first, then the rest."
     )
-    exitfirst: bool = option(False, "-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does.")
-    compilation_cache: bool = option(
+    exitfirst: bool = option_field(
+        False, "-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does."
+    )
+    compilation_cache: bool = option_field(
         True,
         "--compilation-cache/--no-compilation-cache",
         help="Keep what frameworks compile in your cache folder, for later runs.",
@@ -450,26 +460,26 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     )
     cache: UseCache = True
     cache_size: CacheSize = DEFAULT_CACHE_SIZE
-    keep_going: bool = option(
+    keep_going: bool = option_field(
         False,
         "--keep-going",
         help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try what an "
         "earlier run left untried.",
     )
-    standard: tuple[str, ...] = option(
+    standard: tuple[str, ...] = option_field(
         (),
         metavar="NAMES",
         help="Run only the standard cases on these implementations, too: a backend, a name or a glob. About one "
         "case in four.",
     )
-    properties: bool = option(
+    properties: bool = option_field(
         False,
         "--properties",
         help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other "
         "memory. `attncheck properties` asks only that.",
     )
     min_judged: MinJudged = None
-    report: bool = option(
+    report: bool = option_field(
         True,
         "--no-report",
         help="Record the results, and write no report: `attncheck report` does later.",
@@ -477,7 +487,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
         shown=False,
     )
     quiet: Quiet = False
-    verbose: bool = option(
+    verbose: bool = option_field(
         False, "--verbose", "-v", help="Also print what was taken from earlier runs, and what took the time."
     )
 

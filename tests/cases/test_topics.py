@@ -22,7 +22,7 @@ from bundled import bundled
 
 from attncheck.backends import EVERYTHING
 from attncheck.backends.contract import CODE_FORMATS
-from attncheck.planning.plan import EMPTY_ROWS, Level, given_levels, levels_of
+from attncheck.planning.plan import EMPTY_ROWS, Level, levels_in_case, option_levels
 from attncheck.reading import array_kinds
 from attncheck.reading.case import Case, Expected
 from attncheck.reading.case_maker import SCORES_OF_OPTION
@@ -150,7 +150,7 @@ Levels = tuple[Level, ...]
 def together(operation: Operation, strength: int) -> Iterator[Levels]:
     """Yield levels of so many options that can meet."""
     aside = (HANDED_ON if operation.is_lowered else frozenset()) | STORED
-    asked = [own for name, own in levels_of(operation).items() if name not in aside]
+    asked = [own for name, own in option_levels(operation).items() if name not in aside]
     for options in combinations(asked, strength):
         yield from (levels for levels in product(*options) if not why_never(levels))
 
@@ -181,7 +181,7 @@ def hands_on(operation: Operation) -> bool:
 @cache
 def levels_in(case_id: str) -> frozenset[Level]:
     """Return the levels that a case gives, of which those of empty rows need its inputs."""
-    return given_levels(next(case for case in CORPUS.cases if case.id == case_id))
+    return levels_in_case(next(case for case in CORPUS.cases if case.id == case_id))
 
 
 @cache
@@ -253,7 +253,7 @@ def options_at_lengths(operation: Operation) -> set[str]:
     if not goes_over_keys(operation) or operation.score or (operation.is_lowered and operation.has_gradients):
         return set()
     aside = STORED | (HANDED_ON if operation.is_lowered else set())
-    return {"", *(levels_of(operation).keys() - aside if operation.name != "softmax" else ())}
+    return {"", *(option_levels(operation).keys() - aside if operation.name != "softmax" else ())}
 
 
 def lengths_of(case: Case) -> list[tuple[int, int]]:
@@ -320,7 +320,7 @@ FEW = 2
 
 
 def test_kernels_of_few_options_meet_whole_tiles_the_key_behind_them_and_long_keys() -> None:
-    counted = levels_of(OPERATIONS["attention"]).keys() - {"shared heads", "width of values"}
+    counted = option_levels(OPERATIONS["attention"]).keys() - {"shared heads", "width of values"}
     holes = []
     for operation in OPERATIONS.values():
         simple = [

@@ -22,7 +22,7 @@ from test_command_line import GROUP
 
 from attncheck.backends import numpy_backend
 from attncheck.backends.families import FAMILIES
-from attncheck.execution.signatures import expected_signature
+from attncheck.execution.signatures import signature_text
 from attncheck.execution.worker import Computed, evaluate_on
 from attncheck.judging.compare import absolute_difference, differing_nonfinite
 from attncheck.reading import array_kinds, model
@@ -45,7 +45,7 @@ def test_a_signature_that_a_document_shows_is_the_contracts() -> None:
         shown = {
             " ".join(each.split()).replace('"', "'") for each in signature.findall(path.read_text(encoding="utf-8"))
         }
-        assert shown <= {expected_signature("attention")}, path
+        assert shown <= {signature_text("attention")}, path
 
 
 def test_the_schema_of_results_is_that_of_the_code() -> None:

@@ -27,7 +27,7 @@ def evaluated(runner: GroupRunner[Any], task: Problem) -> Outcome:
     return evaluate_on(runner.group.implementation.entry.load(), task)
 
 
-GroupRunner._evaluate_alone = evaluated
+GroupRunner._evaluate_and_retry_alone = evaluated
 os.fsync = lambda file: None  # the power does not fail
 ResultsWriter.SECONDS_PER_PART = 0.0
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}

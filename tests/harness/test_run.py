@@ -166,7 +166,7 @@ def run_standard(
     slow = BackendEntry(SLOW, made.module, ("numpy",), modes=(Mode("slow", made.module, "", standard_only=True),))
     quick = BackendEntry("quick", "attncheck.backends.numpy_backend", ("numpy",))
     chosen = ImplementationSelection((Implementation(slow, "slow"), Implementation(quick)))
-    monkeypatch.setattr(plan, "MAX_COMPILED", 0)
+    monkeypatch.setattr(plan, "MAX_UNITS_OF_ALL_MODES", 0)
 
     def run(**settings: Any) -> tuple[RunSummary, Run]:
         cases = select_cases(["small"], base=tmp_path).cases

@@ -132,7 +132,7 @@ def test_the_loosest_requirements_are_advised_unless_to_find_them_takes_too_long
     with own_code_here():
         kernel = own(f"{tmp_path / 'kernel.py'}:attention")
         found = suggested_requirements.suggest_requirements(kernel, cases, Limits())
-        monkeypatch.setattr(suggested_requirements, "_MOST_SECONDS", 0.0)
+        monkeypatch.setattr(suggested_requirements, "_MAX_SECONDS", 0.0)
         assert suggested_requirements.suggest_requirements(kernel, cases, Limits()) is None
     assert found is not None
     assert found.requires.items() >= {("lengths", "equal"), ("value_width", "equal")}

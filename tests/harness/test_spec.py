@@ -25,10 +25,10 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS
 from attncheck.backends.contract import Backend
 from attncheck.common.errors import UsageError
-from attncheck.execution.implementations import Implementation, entry_of
+from attncheck.execution.implementations import Implementation, user_entry
 from attncheck.execution.operations import call_of
 from attncheck.execution.signatures import FUNCTIONS, INPUTS
-from attncheck.execution.user_call import declarations
+from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.planning.designing import DesignRequest, write_design
 from attncheck.reading.covering import ExcludedLevels, count_combinations, covering_rows
@@ -247,7 +247,7 @@ POSITIONAL = {"query", "key", "value", "grad_output"}
 
 def requested(name: str, strength: int = 3, widths: tuple[int, ...] = (), tile: int = 64) -> DesignRequest:
     [kernel] = (kernel for kernel in KERNELS if kernel.__name__ == name)
-    entry = entry_of(Target("kernels.py", name), declarations(kernel, name), "numpy")
+    entry = user_entry(Target("kernels.py", name), read_target_declarations(kernel, name), "numpy")
     return DesignRequest(Implementation(entry, name), strength, widths, tile)
 
 

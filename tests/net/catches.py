@@ -22,7 +22,7 @@ from attncheck.mutation.catalogue import BY_HAND
 from attncheck.mutation.judgement import OF_NUMBERS
 from attncheck.mutation.mutant import Mutant, Subject
 from attncheck.mutation.score import in_processes, run_mutants
-from attncheck.planning.plan import UNITS, Plan, features_of, standard_units
+from attncheck.planning.plan import RECORDED_UNITS_FILE, Plan, standard_units, unit_features
 from attncheck.reading.case import Case
 from attncheck.reading.covering import cover_features
 from attncheck.reading.selection import bundled_cases_folder, select_cases
@@ -128,7 +128,7 @@ def choose(cases: Sequence[Case], candidates: Candidates) -> tuple[list[Catch], 
         for catch in catches:
             of_unit[catch.case, catch.dtype][pair] = catch
     caught = [of_unit.get((cases[number].id, dtype), {}) for number, dtype in units]
-    features = features_of(dict(enumerate(cases)), units)
+    features = unit_features(dict(enumerate(cases)), units)
     documents = [position for position, (number, _) in enumerate(units) if cases[number].is_document]
     chosen = cover_features([own | each.keys() for own, each in zip(features, caught, strict=True)], documents)
     fewest = [chosen[index] for index in cover_features([frozenset(caught[position]) for position in chosen])]
@@ -146,7 +146,7 @@ def main() -> None:
     catches, needed = choose(cases, find_candidates(cases))
     PATH.write_text(text_of(catches), encoding="utf-8")
     lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(dtypes)}" for case, dtypes in needed.items())
-    (bundled_cases_folder() / UNITS).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    (bundled_cases_folder() / RECORDED_UNITS_FILE).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

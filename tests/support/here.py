@@ -20,11 +20,11 @@ from attncheck.cli import running
 from attncheck.common import progress
 from attncheck.execution import user_call
 from attncheck.execution.call import START_SECONDS
-from attncheck.execution.describing import Declared, DescribedWorkers, DescriptionRequest
+from attncheck.execution.describing import Declarations, DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementations import UserImplementation
 from attncheck.execution.runner import GroupRunner
-from attncheck.execution.signatures import unfit_text
-from attncheck.execution.user_call import declarations
+from attncheck.execution.signatures import explain_unfit_function
+from attncheck.execution.user_call import read_target_declarations
 from attncheck.execution.user_code import LoadError, Target, UnfitError
 from attncheck.execution.worker import Outcome, evaluate_on, to_one_line
 from attncheck.executors import local
@@ -37,7 +37,7 @@ def evaluation_here() -> Iterator[None]:
 
     What an implementation leaves behind is not looked for.
     """
-    before, backends, elsewhere = {*sys.modules}, dict[tuple[str, str], Any](), GroupRunner._evaluate_alone
+    before, backends, elsewhere = {*sys.modules}, dict[tuple[str, str], Any](), GroupRunner._evaluate_and_retry_alone
 
     def evaluated(runner: GroupRunner[Any], problem: Problem) -> Outcome:
         implementation = runner.group.implementation
@@ -51,9 +51,9 @@ def evaluation_here() -> Iterator[None]:
         return evaluate_on(backends[key], problem)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupRunner, "_evaluate_alone", evaluated)
-        patch.setattr(local, "MIN_UNITS", sys.maxsize)
-        patch.setattr(user_call, "no_leaked_threads", nullcontext)  # a run's own threads come and go
+        patch.setattr(GroupRunner, "_evaluate_and_retry_alone", evaluated)
+        patch.setattr(local, "MIN_UNITS_FOR_PROCESSES", sys.maxsize)
+        patch.setattr(user_call, "forbid_leaked_threads", nullcontext)  # a run's own threads come and go
         yield
     for name in {*sys.modules} - before:
         if name.endswith("_backend") and "." not in name:  # one that a test has written
@@ -72,7 +72,9 @@ def own_code_here() -> Iterator[None]:
     def begin(workers: DescribedWorkers, *questions: DescriptionRequest, seconds: float = START_SECONDS) -> None:
         begin_elsewhere(workers, *(question for question in questions if question.target.program), seconds=seconds)
 
-    def declared(workers: DescribedWorkers, question: DescriptionRequest, seconds: float = START_SECONDS) -> Declared:
+    def declared(
+        workers: DescribedWorkers, question: DescriptionRequest, seconds: float = START_SECONDS
+    ) -> Declarations:
         return declared_elsewhere(workers, question, seconds) if question.target.program else _declared(question.target)
 
     with evaluation_here(), pytest.MonkeyPatch.context() as patch:
@@ -88,13 +90,13 @@ def own_code_here() -> Iterator[None]:
                     del sys.modules[name]
 
 
-def _declared(target: Target) -> Declared:
+def _declared(target: Target) -> Declarations:
     """Answer as a process does that goes on as a worker (``describing.describe``)."""
     try:
         loaded = user_call.load(target)
-        return declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
+        return read_target_declarations(loaded, target.attribute.rpartition(".")[2], target.signature)
     except UnfitError as error:
-        return unfit_text(error, target, loaded)
+        return explain_unfit_function(error, target, loaded)
     except LoadError as error:
         return to_one_line(str(error))
 

@@ -36,16 +36,16 @@ from attncheck.common.errors import UsageError
 from attncheck.execution.call import Limits
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.programs import (
-    MAX_HEADER,
-    WIRE,
+    MAX_HEADER_BYTES,
+    WIRE_DTYPES,
     ProtocolError,
-    call_request,
     check_protocol,
-    read_answer,
+    encode_call_request,
     read_description,
+    read_stages_or_refusal,
 )
-from attncheck.execution.user_call import declarations, functions_of, wrap_target
-from attncheck.execution.user_code import LoadError, Target, file_of_program, is_user_target, words_of_program
+from attncheck.execution.user_call import contract_functions_of, read_target_declarations, wrap_target
+from attncheck.execution.user_code import LoadError, Target, is_user_target, program_source_file, words_of_program
 from attncheck.execution.worker import Computed, Failure, evaluate_on
 from attncheck.planning.plan import Plan
 from attncheck.reading.inputs import problem_of
@@ -352,12 +352,12 @@ def test_sequences_and_pages_of_flash_attn(function: Callable[..., Any], operati
     assert found.judged >= 5
     judged = found.frames.results.query("verdict == 'agree'")["case"]
     assert judged.str.startswith("block_formats/").any() == (function is flash_attn_paged)
-    assert set(declarations(function, "f", "flash_attn")["parameters"]) == {operation}
+    assert set(read_target_declarations(function, "f", "flash_attn")["parameters"]) == {operation}
 
 
 def contract_attention(function: Callable[..., Any], family: str) -> Callable[..., Any]:
     """Return the contract's attention by a function that is called as its family is."""
-    return functions_of(function, "attention", family, BACKENDS["numpy"].load())["attention"]
+    return contract_functions_of(function, "attention", family, BACKENDS["numpy"].load())["attention"]
 
 
 def test_arrays_lie_as_the_library_has_them_and_nothing_is_given_but_what_is_asked_or_required() -> None:
@@ -401,16 +401,16 @@ def test_what_cannot_be_called_so_and_an_unknown_family_are_refused() -> None:
         with pytest.raises(LoadError, match=message):
             contract_attention(function, family)
     f.signature = "flash_attn"  # type: ignore[attr-defined]
-    declared = declarations(f, "f")
+    declared = read_target_declarations(f, "f")
     assert (declared["signature"], declared["hints"]) == ("flash_attn", ["its alibi_slopes is never given"])
     f.signature = "flash"  # type: ignore[attr-defined]
     unknown = "unknown signature 'flash'; did you mean flashinfer or flash_attn"
     with pytest.raises(LoadError, match=unknown):
-        declarations(f, "f")
+        read_target_declarations(f, "f")
     with pytest.raises(attncheck.UsageError, match=unknown):
         select_implementations(None, ["numpy"], signature="flash")
     with pytest.raises(LoadError, match="expected a function"):
-        declarations(SimpleNamespace(attention=f), "f", "sdpa")
+        read_target_declarations(SimpleNamespace(attention=f), "f", "sdpa")
 
 
 TABLES = tables_beside(__file__)
@@ -458,13 +458,13 @@ def test_a_program_is_named_by_its_path_or_by_a_command(tmp_path: Path, monkeypa
         words_of_program("./attention")
     program.chmod(0o755)
     assert words_of_program("./attention --fast") == (str(program), "--fast")
-    assert file_of_program(words_of_program("./attention")) == program
+    assert program_source_file(words_of_program("./attention")) == program
     python, script = Path(sys.executable).name, tmp_path / "kernel.R"
     script.write_text("", encoding="utf-8")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     words = words_of_program(f"{python} kernel.R")
     assert words == (shutil.which(python), "kernel.R")
-    assert file_of_program(words) == script
+    assert program_source_file(words) == script
     assert Target.of(f"{python} kernel.R").name == "kernel"
     with pytest.raises(UsageError, match=r"\./nothing: no file \./nothing; expected a program"):
         is_user_target("./nothing")
@@ -530,24 +530,24 @@ def line(header: Any) -> bytes:
     return json.dumps(header).encode() + b"\n"
 
 
-@given(st.data(), st.sampled_from(sorted(WIRE)), array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3))
+@given(st.data(), st.sampled_from(sorted(WIRE_DTYPES)), array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3))
 def test_what_is_sent_as_an_array_is_read_as_a_stage(data: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    kind = WIRE[dtype]
+    kind = WIRE_DTYPES[dtype]
     raw = data.draw(arrays(np.uint8, (*shape, kind.itemsize)))
     array = (raw % 2)[..., 0].astype(bool) if dtype == "bool" else raw.view(kind)[..., 0]
-    payload = b"".join(call_request("attention", {"output": array}, {})).partition(b"\n")[2]
+    payload = b"".join(encode_call_request("attention", {"output": array}, {})).partition(b"\n")[2]
     stage = {"name": "output", "dtype": dtype, "shape": list(shape)}
-    found = read_answer(BytesIO(line({"stages": [stage]}) + payload))
+    found = read_stages_or_refusal(BytesIO(line({"stages": [stage]}) + payload))
     assert isinstance(found, dict)
     assert (found["output"].dtype, found["output"].shape) == (array.dtype, array.shape)
     assert found["output"].tobytes() == array.tobytes()
 
 
 def test_an_answer_or_description_that_is_none_says_what_was_expected() -> None:
-    endless = ["x" * (MAX_HEADER + 9), f"no line end in its first {MAX_HEADER} bytes"]
+    endless = ["x" * (MAX_HEADER_BYTES + 9), f"no line end in its first {MAX_HEADER_BYTES} bytes"]
     for answer, says in [*TABLES["answers"], endless]:
         with pytest.raises(ProtocolError, match=says):
-            read_answer(BytesIO(answer.encode("latin-1")))
+            read_stages_or_refusal(BytesIO(answer.encode("latin-1")))
     for changed, says in TABLES["descriptions"]:
         with pytest.raises(ProtocolError, match=says):
             read_description(BytesIO(line({**DESCRIBED, **changed})))

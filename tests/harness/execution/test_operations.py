@@ -46,8 +46,8 @@ from attncheck.execution.operations import (
     run_operation,
     unsupported_conventions,
 )
-from attncheck.execution.process_state import Misbehaved, ProcessState, no_leaked_threads
-from attncheck.execution.runner import scores_too_large
+from attncheck.execution.process_state import Misbehaved, ProcessState, forbid_leaked_threads
+from attncheck.execution.runner import refuse_too_many_scores
 from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.user_call import wrap_target
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
@@ -218,9 +218,9 @@ def problem(operation: str = "attention", dtype: str = "float32", **options: Any
 )
 def test_what_the_stages_alone_take_is_the_limit(asked: Problem, scores: int, stages: int, size: int) -> None:
     memory = scores * stages * size
-    assert scores_too_large(HOLDS, asked, memory) is None
-    assert scores_too_large(TILES, asked, 1) is None, "who takes scores in tiles is asked"
-    found = scores_too_large(HOLDS, asked, memory - 1)
+    assert refuse_too_many_scores(HOLDS, asked, memory) is None
+    assert refuse_too_many_scores(TILES, asked, 1) is None, "who takes scores in tiles is asked"
+    found = refuse_too_many_scores(HOLDS, asked, memory - 1)
     assert found is not None
     assert found.verdict == "unsupported"
     large = f", {memory / 2**30:.1f} GiB" if scores == 2**30 else ""
@@ -229,7 +229,7 @@ def test_what_the_stages_alone_take_is_the_limit(asked: Problem, scores: int, st
 
 def test_scores_that_are_given_are_there_already() -> None:
     scores = np.broadcast_to(np.float32(0), (1, 1, LENGTH, LENGTH))
-    assert scores_too_large(HOLDS, Problem("softmax", {}, {"scores": scores}), 1) is None
+    assert refuse_too_many_scores(HOLDS, Problem("softmax", {}, {"scores": scores}), 1) is None
 
 
 # What evaluations share
@@ -238,11 +238,11 @@ def test_scores_that_are_given_are_there_already() -> None:
 @pytest.fixture
 def snapshot() -> Iterator[ProcessState]:
     """Take what is now, of this test alone."""
-    process_state._restorers.cache_clear()
+    process_state._make_restorers.cache_clear()
     found = ProcessState.snapshot()
     yield found
     found.restore()
-    process_state._restorers.cache_clear()
+    process_state._make_restorers.cache_clear()
 
 
 def state() -> dict[str, Any]:
@@ -302,11 +302,11 @@ def module(name: str, source: str) -> ModuleType:
 def test_a_thread_that_a_framework_starts_is_its_own_affair_and_any_other_a_fault(
     event: threading.Event, snapshot: ProcessState
 ) -> None:
-    assert not snapshot.has_more_threads()
+    assert not snapshot.has_new_threads()
     for name in ("torch._inductor.async_compile", "triton.runtime", "jax", "keras.src.utils"):
-        with no_leaked_threads():
+        with forbid_leaked_threads():
             module(name, STARTS).begin(event.wait)
-    assert snapshot.has_more_threads()
+    assert snapshot.has_new_threads()
     # Who starts it decides, not what it runs, nor who calls back.
     compute = module("torch.nn.functional", WAITS).wait
     called_back = module("torch.library", "def call(function, given):\n    function(given)\n").call
@@ -316,14 +316,14 @@ def test_a_thread_that_a_framework_starts_is_its_own_affair_and_any_other_a_faul
         *(partial(module(name, STARTS).begin, event.wait) for name in ("torch_helpers", "__main__", "torchish")),
     ]
     for leak in leaks:
-        with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), no_leaked_threads():
+        with pytest.raises(Misbehaved, match=r"left 1 thread.*: mine"), forbid_leaked_threads():
             leak()
 
 
 def test_a_call_keeps_nothing_for_the_garbage_collector() -> None:
     def call() -> weakref.ref[Any]:
         held = np.zeros(3)
-        with no_leaked_threads():
+        with forbid_leaked_threads():
             pass
         return weakref.ref(held)
 
@@ -336,11 +336,11 @@ def test_a_call_keeps_nothing_for_the_garbage_collector() -> None:
 
 @pytest.mark.parametrize("kind", [ProcessPoolExecutor, multiprocessing.Pool, ThreadPoolExecutor, ThreadPool])
 def test_a_pool_is_a_fault_while_it_works(kind: Any, event: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_state, "_WAIT", 0.3)  # for children that are still there
+    monkeypatch.setattr(process_state, "_WAIT_SECONDS", 0.3)  # for children that are still there
     pools: list[Any] = []
 
     def call(function: Callable[..., Any], *given: Any, waits: bool) -> None:
-        with no_leaked_threads():
+        with forbid_leaked_threads():
             pools.append(pool := kind(1))
             futures = hasattr(pool, "submit")
             job = pool.submit(function, *given) if futures else pool.apply_async(function, given)
@@ -451,7 +451,7 @@ def test_the_second_of_two_calls_shows_what_the_first_left_behind_in_both_orders
         memo.clear()
         probe = StateProbe(evaluate, in_fresh_process)
         for problem in problems(option):
-            found = probe.around(problem, lambda problem=problem: evaluate(problem))  # type: ignore[misc]
+            found = probe.evaluate_with_changed_calls(problem, lambda problem=problem: evaluate(problem))  # type: ignore[misc]
             assert isinstance(found, Computed)
             if found.faults:
                 faults |= set(found.faults.values())

@@ -22,12 +22,18 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS, PADDED_BY, numpy_backend
 from attncheck.backends.numpy_backend import attention, attention_gradients
 from attncheck.diagnosis.examine import judge_and_diagnose
-from attncheck.execution.implementations import Implementation, UserImplementation, entry_of
-from attncheck.execution.operations import Parameters, parameters_of
-from attncheck.execution.padding import Padding, padded_call, unsupported_before_call
+from attncheck.execution.implementations import Implementation, UserImplementation, user_entry
+from attncheck.execution.operations import Parameters, function_parameters
+from attncheck.execution.padding import Padding, pad_call, unsupported_before_call
 from attncheck.execution.requirements import Requirements
-from attncheck.execution.signatures import FunctionName, adapter, hints, misfits, required_keywords
-from attncheck.execution.user_call import declarations, wrap_target
+from attncheck.execution.signatures import (
+    NameForAdapter,
+    required_keywords,
+    signature_faults,
+    unused_parameter_hints,
+    write_adapter,
+)
+from attncheck.execution.user_call import read_target_declarations, wrap_target
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.judging.judge_implementation import with_faults
@@ -57,11 +63,11 @@ def function(parameters: str, name: str = "my_attn") -> Callable[..., Any]:
 @pytest.mark.parametrize("parameters", TABLES["signatures"])
 def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(parameters: str) -> None:
     kernel = function(parameters)
-    assert misfits("attention", kernel)
+    assert signature_faults("attention", kernel)
     names: dict[str, Any] = {"my_attn": kernel}
-    exec("\n".join(adapter(kernel, FunctionName("my_attn"), None)), names)
-    assert not misfits("attention", names["attention"])
-    assert not hints("attention", names["attention"])
+    exec("\n".join(write_adapter(kernel, NameForAdapter("my_attn"), None)), names)
+    assert not signature_faults("attention", names["attention"])
+    assert not unused_parameter_hints("attention", names["attention"])
     for options in ({}, {"is_causal": True, "scale": 0.3}):
         problem = attention_problem(**options)
         output = names["attention"](*problem.inputs.values(), **options)
@@ -70,14 +76,14 @@ def test_what_does_not_fit_is_refused_and_its_adapter_computes_attention(paramet
 
 def test_what_does_not_fit_or_cannot_be_guessed_and_optional_parameters_that_nobody_gives_are_named() -> None:
     for parameters, expected in TABLES["misfits"]:
-        found = misfits("attention", function(parameters))
+        found = signature_faults("attention", function(parameters))
         assert len(found) == len(expected)
         assert all(words in line for words, line in zip(expected, found, strict=True))
     for parameters, expected in TABLES["hints"]:
-        found = hints("attention", function(parameters))
+        found = unused_parameter_hints("attention", function(parameters))
         assert len(found) == len(expected)
         assert all(line.startswith(words) for words, line in zip(expected, found, strict=True))
-    lines = adapter(function("qkv, block_size, causal"), FunctionName("my_attn"), "torch")
+    lines = write_adapter(function("qkv, block_size, causal"), NameForAdapter("my_attn"), "torch")
     assert "    # FILL IN what stands as ...: qkv, block_size" in lines
     assert "    return my_attn(qkv=..., block_size=..., causal=is_causal)" in lines
     assert lines[-1] == 'attention.framework = "torch"'
@@ -150,7 +156,7 @@ def plan() -> Plan:
 @pytest.mark.parametrize("name", TARGETS)
 def test_it_is_what_the_call_says(name: str, plan: Plan) -> None:
     target = TARGETS[name]
-    entry = entry_of(Target("kernels", "attention"), declarations(target, "attention"), None)
+    entry = user_entry(Target("kernels", "attention"), read_target_declarations(target, "attention"), None)
     implementation, backend = Implementation(entry), wrap_target(target, "attention", BACKENDS["numpy"])
     known, left_to_the_call = 0, 0
     for unit in plan.units[:: 5 if name == "usual" else 23]:
@@ -189,7 +195,7 @@ def test_the_smallest_widths_and_lengths_that_are_taken() -> None:
         ({"query_length_multiple": 16, "key_length_multiple": 16}, (0, 0), (0, 0)),  # nothing is a whole tile
     )
     for declared, lengths, taken in of_lengths:
-        assert Requirements.of(declared).query_and_key_length(*lengths) == taken
+        assert Requirements.of(declared).smallest_accepted_lengths(*lengths) == taken
     for declared, message in TABLES["requirements"]:
         with pytest.raises(ValueError, match=f"requires: {message}"):
             Requirements.of(declared)
@@ -220,7 +226,7 @@ def padding_of(
     name = function or ("dot_scores" if problem.operation == "scoring" else problem.operation)
     taken = {name: Parameters(frozenset(accepts))}
     entry = UserImplementation("toy", "toy", ("numpy",), requirements={name: requires}, parameters=taken, mode="toy")
-    return padded_call(Implementation(entry, "toy"), problem)
+    return pad_call(Implementation(entry, "toy"), problem)
 
 
 def padded(problem: Problem, requires: Mapping[str, Any], **named: Any) -> Padding:
@@ -254,7 +260,7 @@ def outcome_of(
     called: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Evaluate a problem on a function that asserts what it requires."""
-    padding = padding_of(problem, requires, parameters_of(function).accepted(PADDED_BY))
+    padding = padding_of(problem, requires, function_parameters(function).accepted(PADDED_BY))
     if isinstance(padding, Failure):
         return padding
     backend: Any = wrap_target(restricted(called or function, requires), problem.operation, BACKENDS["numpy"])

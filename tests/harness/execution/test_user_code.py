@@ -39,10 +39,10 @@ from attncheck.execution.implementations import (
     ImplementationSelection,
     UserImplementation,
     bundled_implementations,
-    entry_of,
+    user_entry,
 )
-from attncheck.execution.user_call import declarations, import_user_module, load
-from attncheck.execution.user_code import LoadError, Target, origin_of
+from attncheck.execution.user_call import import_user_module, load, read_target_declarations
+from attncheck.execution.user_code import LoadError, Target, find_origin
 from attncheck.execution.worker import Computed, Failure, Outcome, evaluate_on
 from attncheck.reading.problem import Problem
 
@@ -248,7 +248,7 @@ def test_functions_are_called_alike_by_file_module_and_object(tmp_path: Path, mo
         main.__file__ = file
         exec("def attention(query, key, value): ...", vars(main))
         monkeypatch.setitem(sys.modules, "__main__", main)
-        found = origin_of(main.attention)
+        found = find_origin(main.attention)
         assert (found.package, found.function) == (package, "attention")
 
 
@@ -283,7 +283,7 @@ def function_of(body: str) -> str:
 def here(target: str) -> Implementation:
     """Load a target in this process, as its worker does."""
     meant = Target.of(target)
-    entry = entry_of(meant, declarations(load(meant), meant.attribute), None)
+    entry = user_entry(meant, read_target_declarations(load(meant), meant.attribute), None)
     return Implementation(entry, next(iter(entry.all_modes)))
 
 

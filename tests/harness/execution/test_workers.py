@@ -38,7 +38,7 @@ from attncheck.execution.call import (
 from attncheck.execution.describing import DescribedWorkers, DescriptionRequest
 from attncheck.execution.implementation_selection import select_implementations
 from attncheck.execution.implementations import Implementation, UserImplementation
-from attncheck.execution.runner import MAX_EQUAL_CRASHES, CrashLimit, GroupRunner, group_by_process, group_runners
+from attncheck.execution.runner import MAX_EQUAL_CRASHES, CrashStreak, GroupRunner, group_by_process, group_runners
 from attncheck.execution.user_code import Target
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.reading.problem import Problem
@@ -291,11 +291,11 @@ UNSUPPORTED, ERROR, DONE = Failure("unsupported", "takes no mask"), Failure("err
 
 
 def is_given_up(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
-    limit = CrashLimit(keep_going)
+    limit = CrashStreak(keep_going)
     for outcome in outcomes:
-        assert limit.instead() is None
-        limit.note(outcome, outcome.message if isinstance(outcome, Failure) else "")
-    if (found := limit.instead()) is not None:
+        assert limit.skipped_failure() is None
+        limit.record_outcome(outcome, outcome.message if isinstance(outcome, Failure) else "")
+    if (found := limit.skipped_failure()) is not None:
         assert found.verdict == "untried"
         assert "the 10 evaluations before ended alike (crash: died); --keep-going tries all" in found.message
     return found is not None

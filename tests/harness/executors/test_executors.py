@@ -65,7 +65,7 @@ def test_no_more_workers_are_alive_than_may_be_and_a_window_at_a_time_gives_the_
     source = COUNTING.format(pids=str(tmp_path / "pids"), alive=str(tmp_path / "alive"))
     entries = [make_backend(name, source) for name in ("one", "two")]
     chosen = ImplementationSelection(tuple(map(Implementation, entries)))
-    monkeypatch.setattr(local, "WINDOW", window)
+    monkeypatch.setattr(local, "WINDOW_UNITS", window)
     monkeypatch.setattr(run, "available_processors", lambda: 4)  # of which half judge
     cases = select_cases(["small"], base=tmp_path).cases
     summary = run_cases(cases, chosen, Settings(tmp_path / "out", limits=Limits(workers=workers)))
@@ -171,10 +171,10 @@ def test_several_workers_come_to_what_one_comes_to(tmp_path: Path, monkeypatch: 
     alone = run_cases(cases, chosen, Settings(tmp_path / "alone", limits=Limits(workers=1), store=NO_STORE))
     for module in (run, local):
         monkeypatch.setattr(module, "available_processors", lambda: 4)
-    monkeypatch.setattr(local, "MIN_UNITS", 10**6)  # so that nothing else takes a processor
+    monkeypatch.setattr(local, "MIN_UNITS_FOR_PROCESSES", 10**6)  # so that nothing else takes a processor
     monkeypatch.setattr(local, "MIN_SECONDS_LEFT", 0.0)
-    monkeypatch.setattr(local, "_BETWEEN_LOOKS", 0.001)
-    monkeypatch.setattr(local, "CHUNK", 2)
+    monkeypatch.setattr(local, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(local, "CHUNK_UNITS", 2)
     shared = run_cases(cases, chosen, Settings(tmp_path / "shared", limits=Limits(workers=3), store=NO_STORE))
     assert alone == shared
     assert contents(tmp_path / "alone") == contents(tmp_path / "shared")
@@ -200,8 +200,8 @@ def test_users_kernels_and_what_judges_them_are_no_more_processes_than_processor
     monkeypatch.setattr(runner.Group, "imports_framework", property(lambda group: imports_framework))
     for module in (run, local, call):
         monkeypatch.setattr(module, "available_processors", lambda: 2)
-    monkeypatch.setattr(local, "WINDOW", 16)
-    monkeypatch.setattr(local, "MIN_UNITS", 0)
+    monkeypatch.setattr(local, "WINDOW_UNITS", 16)
+    monkeypatch.setattr(local, "MIN_UNITS_FOR_PROCESSES", 0)
     monkeypatch.setattr(local, "MAX_TO_JUDGE", 4)  # so that what waits is judged in this process, too
     targets = []
     for number in range(kernels):

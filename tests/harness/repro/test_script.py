@@ -26,8 +26,8 @@ from attncheck.backends import EVERYTHING, BackendEntry, Library
 from attncheck.cli import app
 from attncheck.common.errors import UsageError
 from attncheck.execution.implementation_selection import find_implementation, select_callable
-from attncheck.execution.implementations import Implementation, entry_of
-from attncheck.execution.user_call import declarations, load
+from attncheck.execution.implementations import Implementation, user_entry
+from attncheck.execution.user_call import load, read_target_declarations
 from attncheck.execution.user_code import Target
 from attncheck.judging.judge_stages import failing_elements
 from attncheck.judging.truth import Truth, truth_of_case
@@ -129,7 +129,7 @@ def test_what_is_no_right_result_at_all_is_wrong_too(bench: Bench) -> None:
         if said:
             ends_with(1, bench.reproduce(bench.case("attention", ATTENTION), path), said)
         if in_few_lines:
-            entry = entry_of(Target.of(f"{path}:attention"), {}, None)
+            entry = user_entry(Target.of(f"{path}:attention"), {}, None)
             kernel = Implementation(entry, next(iter(entry.all_modes)))
             text = shortly(bench.case("attention", TABLES["fields"]), kernel, "float32")
             ends_with(1, bench.run(text or ""), in_few_lines)
@@ -279,7 +279,7 @@ def test_a_script_is_short_whatever_signature_and_padding(bench: Bench, monkeypa
             entry: Any = BackendEntry("called", "", ("numpy",), modes=(row,), default_mode=name)
         else:
             target = Target.of(f"{path}:{name}")
-            entry = entry_of(target, declarations(load(target), name), None)
+            entry = user_entry(target, read_target_declarations(load(target), name), None)
         kernel = Implementation(entry, name)
         with Engine() as engine:
             found = engine.ask(kernel, Question(case, "float32"))
