@@ -152,13 +152,13 @@ _DOUBLE_WORDS = (
     ),
     (
         "double_product_underflow",
-        "_LOST * ((size + x_radius",
+        "_UNDERFLOW_LOSS * ((size + x_radius",
         "0 * ((size + x_radius",
         "nothing is lost to underflow in products",
     ),
     (
         "double_matrix_underflow",
-        "moved + _LOST * (some",
+        "moved + _UNDERFLOW_LOSS * (some",
         "moved + 0 * (some",
         "nothing is lost to underflow in products of matrices",
     ),
@@ -172,7 +172,7 @@ _DOUBLE_WORDS = (
     ("double_series", "tail = s[0] * (1 / 120", "tail = s[0] * (1 / 121", "a wrong coefficient"),
     (
         "double_exp_tiny",
-        "(radius + _LEAST * (size < _NEAR_UNDERFLOW))",
+        "(radius + _LEAST_SUBNORMAL * (size < _NEAR_UNDERFLOW))",
         "(radius)",
         "nothing is lost to underflow in exponentials",
     ),
@@ -330,8 +330,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "fill_not_folded",
         "harness/attention/logits.py",
-        "    filled = before.where(kept, problem.number(problem.fill))\n",
-        "    filled = before.where(kept, problem.number(2 * problem.fill))\n",
+        "    filled = before.where(kept, problem.magnitude_if_absolute(problem.fill))\n",
+        "    filled = before.where(kept, problem.magnitude_if_absolute(2 * problem.fill))\n",
         "a mask's fill is another number in the exact scores",
         "harness/attention/test_bounds.py",
     ),
@@ -375,7 +375,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "rounded_twice_to_bfloat16",
         "harness/spec/dtypes.py",
-        "if name in _ADDED and array.dtype != np.float32:",
+        "if name in _EXTENSION_DTYPES and array.dtype != np.float32:",
         "if name == 'none' and array.dtype != np.float32:",
         "bfloat16 is rounded by way of float32",
         "harness/reading/test_masks.py",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tables import CASES
 
 from attncheck.backends import BACKENDS, EVERYTHING, BackendEntry, numpy_backend
-from attncheck.common.processors import ISA
+from attncheck.common.processors import ISA_VARIABLE
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation, ImplementationSelection
 from attncheck.execution.operations import run_operation
@@ -37,7 +37,7 @@ Stages = dict[str, NDArray[Any]]
 
 # Where CI runs these tests, the summary of its page is for the results, not for what tests make up.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
-_EMULATED = os.environ.get(ISA)
+_EMULATED = os.environ.get(ISA_VARIABLE)
 
 # Machines are shared: how long an example takes says nothing of it. ``benchmarks/fuzz.py`` draws more.
 settings.register_profile("attncheck", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -60,9 +60,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if not entry.is_installed:
             pytest.skip(f"{entry.packages[0]} is not installed")
     if _EMULATED and needed:
-        os.environ[ISA] = _EMULATED
+        os.environ[ISA_VARIABLE] = _EMULATED
     else:
-        os.environ.pop(ISA, None)
+        os.environ.pop(ISA_VARIABLE, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

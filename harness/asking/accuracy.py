@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attncheck.asking.answer import known_conventions
+from attncheck.asking.answer import known_empty_rows_of_call
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.store import NO_STORE, Store
@@ -26,7 +26,7 @@ from attncheck.spec import CONVENTIONS, ROUNDING_MODELS
 from attncheck.spec.classes import PRESETS
 from attncheck.spec.verdicts import Verdict
 
-_MAX_ELEMENTS = 1 << 14
+_MAX_INPUT_ELEMENTS = 1 << 14
 """Largest inputs of a small case."""
 
 
@@ -85,7 +85,7 @@ class MeasuredAccuracy:
         return next((use.name for use in self.classes if not use.wrong), "")
 
 
-def classes_of(dtype: str) -> list[str]:
+def class_names(dtype: str) -> list[str]:
     """Return the names of the rounding models of a dtype, and then those of presets."""
     with_parts = [name for name, dtypes in ROUNDING_MODELS.items() if dtype in dtypes]
     return with_parts + [name for name, preset in PRESETS.items() if preset.parts.split()[0] in with_parts]
@@ -94,7 +94,7 @@ def classes_of(dtype: str) -> list[str]:
 def small_cases(cases: Sequence[Case]) -> list[Case]:
     """Return the cases that run and are judged quickly, and that set no convention."""
     sizes = {case.id: sum(map(math.prod, case.input_shapes.values())) for case in cases}
-    return [case for case in cases if sizes[case.id] <= _MAX_ELEMENTS and not CONVENTIONS & case.options.keys()]
+    return [case for case in cases if sizes[case.id] <= _MAX_INPUT_ELEMENTS and not CONVENTIONS & case.options.keys()]
 
 
 def measure_accuracy(
@@ -111,7 +111,7 @@ def measure_accuracy(
     if declared is None:
         raise ValueError(f"{implementation.name} declares no {dtype}")
     chosen = [case for case in cases if dtype in case.dtypes]
-    names = list(dict.fromkeys([declared, *classes_of(dtype)]))
+    names = list(dict.fromkeys([declared, *class_names(dtype)]))
     wrong: Mapping[str, list[str]] = {name: [] for name in names}
     used, computed, wrong_anyhow = dict.fromkeys(names, 0.0), 0, []
     for case, by_class in _judge_by_class(implementation, chosen, dtype, limits, names, store):
@@ -150,7 +150,7 @@ def _judge_by_class(
             if not isinstance(outcome, Computed):
                 continue
             truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
-            known = known_conventions(implementation, outcome, expected, question)
+            known = known_empty_rows_of_call(implementation, outcome, expected, question)
             by_class: dict[str, list[StageJudgement]] = {}
             for name in names:
                 judged = judge_implementation(truth, outcome.stages, case.stage_shapes, name, known)

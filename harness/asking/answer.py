@@ -16,7 +16,7 @@ from attncheck.diagnosis.examine import DiagnosedStages, examine
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.judge_stages import StageJudgement, sound_stages
-from attncheck.judging.stage_bounds import Conditioning, conditioning_of
+from attncheck.judging.stage_bounds import Conditioning, measure_conditioning
 from attncheck.judging.truth import Truth
 from attncheck.judging.units import own_empty_rows
 from attncheck.judging.xfail import (
@@ -180,13 +180,13 @@ def judge_outcome(
         return Answer(*asked, rows, failed=outcome, padded=outcome.padded)
     assert isinstance(outcome, Computed), "an outcome is one or the other"
     truth = truth_for_implementation(implementation, case, question.inputs, outcome.stages, store)
-    known = known_conventions(implementation, outcome, expected_failures, question)
+    known = known_empty_rows_of_call(implementation, outcome, expected_failures, question)
     examined = examine(blank, case, truth, outcome, rounding_model, known)
     judged = examined.judged
     return Answer(
         *asked,
         marks.mark(examined.rows),
-        tuple(_with_exceeded_limit(expected_failures, judgement, evaluation) for judgement in judged.judgements),
+        tuple(_explain_exceeded_limit(expected_failures, judgement, evaluation) for judgement in judged.judgements),
         judged.begins_at,
         outside=truth.outside,
         padded=outcome.padded,
@@ -195,7 +195,7 @@ def judge_outcome(
     )
 
 
-def known_conventions(
+def known_empty_rows_of_call(
     implementation: Implementation, outcome: Computed, expected_failures: Sequence[ExpectedFailure], question: Question
 ) -> KnownEmptyRows:
     """Return the known results of an implementation for a query without a key."""
@@ -213,11 +213,12 @@ def _conditioning_by_stage(
     return {
         name: large
         for name, array in sound.items()
-        if name in measured and (large := conditioning_of(returned.reference(name, rounding_model, array))) is not None
+        if name in measured
+        and (large := measure_conditioning(returned.reference(name, rounding_model, array))) is not None
     }
 
 
-def _with_exceeded_limit(
+def _explain_exceeded_limit(
     expected_failures: Sequence[ExpectedFailure], judgement: StageJudgement, evaluation: tuple[str, str, str]
 ) -> StageJudgement:
     """Add to the message if an error is larger than its expected failure allows."""

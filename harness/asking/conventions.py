@@ -40,7 +40,7 @@ from attncheck.spec.dtypes import round_to
 
 WIDTH = 4
 """D and Dv: 1/sqrt(D) and 1/D are exact in every dtype."""
-_SPREAD = 1.5
+_STANDARD_DEVIATION = 1.5
 """Standard deviation of queries and keys: weights differ, and none is nearly 1."""
 
 
@@ -93,26 +93,26 @@ class ConventionQuestion:
         return self.meanings[0].words if self.is_in_cases else ""
 
 
-def _normal(seed: int, *shape: int) -> Array:
-    return np.random.RandomState(seed).standard_normal(shape) * _SPREAD
+def _random_normal(seed: int, *shape: int) -> Array:
+    return np.random.RandomState(seed).standard_normal(shape) * _STANDARD_DEVIATION
 
 
-def _call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Problem:
+def _make_call(queries: int, keys: int, *, heads: int = 2, key_heads: int | None = None, batch: int = 1) -> Problem:
     shape = batch, key_heads or heads, keys, WIDTH
-    query = _normal(1, batch, heads, queries, WIDTH)
-    return Problem("attention", {}, {}).but(query=query, key=_normal(2, *shape), value=_normal(3, *shape))
+    query = _random_normal(1, batch, heads, queries, WIDTH)
+    return Problem("attention", {}, {}).but(query=query, key=_random_normal(2, *shape), value=_random_normal(3, *shape))
 
 
-def _mask(rows: str) -> Array:
+def _parse_mask(rows: str) -> Array:
     """Return a mask (1, 1, Lq, Lk) from rows such as ``"110 011"``, 1 where a query may attend to a key."""
     return np.array([[character == "1" for character in row] for row in rows.split()])[np.newaxis, np.newaxis]
 
 
-def _causal(queries: int, keys: int, offset: int) -> Array:
+def _causal_mask(queries: int, keys: int, offset: int) -> Array:
     return (np.arange(keys) <= np.arange(queries)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
 
 
-def _question(
+def _make_question(
     name: str, asks: str, call: Problem, words: str, meant: Problem | None = None, from_the_end: Problem | None = None
 ) -> ConventionQuestion:
     """Return a question whose first meaning is the call itself or another one, and whose others are readings."""
@@ -121,29 +121,31 @@ def _question(
     return ConventionQuestion(name, asks, call, meanings, from_the_end=from_the_end)
 
 
-def _causality() -> list[ConventionQuestion]:
-    few, many = _call(3, 5), _call(5, 3)
-    past = _call(3, 3).but(past_key=_normal(4, 1, 2, 2, WIDTH), past_value=_normal(5, 1, 2, 2, WIDTH))
+def _causality_questions() -> list[ConventionQuestion]:
+    few, many = _make_call(3, 5), _make_call(5, 3)
+    past = _make_call(3, 3).but(
+        past_key=_random_normal(4, 1, 2, 2, WIDTH), past_value=_random_normal(5, 1, 2, 2, WIDTH)
+    )
     causal, corner = {"is_causal": True}, "the corner is {}"
     top, bottom, ignored = corner.format("top left"), corner.format("bottom right"), "causality is left out"
-    later = many.but(mask=_causal(5, 3, -2))
-    masked = _call(4, 4).but(mask=_mask("1011 1101 0111 1011"))
-    both = masked.inputs["mask"] & _causal(4, 4, 0)
+    later = many.but(mask=_causal_mask(5, 3, -2))
+    masked = _make_call(4, 4).but(mask=_parse_mask("1011 1101 0111 1011"))
+    both = masked.inputs["mask"] & _causal_mask(4, 4, 0)
     return [
-        _question(
+        _make_question(
             "causal, more keys than queries",
             "which keys a query sees with is_causal",
             few.but(causal),
             top,
-            few.but(mask=_causal(3, 5, 0)),
-            from_the_end=few.but(mask=_causal(3, 5, 2)),
+            few.but(mask=_causal_mask(3, 5, 0)),
+            from_the_end=few.but(mask=_causal_mask(3, 5, 2)),
         ),
         ConventionQuestion(
             "causal, more queries than keys",
             "which keys a query sees with is_causal",
             many.but(causal),
             (
-                CallMeaning(top, many.but(mask=_causal(5, 3, 0))),
+                CallMeaning(top, many.but(mask=_causal_mask(5, 3, 0))),
                 *(
                     CallMeaning(f"{bottom}, without a key: {value}", later.but({"empty_rows": value}))
                     for value in sorted(EMPTY_ROWS, key=DEFAULT_EMPTY_ROWS.__ne__)
@@ -158,14 +160,16 @@ def _causality() -> list[ConventionQuestion]:
             "where queries stand with is_causal, past_key and past_value",
             past.but(causal),
             (
-                CallMeaning("after the past", past.but(mask=_causal(3, 5, 2))),
-                CallMeaning("at the first key of the past", past.but(mask=_causal(3, 5, 0))),
+                CallMeaning("after the past", past.but(mask=_causal_mask(3, 5, 2))),
+                CallMeaning("at the first key of the past", past.but(mask=_causal_mask(3, 5, 0))),
                 CallMeaning(ignored, past),
-                CallMeaning("the past is left out", past.but(past_key=None, past_value=None, mask=_causal(3, 3, 0))),
+                CallMeaning(
+                    "the past is left out", past.but(past_key=None, past_value=None, mask=_causal_mask(3, 3, 0))
+                ),
             ),
             is_in_cases=False,  # they pass a mask
         ),
-        _question(
+        _make_question(
             "causal, with a mask",
             "which keys a query sees with is_causal and a mask",
             masked.but(causal),
@@ -175,16 +179,16 @@ def _causality() -> list[ConventionQuestion]:
     ]
 
 
-def _masks() -> list[ConventionQuestion]:
-    masked = _call(3, 4).but(mask=_mask("1011 1100 0110"))
-    biased = _call(3, 4).but(bias=_normal(6, 1, 2, 3, 4))
-    empty = _call(3, 4).but(mask=_mask("1011 0000 0110"))
-    unmasked = empty.but(mask=_mask("1011 1111 0110"))
-    lengths = _call(3, 5, batch=2).but(key_lengths=np.array([2, 4]))
+def _mask_questions() -> list[ConventionQuestion]:
+    masked = _make_call(3, 4).but(mask=_parse_mask("1011 1100 0110"))
+    biased = _make_call(3, 4).but(bias=_random_normal(6, 1, 2, 3, 4))
+    empty = _make_call(3, 4).but(mask=_parse_mask("1011 0000 0110"))
+    unmasked = empty.but(mask=_parse_mask("1011 1111 0110"))
+    lengths = _make_call(3, 5, batch=2).but(key_lengths=np.array([2, 4]))
     words = {"zero": "0", "uniform": "the mean of all values", "nan": "NaN"}
     return [
-        _question("mask", "what true means in a mask", masked, "may attend"),
-        _question("bias", "what a bias is added to", biased, "the scaled scores"),
+        _make_question("mask", "what true means in a mask", masked, "may attend"),
+        _make_question("bias", "what a bias is added to", biased, "the scaled scores"),
         ConventionQuestion(
             "a query without a key",
             "what the output is",
@@ -195,41 +199,41 @@ def _masks() -> list[ConventionQuestion]:
             ),
             declaration={text: ("empty_rows", value) for value, text in words.items()},
         ),
-        _question("key_lengths", "which keys count", lengths, "the first ones"),
+        _make_question("key_lengths", "which keys count", lengths, "the first ones"),
     ]
 
 
-def _options() -> list[ConventionQuestion]:
-    plain = _call(3, 4)
-    window, across = _call(6, 6).but({"window": (2, 0)}), _call(3, 6).but({"window": (1, 1)})
-    capped = _call(3, 4).but({"softcap": 1.0}, bias=_normal(6, 1, 2, 3, 4))
-    hidden = _call(3, 4).but({"softcap": 1.0}, mask=_mask("1011 1100 0110"))
-    grouped = _call(3, 4, heads=4, key_heads=2)
+def _option_questions() -> list[ConventionQuestion]:
+    plain = _make_call(3, 4)
+    window, across = _make_call(6, 6).but({"window": (2, 0)}), _make_call(3, 6).but({"window": (1, 1)})
+    capped = _make_call(3, 4).but({"softcap": 1.0}, bias=_random_normal(6, 1, 2, 3, 4))
+    hidden = _make_call(3, 4).but({"softcap": 1.0}, mask=_parse_mask("1011 1100 0110"))
+    grouped = _make_call(3, 4, heads=4, key_heads=2)
     return [
-        _question(
+        _make_question(
             "scale, by default",
             "what the scores are multiplied by",
             plain,
             "1/sqrt(D)",
             plain.but({"scale": WIDTH**-0.5}),
         ),
-        _question("scale, of 0", "what the scores are multiplied by", plain.but({"scale": 0.0}), "0"),
-        _question("softcap, with a bias", "what is capped", capped, "the scores before the bias"),
-        _question("softcap, with a mask", "what is capped", hidden, "the scores before the mask"),
-        _question("window (2, 0)", "how many keys a query sees", window, "its own and two before"),
-        _question(
+        _make_question("scale, of 0", "what the scores are multiplied by", plain.but({"scale": 0.0}), "0"),
+        _make_question("softcap, with a bias", "what is capped", capped, "the scores before the bias"),
+        _make_question("softcap, with a mask", "what is capped", hidden, "the scores before the mask"),
+        _make_question("window (2, 0)", "how many keys a query sees", window, "its own and two before"),
+        _make_question(
             "window (1, 1), more keys than queries",
             "where the first query stands",
             across,
             "at the first key",
-            from_the_end=across.but({"window": None}, mask=_causal(3, 6, 4) & ~_causal(3, 6, 1)),
+            from_the_end=across.but({"window": None}, mask=_causal_mask(3, 6, 4) & ~_causal_mask(3, 6, 1)),
         ),
-        _question("grouped heads", "which key head query head h takes", grouped, "h // (H / Hkv)"),
+        _make_question("grouped heads", "which key head query head h takes", grouped, "h // (H / Hkv)"),
     ]
 
 
-def _statistics() -> list[ConventionQuestion]:
-    plain, empty = _call(3, 4), _call(3, 4).but(mask=_mask("1011 0000 0110"))
+def _statistics_questions() -> list[ConventionQuestion]:
+    plain, empty = _make_call(3, 4), _make_call(3, 4).but(mask=_parse_mask("1011 0000 0110"))
     constants = (("-inf", -np.inf), ("0", 0.0), ("+inf", np.inf), ("NaN", np.nan))
     return [
         ConventionQuestion(
@@ -249,16 +253,16 @@ def _statistics() -> list[ConventionQuestion]:
             empty,
             (
                 *(CallMeaning(words, constant=constant, rows=slice(1, 2)) for words, constant in constants),
-                CallMeaning("as if nothing were masked", empty.but(mask=_mask("1011 1111 0110"))),
+                CallMeaning("as if nothing were masked", empty.but(mask=_parse_mask("1011 1111 0110"))),
             ),
             stage="log_sum_exp",
         ),
     ]
 
 
-def _hidden_numbers() -> Iterable[ConventionQuestion]:
+def _hidden_number_questions() -> Iterable[ConventionQuestion]:
     """Yield the questions about a number at key 2, which is masked for every query."""
-    masked = _call(3, 4).but(mask=_mask("1101 1001 0101"))
+    masked = _make_call(3, 4).but(mask=_parse_mask("1101 1001 0101"))
     meanings = (CallMeaning("nothing", masked), CallMeaning("it makes the output NaN", constant=np.nan))
     for name in ("key", "value"):
         for words, number in (("NaN", np.nan), ("infinity", np.inf)):
@@ -269,7 +273,7 @@ def _hidden_numbers() -> Iterable[ConventionQuestion]:
             yield ConventionQuestion(f"{words} in a masked {name}", "what it does", call, meanings, is_in_cases=False)
 
 
-def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:
+def _add_declarations(question: ConventionQuestion) -> ConventionQuestion:
     """Return a question with the declarations of its meanings that are readings."""
     options = {words: CONVENTION_OF_READING.get(name) for name, words in ASKED.get(question.name, {}).items()}
     of_readings = {words: option for words, option in options.items() if option is not None}
@@ -277,18 +281,24 @@ def _with_declarations(question: ConventionQuestion) -> ConventionQuestion:
 
 
 QUESTIONS: tuple[ConventionQuestion, ...] = tuple(
-    _with_declarations(question)
-    for of_a_kind in (_causality, _masks, _options, _statistics, _hidden_numbers)
+    _add_declarations(question)
+    for of_a_kind in (
+        _causality_questions,
+        _mask_questions,
+        _option_questions,
+        _statistics_questions,
+        _hidden_number_questions,
+    )
     for question in of_a_kind()
 )
 """All questions, in the order in which they are shown."""
 
 
-_OTHER_UNIT = 4.0
-_NEARER = 25.0
+_UNIT_CHANGE_SLACK = 4.0
+_MIN_DISTANCE_RATIO = 25.0
 """Results in bfloat16 instead of float32 have errors of a hundredth, and meanings differ by half."""
-_NEAR = 1e-3
-Kind = Literal["measured", "open", "unsupported", "failed"]
+_MAX_RELATIVE_DISTANCE = 1e-3
+MeasurementKind = Literal["measured", "open", "unsupported", "failed"]
 
 
 @dataclass(frozen=True)
@@ -308,7 +318,7 @@ class MeasuredConvention:
     """
 
     question: ConventionQuestion
-    kind: Kind
+    kind: MeasurementKind
     means: str
     declared: str = ""
     declares: str = ""
@@ -326,7 +336,7 @@ class MeasuredConvention:
         return bool(self.declared) and self.kind in ("measured", "open") and self.declared != self.means
 
 
-def readings_of_answers(answers: Sequence[MeasuredConvention]) -> list[str]:
+def measured_reading_names(answers: Sequence[MeasuredConvention]) -> list[str]:
     """Return the names of the readings that were measured and differ from the meaning in cases."""
     readings: dict[str, None] = {}
     for answer in answers:
@@ -351,7 +361,7 @@ def ask_within(implementation: Implementation, seconds: float, limits: Limits) -
     until = time.monotonic() + seconds
     problems = ((asked, asked.call) for asked in QUESTIONS if asked.is_in_cases)
     questions = [asked for asked, call in problems if unsupported_reason(implementation, call, lambda: call) is None]  # noqa: B023
-    return readings_of_answers(ask_all(implementation, None, limits, questions, until))
+    return measured_reading_names(ask_all(implementation, None, limits, questions, until))
 
 
 def most_exact_dtype(implementation: Implementation, wanted: str | None = None) -> str:
@@ -391,10 +401,10 @@ def ask_all(
     with closing(Workers(limits, probes_state=False)) as workers:
         runner = workers.worker_for(implementation, chosen)
         in_time = takewhile(lambda _: time.monotonic() < until, questions)
-        return [_ask_question(question, implementation, chosen, runner) for question in in_time]
+        return [_measure_question(question, implementation, chosen, runner) for question in in_time]
 
 
-def _ask_question(
+def _measure_question(
     question: ConventionQuestion, implementation: Implementation, dtype: str, runner: GroupRunner[Any]
 ) -> MeasuredConvention:
     known = {option[0]: option for option in question.declaration.values()}
@@ -407,7 +417,7 @@ def _ask_question(
     problem = problem_of_question(replace(question, call=call), dtype)
     rounding_model = implementation.rounding_model(dtype)
     assert rounding_model is not None, "the dtype was chosen for that"
-    measured = _measure(question, runner.evaluate(problem), dtype, rounding_model)
+    measured = _match_outcome(question, runner.evaluate(problem), dtype, rounding_model)
     if not question.declaration:
         return measured
     declared = implementation.declared.conventions
@@ -432,10 +442,12 @@ def _has_empty_rows_keyword(problem: Problem, runner: GroupRunner[Any]) -> bool:
 
 def problem_of_question(question: ConventionQuestion, dtype: str) -> Problem:
     """Return the call of a question in a dtype."""
-    return replace(question.call, inputs=_stored(question.call.inputs, dtype), dtype=dtype)
+    return replace(question.call, inputs=_round_inputs(question.call.inputs, dtype), dtype=dtype)
 
 
-def _measure(question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str) -> MeasuredConvention:
+def _match_outcome(
+    question: ConventionQuestion, outcome: Outcome, dtype: str, rounding_model: str
+) -> MeasuredConvention:
     if isinstance(outcome, Failure):
         is_unsupported = outcome.verdict == "unsupported"
         return MeasuredConvention(question, "unsupported" if is_unsupported else "failed", outcome.message)
@@ -444,21 +456,21 @@ def _measure(question: ConventionQuestion, outcome: Outcome, dtype: str, roundin
     if array is None:
         return MeasuredConvention(question, "unsupported", f"it does not return {question.stage}")
     compared = array, dtype, rounding_model
-    matching = [meaning.words for meaning in question.meanings if is_meant(question, meaning, *compared)]
+    matching = [meaning.words for meaning in question.meanings if matches_meaning(question, meaning, *compared)]
     if len(matching) == 1:
         return MeasuredConvention(question, "measured", matching[0])
     if matching:
         return MeasuredConvention(question, "open", " or ".join(matching))
-    nearest = _nearest(question, array, dtype)
+    nearest = _nearest_meaning(question, array, dtype)
     if nearest is None:
         return MeasuredConvention(question, "open", f"something else: {_describe_result(question, array)}")
     return MeasuredConvention(question, "measured", nearest.words, is_exact=False)
 
 
-def _nearest(question: ConventionQuestion, array: Array, dtype: str) -> CallMeaning | None:
+def _nearest_meaning(question: ConventionQuestion, array: Array, dtype: str) -> CallMeaning | None:
     """Return the meaning that is much nearer to the result than any other; None if there is none."""
     distances = sorted(
-        (_distance(question, meaning, array, dtype), number)
+        (_error_against_meaning(question, meaning, array, dtype), number)
         for number, meaning in enumerate(question.meanings)
         if meaning.problem is not None
     )
@@ -466,13 +478,13 @@ def _nearest(question: ConventionQuestion, array: Array, dtype: str) -> CallMean
         return None
     (least, number), *others = distances
     if others:
-        return question.meanings[number] if least * _NEARER < others[0][0] else None
+        return question.meanings[number] if least * _MIN_DISTANCE_RATIO < others[0][0] else None
     # A single meaning has no other to compare with: the result has to be near in absolute terms.
     largest = float(np.abs(array, dtype=np.float64).max(initial=0.0))
-    return question.meanings[number] if least < _NEAR * largest else None
+    return question.meanings[number] if least < _MAX_RELATIVE_DISTANCE * largest else None
 
 
-def _distance(question: ConventionQuestion, meaning: CallMeaning, array: Array, dtype: str) -> float:
+def _error_against_meaning(question: ConventionQuestion, meaning: CallMeaning, array: Array, dtype: str) -> float:
     """Return the largest error against a meaning; infinite if NaN and infinity are at other places."""
     exact = truth_of_meaning(meaning, dtype).exact.get(question.stage)
     if exact is None or exact.high.shape != array.shape:
@@ -486,7 +498,9 @@ def _distance(question: ConventionQuestion, meaning: CallMeaning, array: Array, 
     return float(np.abs(numbers - exact.high)[~is_odd].max(initial=0.0))
 
 
-def is_meant(question: ConventionQuestion, meaning: CallMeaning, array: Array, dtype: str, rounding_model: str) -> bool:
+def matches_meaning(
+    question: ConventionQuestion, meaning: CallMeaning, array: Array, dtype: str, rounding_model: str
+) -> bool:
     """Return whether the result is that of a meaning, within the bounds of the rounding model."""
     if meaning.problem is None:
         numbers = array[:, :, meaning.rows]
@@ -499,7 +513,7 @@ def is_meant(question: ConventionQuestion, meaning: CallMeaning, array: Array, d
     if meaning.factor == 1:
         return agrees(truth.reference(question.stage, rounding_model, array), array)
     # A result in another unit is rounded to a neighbouring exponent at most, and so are its parts.
-    allowed = _OTHER_UNIT * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
+    allowed = _UNIT_CHANGE_SLACK * (truth.bounds.of(rounding_model)[question.stage].max_error + exact.radius)
     return bool((np.abs(array.astype(np.float64) * meaning.factor - exact.high) <= allowed).all())
 
 
@@ -508,10 +522,10 @@ def truth_of_meaning(meaning: CallMeaning, dtype: str) -> Truth:
     """Return the exact answer of a meaning."""
     problem = meaning.problem
     assert problem is not None, "a constant has no problem"
-    return find_truth(replace(problem, inputs=_stored(problem.inputs, dtype), dtype=dtype), whole=True)
+    return find_truth(replace(problem, inputs=_round_inputs(problem.inputs, dtype), dtype=dtype), whole=True)
 
 
-def _stored(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
+def _round_inputs(inputs: Mapping[str, Array], dtype: str) -> dict[str, Array]:
     """Round inputs to a dtype, except for masks and counts."""
     return {name: array if array.dtype.kind in "bi" else round_to(array, dtype) for name, array in inputs.items()}
 

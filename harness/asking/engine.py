@@ -67,7 +67,7 @@ class Engine:
 
         If a preceding call ends the process, the next call gets another process.
         """
-        if lack := _no_dtype(implementation, question.dtype):
+        if lack := _undeclared_dtype_failure(implementation, question.dtype):
             return self.judge(implementation, question, lack)
         with self.workers.fresh(implementation, question.dtype, keep_going=bool(preceding)) as runner:
             for call in preceding:
@@ -86,7 +86,7 @@ class Engine:
 
     def compute(self, implementation: Implementation, question: Question) -> Outcome:
         """Run a question on a worker that is kept, without judging the result."""
-        if lack := _no_dtype(implementation, question.dtype):
+        if lack := _undeclared_dtype_failure(implementation, question.dtype):
             return lack
         return self.workers.worker_for(implementation, question.dtype).evaluate(question.problem)
 
@@ -111,7 +111,7 @@ class Engine:
             self.workers.close()
 
 
-def _no_dtype(implementation: Implementation, dtype: str) -> Failure | None:
+def _undeclared_dtype_failure(implementation: Implementation, dtype: str) -> Failure | None:
     """Return the failure of a call in a dtype that an implementation does not declare."""
     if implementation.rounding_model(dtype):
         return None

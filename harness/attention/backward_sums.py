@@ -26,8 +26,8 @@ from attncheck.attention.backward import (
     BackwardWeights,
     GradLogits,
     GradScores,
-    constant_moves,
-    storage_of,
+    gradient_storage_rounding,
+    sensitivity_to_score_scale,
 )
 from attncheck.attention.errors import (
     ORDER_FACTOR,
@@ -36,13 +36,13 @@ from attncheck.attention.errors import (
     BoundedStage,
     Operand,
     Real,
-    added,
-    bound_of,
-    error_of_codes,
+    add_errors,
     every_head,
-    product_factors,
-    stored_operand_of,
-    sum_of_row,
+    make_bound,
+    matmul_variance_factors,
+    quantization_error,
+    quantized_operand,
+    row_sums,
     summation_variance,
     transposed,
 )
@@ -51,30 +51,30 @@ from attncheck.attention.logits import exact_grad_bias, reach_of_grad_bias, spre
 from attncheck.attention.problem import Computation
 from attncheck.attention.scores import (
     PerHead,
-    constant_roundings,
+    count_constant_roundings,
+    count_scale_roundings,
     exact_grad_key,
     exact_grad_query,
-    exact_scaled,
+    exact_times_scale,
     folds_exactly_into_operands,
     reach_of_grad_key,
-    roundings_of_scale,
     scale_of,
 )
-from attncheck.attention.softmax import is_linear
+from attncheck.attention.softmax import flag_linear_weights
 from attncheck.attention.step import ErrorContext, GraphNode, Step
 from attncheck.attention.weighted_mean import exact_grad_value, reach_of_grad_value
 from attncheck.reading.lowering import Factor
 from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
 
-_HEADS = 1
+_HEADS_AXIS = 1
 """The axis of heads in the logits."""
-_MAX_LINEAR = 1 / 4
+_MAX_LINEAR_VARIANCE = 1 / 4
 """Variance of a logit's error up to which gradients have a statistical scale, which is looser than that of weights."""
 
 
 @dataclass(frozen=True)
-class Scaling:
+class ScaleRounding:
     """The roundings of a scale, relative to what is added up."""
 
     factor: PerHead  # max(1, |a|), for what underflows before it is scaled
@@ -87,7 +87,7 @@ class Scaling:
         """True if all heads have one scale."""
         return np.ndim(self.factor) == 0
 
-    def of_groups(self, groups: int) -> Scaling:
+    def max_over_groups(self, groups: int) -> ScaleRounding:
         """Return the largest of the query heads that share a key head."""
         if self.is_shared or not groups:
             return self
@@ -95,7 +95,7 @@ class Scaling:
         def largest(number: PerHead) -> PerHead:
             return np.broadcast_to(number, self.factor.shape).reshape(groups, -1, 1, 1).max(axis=1)
 
-        return Scaling(*map(largest, (self.factor, self.max_error, self.variance, self.constant)))
+        return ScaleRounding(*map(largest, (self.factor, self.max_error, self.variance, self.constant)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,28 +107,28 @@ class GradientSums:
     squares: Real
     max_error: Real  # what the factor's errors make
     variance: Real
-    scaling: Scaling
+    scaling: ScaleRounding
     count: Real  # N: what is not exactly 0
-    constants: float  # u_s^2 + u_c^2, and of factors that are cut off
-    moves: Real  # what a relative change of all scores makes: one number's error, in every head the same
+    score_scale_variance: float  # u_s^2 + u_c^2, and of factors that are cut off
+    score_scale_change: Real  # what a relative change of all scores makes: one number's error, in every head the same
     deviation: Real  # of what errors that all terms share make
     floor: Real  # what underflow of the factor makes
-    lost: Real  # its variance
+    underflow_variance: Real  # its variance
 
 
-def scaling_of(scale: Factor, rounding: RoundingModel) -> Scaling:
+def scale_rounding_of(scale: Factor, rounding: RoundingModel) -> ScaleRounding:
     """Return the roundings of a scale that multiplies ds, a sum of it, or the other factor."""
-    folds_exactly, counted = folds_exactly_into_operands(scale, rounding), roundings_of_scale(scale)
-    folded, storing = np.where(folds_exactly, 0.0, rounding.prescale_unit), storage_of(rounding)[0]
-    return Scaling(
+    folds_exactly, counted = folds_exactly_into_operands(scale, rounding), count_scale_roundings(scale)
+    folded, storing = np.where(folds_exactly, 0.0, rounding.prescale_unit), gradient_storage_rounding(rounding)[0]
+    return ScaleRounding(
         factor=np.maximum(1.0, abs(scale)),
         max_error=(1 + counted) * storing + rounding.prescale_count * folded,
         variance=storing**2 + 2 * folded**2,
-        constant=constant_roundings(counted, folds_exactly) * rounding.score_unit,
+        constant=count_constant_roundings(counted, folds_exactly) * rounding.score_unit,
     )
 
 
-def bound_of_sums(sums: GradientSums, exact: Real, length: int, rounding: RoundingModel) -> Bound:
+def bound_grouped_sums(sums: GradientSums, exact: Real, length: int, rounding: RoundingModel) -> Bound:
     """Add up the heads of each group, with the roundings of sums and storage; ``length`` is that of the summed axis."""
     heads = exact.shape[-3]
     group = sums.value.shape[-3] // heads if heads else 1
@@ -142,7 +142,7 @@ def bound_of_sums(sums: GradientSums, exact: Real, length: int, rounding: Roundi
         summed: Real = whole.reshape(*whole.shape[:-3], heads, group, *whole.shape[-2:]).sum(axis=-3)
         return summed
 
-    scaling = sums.scaling.of_groups(heads)
+    scaling = sums.scaling.max_over_groups(heads)
     count, u_acc, u_o = together(sums.count), rounding.accumulate_unit, rounding.output_unit
     magnitude, squares = together(sums.magnitude), together(sums.squares)
     some = count > 0
@@ -153,13 +153,13 @@ def bound_of_sums(sums: GradientSums, exact: Real, length: int, rounding: Roundi
     max_error = (together(sums.max_error) + relative * magnitude) * (1 + 8 * rounding.coarsest_unit)
     max_error = max_error + floor
     variance, heads_square, exact_square = together(sums.variance), together(sums.value**2), exact * exact
-    if sums.lost is not ZERO:
-        max_error, variance = max_error + together(sums.floor), variance + together(sums.lost)
-    if sums.moves is not ZERO:
-        variance = variance + sums.constants * together(sums.moves) ** 2
+    if sums.underflow_variance is not ZERO:
+        max_error, variance = max_error + together(sums.floor), variance + together(sums.underflow_variance)
+    if sums.score_scale_change is not ZERO:
+        variance = variance + sums.score_scale_variance * together(sums.score_scale_change) ** 2
     if sums.deviation is not ZERO:
         variance = variance + together(sums.deviation) ** 2
-    of_total, of_squares = product_factors(rounding, count)
+    of_total, of_squares = matmul_variance_factors(rounding, count)
     variance = variance + of_total * np.maximum(exact_square, heads_square)
     variance += (of_squares + scaling.variance) * squares
     # Scales of their own are rounded each by itself, and what cancels in a sum of heads does not in their errors.
@@ -173,10 +173,10 @@ def bound_of_sums(sums: GradientSums, exact: Real, length: int, rounding: Roundi
             floor + group * rounding.output_underflow,
         )
         variance += (rounding.output_count * u_o**2 + group * u_acc**2) * heads_square
-    return bound_of_stored(exact, max_error, variance, floor, some, rounding)
+    return bound_after_storage(exact, max_error, variance, floor, some, rounding)
 
 
-def bound_of_stored(
+def bound_after_storage(
     exact: Real, max_error: Real, variance: Real, floor: Real, some: NDArray[np.bool_], rounding: RoundingModel
 ) -> Bound:
     """Return a bound after the roundings of storage; a sum without a term is exactly 0."""
@@ -186,28 +186,28 @@ def bound_of_stored(
         + rounding.output_underflow
     )
     variance = variance + rounding.output_count * (rounding.output_unit * exact) ** 2
-    bound = bound_of(exact, max_error, variance, floor + rounding.output_underflow)
+    bound = make_bound(exact, max_error, variance, floor + rounding.output_underflow)
     if some.all():
         return bound
     return Bound(np.where(some, bound.max_error, 0.0), np.where(some, bound.sigma, 0.0))
 
 
-def finished(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> BoundedStage:
+def bounded_gradient(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> BoundedStage:
     """Return a gradient with its bound; no statistical scale if weights that reach it are no longer linear."""
-    bent = of_bent_weights(weights)
+    bent = flag_nonlinear_weights(weights)
     if not bent.any():
         return BoundedStage(exact, bound)
-    reached = _reached_elements(stage, bent, bound.max_error.shape)
+    reached = _elements_reached_by_weights(stage, bent, bound.max_error.shape)
     return BoundedStage(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
 
 
-def of_bent_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
+def flag_nonlinear_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
     """Return which weights, (B, H, Lq, Lk), are no longer linear in the errors of the exponents of their row."""
-    linear = is_linear(weights.rows, _MAX_LINEAR)
+    linear = flag_linear_weights(weights.rows, _MAX_LINEAR_VARIANCE)
     return weights.rows.attended & ~linear.all(axis=-1, keepdims=True)
 
 
-def _reached_elements(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def _elements_reached_by_weights(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which elements of a gradient, in its shape, these weights (B, H, Lq, Lk) reach."""
     reached = np.asarray(bent.any(axis=-1 if stage == "grad_query" else -2))[..., np.newaxis]
     groups = reached.shape[-3] // shape[-3] if shape[-3] else 1
@@ -216,45 +216,45 @@ def _reached_elements(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...
     return np.broadcast_to(shared, shape)
 
 
-def _error_of_query(at: ErrorContext, scores: GradScores, key: Operand) -> BoundedStage:
-    key = stored_operand_of("backward_key", key, at.rounding)
+def _grad_query_error(at: ErrorContext, scores: GradScores, key: Operand) -> BoundedStage:
+    key = quantized_operand("backward_key", key, at.rounding)
     keys = every_head(key.value, scores.value.shape[1])
     factor = scale_of(at.problem)
-    sums = _sums_of_scores(scores, keys, factor, at.rounding)
-    sums = replace(sums, variance=factor**2 * _query_variance(scores, keys, at.rounding))
+    sums = _sum_grad_scores(scores, keys, factor, at.rounding)
+    sums = replace(sums, variance=factor**2 * _grad_query_variance(scores, keys, at.rounding))
     sums = _with_operand_errors(sums, scores, key, factor)
-    bound = bound_of_sums(sums, at.value, key.value.shape[-2], at.rounding)
-    return finished("grad_query", scores.logits.weights, at.value, bound)
+    bound = bound_grouped_sums(sums, at.value, key.value.shape[-2], at.rounding)
+    return bounded_gradient("grad_query", scores.logits.weights, at.value, bound)
 
 
-def _error_of_key(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> BoundedStage:
-    factor, query = scale_of(at.problem), stored_operand_of("backward_query", query, at.rounding)
+def _grad_key_error(at: ErrorContext, scores: GradScores, query: Operand, _: Operand) -> BoundedStage:
+    factor, query = scale_of(at.problem), quantized_operand("backward_query", query, at.rounding)
     sums = _with_operand_errors(
-        _sums_over_queries(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True
+        _sum_grad_key(scores, query.value, factor, at.rounding), scores, query, factor, by_key=True
     )
-    bound = bound_of_sums(sums, at.value, query.value.shape[-2], at.rounding)
-    return finished("grad_key", scores.logits.weights, at.value, bound)
+    bound = bound_grouped_sums(sums, at.value, query.value.shape[-2], at.rounding)
+    return bounded_gradient("grad_key", scores.logits.weights, at.value, bound)
 
 
-def _error_of_value(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> BoundedStage:
-    sums = _sums_of_weights(weights, stored_operand_of("grad_output", grad_output, at.rounding), at.rounding)
-    bound = bound_of_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
-    return finished("grad_value", weights, at.value, bound)
+def _grad_value_error(at: ErrorContext, weights: BackwardWeights, grad_output: Operand, _: Operand) -> BoundedStage:
+    sums = _sum_grad_value(weights, quantized_operand("grad_output", grad_output, at.rounding), at.rounding)
+    bound = bound_grouped_sums(sums, at.value, grad_output.value.shape[-2], at.rounding)
+    return bounded_gradient("grad_value", weights, at.value, bound)
 
 
-def _error_of_bias(at: ErrorContext, logits: GradLogits) -> BoundedStage:
+def _grad_bias_error(at: ErrorContext, logits: GradLogits) -> BoundedStage:
     columns = slice(None, logits.value.shape[-1] - at.problem.added_keys)
-    return bound_of_summed_logits(at, logits, at.value.shape, columns)
+    return bound_summed_grad_logits(at, logits, at.value.shape, columns)
 
 
-def bound_of_summed_logits(at: ErrorContext, logits: GradLogits, shape: Shape, columns: slice) -> BoundedStage:
+def bound_summed_grad_logits(at: ErrorContext, logits: GradLogits, shape: Shape, columns: slice) -> BoundedStage:
     """Bound some columns of the logits' gradient, added up over the axes that a shape has not, or has of length 1.
 
     The value that the step returns has as many elements as the shape.
     """
     lifted, axes = spread_over(shape, logits.value.ndim)
-    bound = _bound_of_columns(logits, at.value.reshape(lifted), columns, at)
-    bent = of_bent_weights(logits.weights)[..., columns]
+    bound = _bound_column_sums(logits, at.value.reshape(lifted), columns, at)
+    bent = flag_nonlinear_weights(logits.weights)[..., columns]
     scale = np.where(bent.any(axis=axes, keepdims=True), bound.max_error, bound.sigma)
     max_error, scale = (array.reshape(at.value.shape) for array in (bound.max_error, scale))
     return BoundedStage(at.value, Bound(max_error, scale))
@@ -279,58 +279,58 @@ def _with_operand_errors(
     )
 
 
-def _sums_of_scores(
+def _sum_grad_scores(
     scores: GradScores, operand: Real, factor: Factor, rounding: RoundingModel, *, by_key: bool = False
 ) -> GradientSums:
     """Return a ds k, or a ds^T q, but for its variance."""
     weights, scale, size = scores.logits.weights, abs(factor), np.abs(operand)
-    of_scores, errors, attended, count = np.abs(scores.value), scores.max_error, weights.attended, weights.rows.count
+    for_scores, errors, attended, count = np.abs(scores.value), scores.max_error, weights.attended, weights.rows.count
     if by_key:
-        of_scores, errors, attended = (transposed(array) for array in (of_scores, errors, attended))
+        for_scores, errors, attended = (transposed(array) for array in (for_scores, errors, attended))
         count = attended.sum(axis=-1, keepdims=True)
-    squares, square_operand = of_scores * of_scores, size * size
+    squares, square_operand = for_scores * for_scores, size * size
     max_error = scale * (errors @ size)
     value = transposed(scores.value) if by_key else scores.value
-    lost = _underflow(factor, attended @ square_operand, squares.sum(axis=-1, keepdims=True), rounding, power=2)
-    if scores.of_codes is not ZERO:  # small ones all lose alike
-        lost = lost + (scale * ((transposed(scores.of_codes) if by_key else scores.of_codes) @ size)) ** 2
+    lost = _underflow_bound(factor, attended @ square_operand, squares.sum(axis=-1, keepdims=True), rounding, power=2)
+    if scores.code_error is not ZERO:  # small ones all lose alike
+        lost = lost + (scale * ((transposed(scores.code_error) if by_key else scores.code_error) @ size)) ** 2
     return GradientSums(
         value=factor * (value @ operand),
-        magnitude=scale * (of_scores @ size) + max_error,
+        magnitude=scale * (for_scores @ size) + max_error,
         squares=scale**2 * (squares @ square_operand),
         max_error=max_error,
         variance=ZERO,
-        scaling=scaling_of(factor, rounding),
+        scaling=scale_rounding_of(factor, rounding),
         count=count,
-        constants=weights.rows.constants(rounding),
-        moves=ZERO,
+        score_scale_variance=weights.rows.score_scale_variance(rounding),
+        score_scale_change=ZERO,
         deviation=ZERO,
-        floor=_underflow(factor, attended @ size, of_scores.sum(axis=-1, keepdims=True), rounding),
-        lost=lost,
+        floor=_underflow_bound(factor, attended @ size, for_scores.sum(axis=-1, keepdims=True), rounding),
+        underflow_variance=lost,
     )
 
 
-def _sums_over_queries(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> GradientSums:
+def _sum_grad_key(scores: GradScores, query: Real, factor: Factor, rounding: RoundingModel) -> GradientSums:
     """Return a ds^T q."""
-    sums, scale, size = _sums_of_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
+    sums, scale, size = _sum_grad_scores(scores, query, factor, rounding, by_key=True), abs(factor), np.abs(query)
     deviation = ZERO
     if scores.logits.weights.shares_errors:
         deviation = scale * (transposed(scores.deviation(rounding)) @ size)
-    moves = factor * (transposed(constant_moves(scores.logits) * scores.slope.value) @ query)
+    moves = factor * (transposed(sensitivity_to_score_scale(scores.logits) * scores.slope.value) @ query)
     return replace(
         sums,
         variance=scale**2 * (transposed(scores.variance(rounding)) @ (size * size)),
-        moves=moves if sums.scaling.is_shared else np.abs(moves),
+        score_scale_change=moves if sums.scaling.is_shared else np.abs(moves),
         deviation=deviation,
     )
 
 
-def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> GradientSums:
+def _sum_grad_value(weights: BackwardWeights, grad_output: Operand, rounding: RoundingModel) -> GradientSums:
     """Return p^T g."""
     gradient, rows, deviation, lost = grad_output.value, weights.rows, ZERO, ZERO
     size, square = grad_output.magnitude, gradient * gradient
-    of_codes = error_of_codes("backward_weights", weights.largest + weights.max_error, rounding)
-    error, met = added(weights.max_error, of_codes), weights.largest
+    of_codes = quantization_error("backward_weights", weights.largest + weights.max_error, rounding)
+    error, met = add_errors(weights.max_error, of_codes), weights.largest
     max_error, variance = transposed(error) @ size, transposed(weights.variance(rounding)) @ square
     if of_codes is not ZERO:  # small ones all lose alike
         lost = (transposed(of_codes) @ size) ** 2
@@ -347,25 +347,29 @@ def _sums_of_weights(weights: BackwardWeights, grad_output: Operand, rounding: R
         squares=transposed(rows.weights * rows.weights) @ square,
         max_error=max_error,
         variance=variance,
-        scaling=Scaling(1.0),
+        scaling=ScaleRounding(1.0),
         count=transposed(weights.attended).sum(axis=-1, keepdims=True),
-        constants=rows.constants(rounding),
-        moves=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
+        score_scale_variance=rows.score_scale_variance(rounding),
+        score_scale_change=transposed(rows.weights * (rows.shifted - rows.mean_shifted)) @ gradient,
         deviation=deviation,
         floor=ZERO,
-        lost=lost,
+        underflow_variance=lost,
     )
 
 
-def _underflow(factor: Factor, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1) -> Real:
+def _underflow_bound(
+    factor: Factor, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1
+) -> Real:
     """Bound the underflow of a scaled ds and of a scaled operand; of their squares with ``power`` 2."""
     folded = 0.0 if rounding.folding == "none" else rounding.prescale_underflow
     scale = np.maximum(1.0, abs(factor))
-    floor: Real = (scale * 2 * storage_of(rounding)[1]) ** power * entries + (scale * folded) ** power * gradients
+    floor: Real = (scale * 2 * gradient_storage_rounding(rounding)[1]) ** power * entries + (
+        scale * folded
+    ) ** power * gradients
     return floor
 
 
-def _bound_of_columns(logits: GradLogits, exact: Real, columns: slice, at: ErrorContext) -> Bound:
+def _bound_column_sums(logits: GradLogits, exact: Real, columns: slice, at: ErrorContext) -> Bound:
     """Sum columns of the logits' gradient over the axes of length 1 that the result has, (B, H, Lq, T)."""
     rounding = at.rounding
     shape, axes = spread_over(exact.shape, exact.ndim)
@@ -387,31 +391,31 @@ def _bound_of_columns(logits: GradLogits, exact: Real, columns: slice, at: Error
         variance = np.sqrt(variance).sum(axis=-1, keepdims=True) ** 2
     # Rounded keys and values are those of every query.
     variance = summed(np.sqrt(variance)) ** 2 if logits.weights.shares_errors else summed(variance)
-    moves = constant_moves(logits)[..., columns]
+    moves = sensitivity_to_score_scale(logits)[..., columns]
     if np.ndim(scale_of(at.problem)):  # scales of their own are rounded each by itself
-        moves = np.abs(moves.sum(axis=tuple({*axes} - {_HEADS}), keepdims=True))
-    variance = variance + logits.weights.rows.constants(rounding) * moves.sum(axis=axes, keepdims=True) ** 2
+        moves = np.abs(moves.sum(axis=tuple({*axes} - {_HEADS_AXIS}), keepdims=True))
+    variance = variance + logits.weights.rows.score_scale_variance(rounding) * moves.sum(axis=axes, keepdims=True) ** 2
     added = summation_variance(u_acc, count, exact * exact, together(logits.value**2))
     variance = variance + np.where(count > 1, added, 0.0)
-    return bound_of_stored(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)
+    return bound_after_storage(exact, max_error, variance, np.zeros(exact.shape), count > 0, rounding)
 
 
-def _value_of_bias(problem: Computation, logits: Real) -> Real:
+def _grad_bias_value(problem: Computation, logits: Real) -> Real:
     columns = slice(None, logits.shape[-1] - problem.added_keys)
-    return value_of_summed_logits(logits, problem.array("bias").shape, columns)
+    return sum_grad_logits(logits, problem.array("bias").shape, columns)
 
 
-def value_of_summed_logits(logits: Real, shape: Shape, columns: slice) -> Real:
+def sum_grad_logits(logits: Real, shape: Shape, columns: slice) -> Real:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
     _, axes = spread_over(shape, logits.ndim)
     summed: Real = logits[..., columns].sum(axis=axes, keepdims=True)
     return summed.reshape(shape)
 
 
-GRAD_QUERY = Step(exact_grad_query, _error_of_query, reach=pass_through)
-GRAD_KEY = Step(exact_grad_key, _error_of_key, reach=reach_of_grad_key)
-GRAD_VALUE = Step(exact_grad_value, _error_of_value, reach=reach_of_grad_value)
-GRAD_BIAS = Step(exact_grad_bias, _error_of_bias, reach=reach_of_grad_bias, value=_value_of_bias)
+GRAD_QUERY = Step(exact_grad_query, _grad_query_error, reach=pass_through)
+GRAD_KEY = Step(exact_grad_key, _grad_key_error, reach=reach_of_grad_key)
+GRAD_VALUE = Step(exact_grad_value, _grad_value_error, reach=reach_of_grad_value)
+GRAD_BIAS = Step(exact_grad_bias, _grad_bias_error, reach=reach_of_grad_bias, value=_grad_bias_value)
 
 
 GRADIENTS: Mapping[str, GraphNode] = {
@@ -421,7 +425,7 @@ GRADIENTS: Mapping[str, GraphNode] = {
     "slope": GraphNode(SLOPE, ("scores",)),
     "grad_scores": GraphNode(GRAD_SCORES, ("grad_logits", "slope")),
     # What the scale rounds counts with the sums: it may be in front of them, behind them, or in what is added up.
-    "grad_products": GraphNode(Step(exact_scaled, lambda _, scores: scores, reach=pass_through), ("grad_scores",)),
+    "grad_products": GraphNode(Step(exact_times_scale, lambda _, scores: scores, reach=pass_through), ("grad_scores",)),
     "grad_query": GraphNode(GRAD_QUERY, ("grad_products", "key")),
     "grad_key": GraphNode(GRAD_KEY, ("grad_products", "query", "key")),
     "grad_value": GraphNode(GRAD_VALUE, ("backward_weights", "grad_output", "value")),
@@ -429,41 +433,43 @@ GRADIENTS: Mapping[str, GraphNode] = {
 }
 
 
-def _query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> Real:
+def _grad_query_variance(scores: GradScores, key: Real, rounding: RoundingModel) -> Real:
     """Return the variance of ds k, (..., Lq, D)."""
     weights, centred, gradient = scores.logits.weights, scores.logits.centred, scores.logits.centred.gradient
     rows = weights.rows
     p, y, slope, square = rows.weights, centred.value, scores.slope, rows.squares
     squares, weighted, moved = key * key, slope.times(p), p * rows.shifted * y
     mean, result = weighted @ key, scores.value @ key  # X and S
-    variance: Real = _variance_of_exponents(scores, key, mean, result, rounding)
-    of_constants = slope.times(moved) @ key - mean * sum_of_row(moved)
-    variance += rows.constants(rounding) * (of_constants - result * rows.mean_shifted) ** 2
-    common = weights.of_sum + rounding.product_common
+    variance: Real = _grad_query_exponent_variance(scores, key, mean, result, rounding)
+    of_constants = slope.times(moved) @ key - mean * row_sums(moved)
+    variance += rows.score_scale_variance(rounding) * (of_constants - result * rows.mean_shifted) ** 2
+    common = weights.sum_variance + rounding.product_common
     variance += common * (np.abs(result) + np.abs(centred.delta * mean)) ** 2
     if gradient.shares_errors:
-        of_row = np.sqrt(gradient.of_factors)  # a rounded g meets every key
-        variance += ((weighted * (of_row + sum_of_row(p * of_row))) @ np.abs(key)) ** 2
+        of_row = np.sqrt(gradient.factor_variance)  # a rounded g meets every key
+        variance += ((weighted * (of_row + row_sums(p * of_row))) @ np.abs(key)) ** 2
     size, of_size, square_mean = np.abs(slope.times(y)), np.abs(gradient.value), mean * mean
     met, of_met = square * size, square * of_size
-    of_weight = (met * size) @ squares + square_mean * sum_of_row(of_met * of_size)
+    of_weight = (met * size) @ squares + square_mean * row_sums(of_met * of_size)
     of_weight += 2 * np.abs(mean) * ((met * of_size) @ np.abs(key))
-    variance += weights.of_weight * of_weight
+    variance += weights.rounding_variance * of_weight
     of_gradient = square * gradient.variance
     sloped = slope.times(of_gradient)
     alone = slope.times(sloped) @ squares
-    together = alone - 2 * mean * (sloped @ key) + square_mean * sum_of_row(of_gradient)
-    variance += np.maximum(alone if rounding.recomputes else 0.0, np.maximum(together, 0))
-    variance += scores.logits.of_delta * square_mean + slope.times(slope.times(scores.logits.rounded)) @ squares
+    together = alone - 2 * mean * (sloped @ key) + square_mean * row_sums(of_gradient)
+    variance += np.maximum(alone if rounding.recomputes_weights else 0.0, np.maximum(together, 0))
+    variance += scores.logits.delta_variance * square_mean + slope.times(slope.times(scores.logits.rounded)) @ squares
     if slope.softcap is None:
         return variance
     size = np.abs(scores.logits.value)
     of_slope = (size * size * slope.variance) @ squares
     capped: Real = (np.sqrt(variance) + np.sqrt(of_slope)) ** 2
-    return capped + scores.of_storage(rounding) @ squares
+    return capped + scores.softcap_storage_variance(rounding) @ squares
 
 
-def _variance_of_exponents(scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel) -> Real:
+def _grad_query_exponent_variance(
+    scores: GradScores, key: Real, mean: Real, result: Real, rounding: RoundingModel
+) -> Real:
     """Return the variance of ds k by errors of exponents: each key's, and by Cauchy's inequality the shared ones."""
     weights, y, slope = scores.logits.weights, scores.logits.centred.value, scores.slope
     squares, of_means, of_both, of_results = key * key, mean * mean, 2 * result * mean, result * result
@@ -474,10 +480,10 @@ def _variance_of_exponents(scores: GradScores, key: Real, mean: Real, result: Re
         twice, sloped = once * y, slope.times(once)
         sloped_twice = sloped * y
         first = slope.times(sloped_twice) @ squares
-        rest = of_results * sum_of_row(weighted) + of_both * sum_of_row(once) + of_means * sum_of_row(twice)
+        rest = of_results * row_sums(weighted) + of_both * row_sums(once) + of_means * row_sums(twice)
         crossed = mean * (sloped_twice @ key) + result * (sloped @ key)
         together = np.maximum(first + rest - 2 * crossed, 0)
-        return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes else together
+        return np.maximum(first + np.maximum(rest, 0), together) if rounding.recomputes_weights else together
 
     rows = weights.rows
-    return expand(rows.independent_terms) + expand(rows.weights) * sum_of_row(rows.weights * weights.shared)
+    return expand(rows.independent_terms) + expand(rows.weights) * row_sums(rows.weights * weights.shared)

@@ -17,13 +17,13 @@ import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import NDArray
 
-from attncheck.attention.exact_array import ExactArray, Flags, Real, both
+from attncheck.attention.exact_array import ExactArray, Flags, Real, intersect_flags
 
-Objects = NDArray[np.object_]
+ObjectArray = NDArray[np.object_]
 
 
 @dataclass(frozen=True, eq=False)
-class OneArray(ExactArray):
+class SingleArray(ExactArray):
     """Numbers in one array; for objects, NumPy calls their methods of the same names."""
 
     @property
@@ -41,7 +41,7 @@ class OneArray(ExactArray):
         return self._with_numbers(np.abs(self.numbers))
 
     def _add(self, other: Self) -> Self:
-        return type(self)((self.numbers + other.numbers,), both(self.attended, other.attended))
+        return type(self)((self.numbers + other.numbers,), intersect_flags(self.attended, other.attended))
 
     def _multiply(self, other: Self) -> Self:
         return self._with_numbers(self.numbers * other.numbers)
@@ -63,14 +63,14 @@ class OneArray(ExactArray):
 
 
 @dataclass(frozen=True, eq=False)
-class Scales(OneArray):
+class Magnitudes(SingleArray):
     """The numbers are those of float64, without a radius."""
 
     @classmethod
     def of_numbers(cls, numbers: Real) -> Self:
         return cls((numbers,))
 
-    def split(self) -> tuple[Real, Real, Real]:
+    def high_low_radius(self) -> tuple[Real, Real, Real]:
         zero = np.zeros(self.shape)
         return self.numbers, zero, zero
 
@@ -89,48 +89,48 @@ class Scales(OneArray):
 
 
 @dataclass(frozen=True, eq=False)
-class Doubles(Scales):
+class Float64Array(Magnitudes):
     """The numbers are those of float64, NaN and infinities among them: what is not attended is -inf as it stands."""
 
     @classmethod
-    def of(cls, stored: NDArray[Any]) -> Self:
+    def from_stored(cls, stored: NDArray[Any]) -> Self:
         return cls((stored,))
 
-    def restricted_to(self, allowed: Flags | None) -> Self:
+    def keep_allowed(self, allowed: Flags | None) -> Self:
         return self if allowed is None else self._with_numbers(np.where(allowed, self.numbers, -np.inf))
 
 
 @dataclass(frozen=True, eq=False)
-class Balls(OneArray):
+class Balls(SingleArray):
     """The numbers are balls."""
 
     @classmethod
     def of_numbers(cls, numbers: Real) -> Self:
-        return cls((_elementwise(arb)(numbers),))
+        return cls((_vectorize(arb)(numbers),))
 
-    def split(self) -> tuple[Real, Real, Real]:
+    def high_low_radius(self) -> tuple[Real, Real, Real]:
         """Return high = x to nearest, low = (x - high) to nearest, radius = |x - high - low| rounded up.
 
         All in ball arithmetic, so that the radius holds whatever ``high`` and ``low`` lost: the bits of a midpoint that
         do not fit in 106, and everything below 2^-1074. A number beyond float64 has an infinite radius.
         """
-        high = _numbers(self.numbers)
+        high = _to_float64(self.numbers)
         rest = self.numbers - high
-        low = _numbers(rest)
-        uppers = _elementwise(arb.abs_upper)(rest - low)
+        low = _to_float64(rest)
+        uppers = _vectorize(arb.abs_upper)(rest - low)
         # float() rounds to nearest and underflows to 0: the next number up bounds it again, unless it was 0 exactly.
-        radius = np.where(_flags(arb.is_zero, uppers), 0.0, np.nextafter(_numbers(uppers), np.inf))
+        radius = np.where(_vectorized_test(arb.is_zero, uppers), 0.0, np.nextafter(_to_float64(uppers), np.inf))
         lost = ~(np.isfinite(high) & np.isfinite(low))
         return high, np.where(lost, 0.0, low), np.where(lost, np.inf, radius)
 
     def is_zero(self) -> Flags:
-        return _flags(arb.is_zero, self.numbers)
+        return _vectorized_test(arb.is_zero, self.numbers)
 
-    def is_small_beside(self, sizes: ExactArray, tolerance: float) -> Flags:
+    def has_small_radius(self, sizes: ExactArray, tolerance: float) -> Flags:
         limits = np.broadcast_to(sizes.parts[0] * arb(tolerance), self.shape)
-        return _flags(lambda ball, limit: ball.rad() <= limit, self.numbers, limits)
+        return _vectorized_test(lambda ball, limit: ball.rad() <= limit, self.numbers, limits)
 
-    def largest_of_rows(self) -> Self:
+    def row_maxima(self) -> Self:
         """Return the largest midpoint: balls themselves have no order, a < b is false when they overlap."""
         rows = self.numbers.reshape(math.prod(self.shape[:-1]), self.shape[-1])
         flags = np.ones(rows.shape, np.bool_) if self.attended is None else self.attended.reshape(rows.shape)
@@ -143,7 +143,7 @@ class Balls(OneArray):
         result = np.empty((*leading, self.shape[-2], other.shape[-1]), dtype=object)
         left, right = (np.broadcast_to(operand.numbers, (*leading, *operand.shape[-2:])) for operand in (self, other))
         for index in np.ndindex(leading):
-            product = _matrix(left[index]) * _matrix(right[index])
+            product = _to_arb_matrix(left[index]) * _to_arb_matrix(right[index])
             result[index] = np.array([*product.entries(), None], dtype=object)[:-1].reshape(result.shape[-2:])
         return type(self)((result,))
 
@@ -151,23 +151,23 @@ class Balls(OneArray):
         return type(self)((np.add.reduce(self.numbers, axis=-1, keepdims=True, initial=arb(0)),))
 
     def _maximum(self, other: Self) -> Self:
-        return self._with_numbers(_elementwise(arb.max, 2)(self.numbers, other.numbers))
+        return self._with_numbers(_vectorize(arb.max, 2)(self.numbers, other.numbers))
 
 
-def _elementwise(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]:
+def _vectorize(function: Callable[..., Any], operands: int = 1) -> Callable[..., Any]:
     elementwise: Callable[..., Any] = np.frompyfunc(function, operands, 1)
     return elementwise
 
 
-def _numbers(balls: Objects) -> Real:
+def _to_float64(balls: ObjectArray) -> Real:
     return balls.astype(np.float64)
 
 
-def _flags(function: Callable[..., Any], *operands: Objects) -> Flags:
-    flags: Flags = _elementwise(lambda *numbers: bool(function(*numbers)), len(operands))(*operands).astype(np.bool_)
+def _vectorized_test(function: Callable[..., Any], *operands: ObjectArray) -> Flags:
+    flags: Flags = _vectorize(lambda *numbers: bool(function(*numbers)), len(operands))(*operands).astype(np.bool_)
     return flags
 
 
-def _matrix(balls: Objects) -> arb_mat:
+def _to_arb_matrix(balls: ObjectArray) -> arb_mat:
     rows, columns = balls.shape
     return arb_mat(rows, columns, balls.ravel().tolist())

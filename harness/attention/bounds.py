@@ -9,10 +9,10 @@ may see. Given key and value, the bounds of a row are made of what that row atte
 company, but for what the rows of a head share (the extremes of the values, powers of two that cancel): that gets
 tighter.
 
-``propagate`` returns how far an exact result moves when every input moves by its radius: the allowance for printed,
-rounded inputs (``docs/numerics.md``, section 8). A document that prints its inputs rounded computed with other numbers
-than it shows; so does a float32 run of a float64 document. The rules hold for radii of inputs of any size, not to first
-order; they are evaluated in float64, whose own rounding is far below any digit that a document prints.
+``propagate_radii`` returns how far an exact result moves when every input moves by its radius: the allowance for
+printed, rounded inputs (``docs/numerics.md``, section 8). A document that prints its inputs rounded computed with other
+numbers than it shows; so does a float32 run of a float64 document. The rules hold for radii of inputs of any size, not
+to first order; they are evaluated in float64, whose own rounding is far below any digit that a document prints.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball, Elementwise, Real, as_float64
 from attncheck.attention.errors import Bound as Bound
-from attncheck.attention.graph import graph_of, reached
+from attncheck.attention.graph import graph_of, iterate_ancestors
 from attncheck.attention.problem import LOGITS, Computation
-from attncheck.attention.sampling import rows_of_stage
+from attncheck.attention.sampling import select_stage_rows
 from attncheck.attention.softmax import Softmax
 from attncheck.attention.step import NotFiniteError
 from attncheck.attention.walk import error_walk, radius_walk, value_walk
@@ -39,7 +39,7 @@ from attncheck.spec import OPERATIONS, computed_stages, query_axis
 from attncheck.spec.rounding import RoundingModel
 
 Arrays = Mapping[str, NDArray[Any]]
-State = TypeVar("State", bound=Elementwise)
+ErrorState = TypeVar("ErrorState", bound=Elementwise)
 
 
 def accumulated_bounds(
@@ -50,18 +50,18 @@ def accumulated_bounds(
     Inputs are as stored, ``exact`` are the exact stages rounded to float64, of which all are needed that ``stages``
     (by default all of them) follow from. Where the exact value is not finite, the bound is 0.
     """
-    return bounds_of(Computation.of(problem), rounding, exact, exact if stages is None else stages)
+    return bound_stages(Computation.of(problem), rounding, exact, exact if stages is None else stages)
 
 
-def bounds_of(
+def bound_stages(
     problem: Computation, rounding: RoundingModel, exact: Mapping[str, Real], stages: Collection[str]
 ) -> dict[str, Bound]:
     """Do the same for a problem that may have only some of the query rows and keys."""
-    problem = for_bounds(problem)
+    problem = prepare_for_bounds(problem)
     with np.errstate(all="ignore"):
         walk = error_walk(problem, rounding, value_walk(problem, _known_values(problem, exact)))
         asked = [name for name in exact if name in stages and name in walk.graph]
-        return {name: _as_returned(walk.node(name).bound(rounding), problem, name) for name in asked}
+        return {name: _drop_added_key(walk.node(name).bound(rounding), problem, name) for name in asked}
 
 
 def introduced_bounds(
@@ -76,12 +76,12 @@ def introduced_bounds(
     """
     if OPERATIONS[problem.operation].has_gradients:
         return None
-    problem = for_bounds(problem)
+    problem = prepare_for_bounds(problem)
     graph = graph_of(problem)
     stage = next(iter(exact))
     before = {name for name in returned if name not in exact and name in graph}
-    nodes = set(reached(graph, stage, before))
-    if any(name in graph and not graph[name].follows for name in nodes - before):
+    nodes = set(iterate_ancestors(graph, stage, before))
+    if any(name in graph and not graph[name].operands for name in nodes - before):
         return None
     if "masked" in before and problem.fill is None:
         # What the implementation itself masked says who is attended to, rightly or not.
@@ -93,7 +93,7 @@ def introduced_bounds(
         )
         try:
             walk = error_walk(problem, rounding, values, starts)
-            return {name: _as_returned(walk.node(name).bound(rounding), problem, name) for name in exact}
+            return {name: _drop_added_key(walk.node(name).bound(rounding), problem, name) for name in exact}
         except NotFiniteError:
             return None
 
@@ -107,12 +107,12 @@ def _known_values(problem: Computation, exact: Mapping[str, Real]) -> dict[str, 
     return known
 
 
-def _as_returned(state: State, problem: Computation, stage: str) -> State:
+def _drop_added_key(state: ErrorState, problem: Computation, stage: str) -> ErrorState:
     """Leave out the key that is added."""
     return state.mapped(partial(problem.without_added, stage)) if problem.added_keys else state
 
 
-def for_bounds(problem: Computation) -> Computation:
+def prepare_for_bounds(problem: Computation) -> Computation:
     """Return a problem for error bounds: widen the inputs, and drop ``empty_rows``, which rounds nothing."""
     if problem.is_wide:
         return problem
@@ -135,25 +135,21 @@ def bounds_by_rows(
     parts = []
     for start in range(0, max(queries, 1), size):
         rows = np.arange(start, min(start + size, queries))
-        first, stop = _span(attended[..., rows, :]) if keys else (0, 0)
-        part = computation.of_rows(rows).of_keys(first, stop)
-        of_part = {stage: _part_of(stage, array, rows, first, stop) for stage, array in exact.items()}
-        parts.append(bounds_of(part, rounding, of_part, stages))
-    return {stage: _concatenated(stage, [part[stage] for part in parts]) for stage in stages}
+        seen = np.flatnonzero(attended[..., rows, :].any(axis=tuple(range(attended.ndim - 1))))
+        # From the first key that any of these rows attends to, to the last; a key without weight if there is none.
+        first, stop = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, min(keys, 1))
+        part = computation.select_rows(rows).select_keys(first, stop)
+        of_part = {stage: _select_rows_and_keys(stage, array, rows, first, stop) for stage, array in exact.items()}
+        parts.append(bound_stages(part, rounding, of_part, stages))
+    return {stage: _concatenate(stage, [part[stage] for part in parts]) for stage in stages}
 
 
-def _span(attended: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the first key that any row attends to, and the one after the last."""
-    keys = np.flatnonzero(attended.any(axis=tuple(range(attended.ndim - 1))))
-    return (int(keys[0]), int(keys[-1]) + 1) if len(keys) else (0, 1)
-
-
-def _part_of(stage: str, array: Real, rows: NDArray[np.intp], first: int, stop: int) -> Real:
-    part = rows_of_stage(stage, array, rows)
+def _select_rows_and_keys(stage: str, array: Real, rows: NDArray[np.intp], first: int, stop: int) -> Real:
+    part = select_stage_rows(stage, array, rows)
     return part if stage in ("output", "log_sum_exp") else part[..., first:stop]
 
 
-def _concatenated(stage: str, parts: Sequence[Bound]) -> Bound:
+def _concatenate(stage: str, parts: Sequence[Bound]) -> Bound:
     axis = query_axis(stage)
     assert axis is not None
     return Bound(
@@ -161,12 +157,12 @@ def _concatenated(stage: str, parts: Sequence[Bound]) -> Bound:
     )
 
 
-def propagate(problem: Problem, radii: Mapping[str, Real]) -> dict[str, Ball]:
+def propagate_radii(problem: Problem, radii: Mapping[str, Real]) -> dict[str, Ball]:
     """Return every stage of a problem in canonical form as balls, from the radii of its numbers."""
     computation = Computation.of(problem).in_float64()
     of_numbers = {name for name, array in problem.inputs.items() if array.dtype != np.bool_}
-    moved = {name: computation.input_with_added(name, radii[name]) for name in of_numbers}
+    moved = {name: computation.input_with_added_key(name, radii[name]) for name in of_numbers}
     with np.errstate(all="ignore"):
         walk = radius_walk(computation, moved)
         computed = computed_stages(problem.operation, problem.options, problem.inputs)
-        return {stage: _as_returned(walk.node(stage), computation, stage) for stage in computed}
+        return {stage: _drop_added_key(walk.node(stage), computation, stage) for stage in computed}

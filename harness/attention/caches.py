@@ -19,49 +19,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import Ball, Bound, BoundedStage, Operand, Real, product_variance, transposed
-from attncheck.attention.exact_array import ExactArray, joined
-from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.errors import Ball, Bound, BoundedStage, Operand, Real, matmul_variance, transposed
+from attncheck.attention.exact_array import ExactArray, concatenate
+from attncheck.attention.flags import Flags, ReachContext, any_along
 from attncheck.attention.problem import Computation
-from attncheck.attention.projection import linear_layer
-from attncheck.attention.scores import PRODUCT, Products, products_of, scale_of
+from attncheck.attention.projection import bound_linear_layer
+from attncheck.attention.scores import PRODUCT, ProductSums, compute_product_sums, scale_of
 from attncheck.attention.softmax import Weights
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.attention.weighted_mean import WEIGHTED_MEAN
 
 
-def joined_of(name: str) -> Step:
+def prepend_cache_step(name: str) -> Step:
     """Return the step that puts the cache in front of the projected key or value: (B, Hkv, P + Lk, D)."""
     cached = f"cached_{name}"
 
     def exact(problem: Computation, new: ExactArray) -> ExactArray:
-        return joined([problem.exact(problem.array(cached)), new], axis=-2)
+        return concatenate([problem.exact(problem.array(cached)), new], axis=-2)
 
     def error(at: ErrorContext, new: Operand) -> Operand:
         none = np.zeros(at.problem.array(cached).shape)
         errors = (new.max_error, new.variance)
-        return Operand(at.value, *(None if part is None else _concatenated(none, part) for part in errors))
+        return Operand(at.value, *(None if part is None else _concatenate(none, part) for part in errors))
 
     def radius(around: RadiusContext, _: Real, new: Ball) -> Real:
-        return _concatenated(around.radii[cached], new.radius)
+        return _concatenate(around.radii[cached], new.radius)
 
-    def reach(known: Reach, new: Flags) -> Flags:
+    def reach(known: ReachContext, new: Flags) -> Flags:
         problem = known.problem
         past = known.flags.get(cached, np.zeros((1, 1, 1, 1), np.bool_))
         lengths = problem.array(cached).shape[-2], problem.array(name).shape[-2] + problem.added_keys
         leading = np.broadcast_shapes(past.shape[:-2], new.shape[:-2])
         width = max(past.shape[-1], new.shape[-1])
         parts = zip((past, new), lengths, strict=True)
-        return _concatenated(*(np.broadcast_to(part, (*leading, length, width)) for part, length in parts))
+        return _concatenate(*(np.broadcast_to(part, (*leading, length, width)) for part, length in parts))
 
     return Step(exact, error, radius, reach=reach)
 
 
-def _concatenated(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+def _concatenate(past: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([past, new], axis=-2)
 
 
-def dequantization_of(name: str) -> Step:
+def dequantization_step(name: str) -> Step:
     """Return (code - shift) factor for an input in codes; factors have the axes (B, Hkv, T, 1), or those of codes."""
     factor, shift = f"{name}_factor", f"{name}_shift"
 
@@ -82,7 +82,7 @@ def dequantization_of(name: str) -> Step:
         underflow = max(at.rounding.output_underflow, at.rounding.accumulate_underflow)
         return Operand(at.value, count * unit * size + lost * underflow, count * (unit * size) ** 2)
 
-    def reach(known: Reach, flags: Flags) -> Flags:
+    def reach(known: ReachContext, flags: Flags) -> Flags:
         for part_name in known.flags.keys() & {factor, shift}:
             flags = flags | known.flags[part_name]
         return flags
@@ -90,28 +90,30 @@ def dequantization_of(name: str) -> Step:
     return Step(exact, error, reach=reach)
 
 
-def made_of_latents(name: str) -> Step:
+def latent_projection_step(name: str) -> Step:
     """Return keys or values of every head; elements after the latent part of a key stay: (B, H, T, D + Dr)."""
 
     def exact(problem: Computation, latents: ExactArray) -> ExactArray:
-        return latents @ problem.exact(_with_identity(_projection(problem, name), latents.shape[-1]))
+        return latents @ problem.exact(_extend_by_identity(_projection_weight(problem, name), latents.shape[-1]))
 
     def error(at: ErrorContext, latents: Operand) -> Operand:
-        weight = _projection(at.problem, name)
+        weight = _projection_weight(at.problem, name)
         width, columns = weight.shape[-2:]
         inputs = Operand(latents.value[..., :width])
-        made = linear_layer(inputs, weight, None, at.value[..., :columns], at.rounding)
+        made = bound_linear_layer(inputs, weight, None, at.value[..., :columns], at.rounding)
         rest = np.zeros((*made.value.shape[:-1], at.value.shape[-1] - columns))
         return Operand(at.value, *(np.concatenate([part, rest], axis=-1) for part in made.errors))
 
     def radius(around: RadiusContext, _: Real, latents: Ball) -> Real:
         weight, width = around.ball(f"{name}_projection"), latents.value.shape[-1]
-        return latents.radius_of_product(_with_identity(weight.value, width), _with_identity(weight.radius, width, 0))
+        return latents.matmul_radius(
+            _extend_by_identity(weight.value, width), _extend_by_identity(weight.radius, width, 0)
+        )
 
-    def reach(known: Reach, flags: Flags) -> Flags:
-        width, columns = _projection(known.problem, name).shape[-2:]
+    def reach(known: ReachContext, flags: Flags) -> Flags:
+        width, columns = _projection_weight(known.problem, name).shape[-2:]
         weight = known.flags[f"{name}_projection"]
-        made: Flags = any_of(flags[..., :width], -1) | any_of(weight, -2)
+        made: Flags = any_along(flags[..., :width], -1) | any_along(weight, -2)
         made = np.broadcast_to(made, (*made.shape[:-1], columns))
         rest = flags[..., width:]
         return np.concatenate([made, np.broadcast_to(rest, (*made.shape[:-1], rest.shape[-1]))], axis=-1)
@@ -121,14 +123,14 @@ def made_of_latents(name: str) -> Step:
 
 def size_of_made(latents: Real, weight: Real) -> Real:
     """Return what keys or values made of latent vectors are sums of the absolute terms of: (B, H, T, D + Dr)."""
-    return np.abs(latents) @ _with_identity(np.abs(weight), latents.shape[-1])
+    return np.abs(latents) @ _extend_by_identity(np.abs(weight), latents.shape[-1])
 
 
-def _projection(problem: Computation, name: str) -> Real:
+def _projection_weight(problem: Computation, name: str) -> Real:
     return problem.array(f"{name}_projection")
 
 
-def _with_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
+def _extend_by_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
     """Extend a projection by an identity, which passes through further columns: (H, C, D) -> (H, C + Dr, D + Dr)."""
     heads, width, columns = weight.shape
     whole = np.zeros((heads, rows, columns + rows - width), weight.dtype)
@@ -137,9 +139,9 @@ def _with_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
     return whole
 
 
-def _error_of_product(at: ErrorContext, query: Operand, key: Operand) -> Products:
-    made, absorbed = products_of(query, key, at.rounding), _absorbed_products(at, query)
-    added, variance = _storage_error(at, query.value, key.value)
+def _latent_product_error(at: ErrorContext, query: Operand, key: Operand) -> ProductSums:
+    made, absorbed = compute_product_sums(query, key, at.rounding), _absorbed_products(at, query)
+    added, variance = _split_product_storage_error(at, query.value, key.value)
     carried = np.maximum(made.carried, absorbed.carried)
     return replace(
         made,
@@ -154,20 +156,22 @@ def _error_of_product(at: ErrorContext, query: Operand, key: Operand) -> Product
     )
 
 
-def _absorbed_products(at: ErrorContext, query: Operand) -> Products:
+def _absorbed_products(at: ErrorContext, query: Operand) -> ProductSums:
     """Prepare the bounds of a query that the projection is part of, times latent vectors."""
-    weight, latents = _projection(at.problem, "key"), at.problem.array("key")
+    weight, latents = _projection_weight(at.problem, "key"), at.problem.array("key")
     columns = weight.shape[-1]
     content, rotary = query.value[..., :columns], query.value[..., columns:]
-    made = linear_layer(Operand(content), transposed(weight), None, content @ transposed(weight), at.rounding)
+    made = bound_linear_layer(Operand(content), transposed(weight), None, content @ transposed(weight), at.rounding)
     none = np.zeros_like(rotary)
     parts = zip((made.value, *made.errors), (rotary, none, none), strict=True)
-    return products_of(Operand(*(np.concatenate(pair, axis=-1) for pair in parts)), Operand(latents), at.rounding)
+    return compute_product_sums(
+        Operand(*(np.concatenate(pair, axis=-1) for pair in parts)), Operand(latents), at.rounding
+    )
 
 
-def _storage_error(at: ErrorContext, query: Real, key: Real) -> tuple[Real, Real]:
+def _split_product_storage_error(at: ErrorContext, query: Real, key: Real) -> tuple[Real, Real]:
     """Bound the storage of two products before they are added up, and its variance; 0 if there is only one product."""
-    columns, unit = _projection(at.problem, "key").shape[-1], at.rounding.score_unit
+    columns, unit = _projection_weight(at.problem, "key").shape[-1], at.rounding.score_unit
     if query.shape[-1] == columns:
         return np.zeros((1, 1)), np.zeros((1, 1))
     parts = (query[..., part] @ transposed(key[..., part]) for part in (np.s_[:columns], np.s_[columns:]))
@@ -177,21 +181,21 @@ def _storage_error(at: ErrorContext, query: Real, key: Real) -> tuple[Real, Real
     return unit * (content + rotary) + underflow, unit**2 * (content**2 + rotary**2)
 
 
-def _error_of_mean(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
-    made = WEIGHTED_MEAN.error(at, weights, value).finished
-    exact_values = WEIGHTED_MEAN.error(at, weights, Operand(value.value)).finished
-    absorbed = _absorbed_mean(at, weights, exact_values)
+def _latent_mean_error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
+    made = WEIGHTED_MEAN.error(at, weights, value).final_bound
+    exact_values = WEIGHTED_MEAN.error(at, weights, Operand(value.value)).final_bound
+    absorbed = _bound_absorbed_mean(at, weights, exact_values)
     return BoundedStage(
         at.value, Bound(np.maximum(made.max_error, absorbed.max_error), np.maximum(made.sigma, absorbed.sigma))
     )
 
 
-def _absorbed_mean(at: ErrorContext, weights: Weights | Operand, exact_values: Bound) -> Bound:
+def _bound_absorbed_mean(at: ErrorContext, weights: Weights | Operand, exact_values: Bound) -> Bound:
     """Bound a mean of latent vectors that is projected, given the bound of a mean of exact values."""
-    rounding, weight = at.rounding, _projection(at.problem, "value")
-    exact, size, count = _sizes(weights)
+    rounding, weight = at.rounding, _projection_weight(at.problem, "value")
+    exact, size, count = _weights_and_largest(weights)
     unstored = replace(rounding, output_unit=0.0)  # how results are stored is part of the other bound
-    behind = linear_layer(_mean_of_latents(at, exact, size, count), weight, None, at.value, unstored)
+    behind = bound_linear_layer(_mean_latents_with_error(at, exact, size, count), weight, None, at.value, unstored)
     behind_error, behind_variance = behind.errors
     is_some = (count > 0) & np.isfinite(at.value)
     stored = 1 + rounding.output_count * rounding.output_unit + 8 * rounding.coarsest_unit
@@ -200,7 +204,7 @@ def _absorbed_mean(at: ErrorContext, weights: Weights | Operand, exact_values: B
     return Bound(max_error, np.minimum(sigma, max_error))
 
 
-def _sizes(weights: Weights | Operand) -> tuple[Real, Real, Real]:
+def _weights_and_largest(weights: Weights | Operand) -> tuple[Real, Real, Real]:
     """Return weights, the largest that each may be as computed, and how many of a row are not 0."""
     if isinstance(weights, Weights):
         rows = weights.rows
@@ -209,7 +213,7 @@ def _sizes(weights: Weights | Operand) -> tuple[Real, Real, Real]:
     return weights.value, weights.magnitude, count
 
 
-def _mean_of_latents(at: ErrorContext, exact: Real, size: Real, count: Real) -> Operand:
+def _mean_latents_with_error(at: ErrorContext, exact: Real, size: Real, count: Real) -> Operand:
     """Return the weighted mean of latent vectors with its error: (B, H, Lq, C)."""
     rounding, latents = at.rounding, at.problem.array("value")
     terms = count + np.ceil(count / rounding.block)
@@ -220,10 +224,10 @@ def _mean_of_latents(at: ErrorContext, exact: Real, size: Real, count: Real) -> 
     if rounding.product_unit:
         underflow = underflow + rounding.product_underflow * (count + np.abs(latents).sum(axis=-2, keepdims=True))
     max_error = relative * (1 + relative) * (size @ np.abs(latents)) + underflow
-    variance = product_variance(rounding, count, mean**2, exact**2 @ latents**2)
+    variance = matmul_variance(rounding, count, mean**2, exact**2 @ latents**2)
     variance = variance + (2 * rounding.compute_unit**2 + rounding.output_unit**2) * mean**2 + underflow**2
     return Operand(mean, max_error, variance)
 
 
-LATENT_PRODUCT = replace(PRODUCT, error=_error_of_product)
-LATENT_MEAN = replace(WEIGHTED_MEAN, error=_error_of_mean)
+LATENT_PRODUCT = replace(PRODUCT, error=_latent_product_error)
+LATENT_MEAN = replace(WEIGHTED_MEAN, error=_latent_mean_error)

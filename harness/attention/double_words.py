@@ -17,7 +17,7 @@ import numpy as np
 from flint import arb, ctx
 from numpy.typing import NDArray
 
-from attncheck.attention.exact_array import ExactArray, Flags, Real, both
+from attncheck.attention.exact_array import ExactArray, Flags, Real, intersect_flags
 
 Pair = tuple[Real, Real]
 Parts = tuple[Real, Real, Real]
@@ -42,22 +42,22 @@ sum of absolute terms, five times over."""
 PLAIN_BITS = 48
 """Sums of products of slices that start so many bits below that are added up in float64: seven roundings of 2^-53, each
 of at most 2.6 times what the terms can be."""
-_ROOM = 1 + 2.0**-40
+_RADIUS_SLACK = 1 + 2.0**-40
 """Room for the rounding of the radii themselves, which are sums of non-negative float64 numbers."""
 _NEAR_UNDERFLOW = 2.0**-900
 """Below, underflow counts: in products it enlarges the radius, of quotients and square roots nothing is proven."""
-_FAR_FROM_ENDS = 400
-_LEAST = 2.0**-1074
-_LOST = 4 * _LEAST
+_MAX_SAFE_EXPONENT = 400
+_LEAST_SUBNORMAL = 2.0**-1074
+_UNDERFLOW_LOSS = 4 * _LEAST_SUBNORMAL
 """At most what underflow takes from a product: half of 2^-1074 in each of five operations, and in three terms of its
 radius."""
 _SPLITTER = 2.0**27 + 1  # splits the 53 bits of a float64 number into halves (Veltkamp)
 _TABLE_BITS = 10
-_NODES = 2.0**20
-_LARGEST_NODE = 360  # |s| is at most log(2) / 2^11, which is 355 / 2^20
+_NODES_PER_UNIT = 2.0**20
+_MAX_NODE_INDEX = 360  # |s| is at most log(2) / 2^11, which is 355 / 2^20
 _LARGEST_EXPONENT = 760.0  # e^-760 < 2^-1096 is 0 in float64, and e^760 infinite
 _ZERO = np.zeros((1, 1))
-_BLOCK = 1 << 13
+_BLOCK_SIZE = 1 << 13
 """Elements: 64 KiB an array, so that the intermediates of a function stay in the cache."""
 np.empty((1 << 25) - (1 << 13), np.uint8)  # glibc keeps freed memory below the largest that was freed, 32 MiB at most:
 # else it hands every array of 128 KiB and more back to the system, which zeroes its pages anew for the next one.
@@ -82,7 +82,7 @@ class DoubleWords(ExactArray):
         """The largest possible distance from the truth; not finite if nothing is known."""
         return self.parts[2]
 
-    def split(self) -> Parts:
+    def high_low_radius(self) -> Parts:
         high, low, radius = self.parts
         known = np.isfinite(high) & np.isfinite(radius)
         if known.all():
@@ -100,9 +100,9 @@ class DoubleWords(ExactArray):
         return self._with_parts((-self.parts[0], -self.parts[1], self.radius))
 
     def _add(self, other: Self) -> Self:
-        high, low = _sum(self.pair, other.pair)
-        radius = (self.radius + other.radius + SUM_ERROR * np.abs(high)) * _ROOM
-        return type(self)((high, low, radius), both(self.attended, other.attended))
+        high, low = _add_pairs(self.pair, other.pair)
+        radius = (self.radius + other.radius + SUM_ERROR * np.abs(high)) * _RADIUS_SLACK
+        return type(self)((high, low, radius), intersect_flags(self.attended, other.attended))
 
     def _multiply(self, other: Self) -> Self:
         return self._with_parts(_multiply_with_radius(*self.parts, *other.parts))
@@ -120,21 +120,21 @@ class DoubleWords(ExactArray):
 
     def sqrt(self) -> Self:
         high = self.parts[0]
-        pair = _square_root(self.pair)
+        pair = _sqrt_pair(self.pair)
         radius = self.radius / pair[0] * (1 + 2.0**-50) + ROOT_ERROR * pair[0]
-        radius = np.where(high > _NEAR_UNDERFLOW, radius * _ROOM, np.where(self.is_zero(), 0.0, np.inf))
+        radius = np.where(high > _NEAR_UNDERFLOW, radius * _RADIUS_SLACK, np.where(self.is_zero(), 0.0, np.inf))
         return self._with_parts((np.where(high > 0, pair[0], 0.0), np.where(high > 0, pair[1], 0.0), radius))
 
     def exp(self) -> Self:
-        return self._with_parts(_in_blocks(_exponential, self.parts))
+        return self._with_parts(_apply_in_blocks(_exp_with_radius, self.parts))
 
     def log(self) -> Self:
-        return self._with_parts(_in_blocks(_logarithm, self.parts))
+        return self._with_parts(_apply_in_blocks(_log_with_radius, self.parts))
 
     def tanh(self) -> Self:
         """Return w / (2 - w) with the sign of x, where w = 1 - e^(-2|x|)."""
         size = abs(self)
-        lost = -type(self)(_exponential_less_one(-2 * size.parts[0], -2 * size.parts[1], 2 * size.radius))
+        lost = -type(self)(_expm1_with_radius(-2 * size.parts[0], -2 * size.parts[1], 2 * size.radius))
         tangent = lost / (2 - lost)
         sign = np.where(self.parts[0] < 0, -1.0, 1.0)
         # At 0 a number moves as far as its operand does: the quotient of a number so small is not proven.
@@ -152,15 +152,17 @@ class DoubleWords(ExactArray):
             high, rest = _two_sum(high[..., :half], high[..., half:])
             low = rest + (low[..., :half] + low[..., half:])
         radius = self.radius.sum(axis=-1, keepdims=True) + levels * (levels + 3) * U2 * size
-        return type(self)((*_two_sum(high, low), radius * _ROOM))
+        return type(self)((*_two_sum(high, low), radius * _RADIUS_SLACK))
 
     def __matmul__(self, other: Self) -> Self:
-        left, right = _scaled_below_one(self.pair, -1), _scaled_below_one(other.pair, -2)
-        terms = left.whole @ right.whole
-        high, low, radius, cut = _products(left, right, _least_positive(terms))
+        left, right = _scale_rows_below_one(self.pair, -1), _scale_rows_below_one(other.pair, -2)
+        terms = left.magnitudes @ right.magnitudes
+        high, low, radius, cut = _multiply_slices(left, right, _least_positive(terms))
         if cut:
             # A sum without a term is exactly 0; one whose terms are all too small for float64 is not.
-            some = True if terms.all() else (left.whole > 0).astype(float) @ (right.whole > 0).astype(float) > 0
+            some = (
+                True if terms.all() else (left.magnitudes > 0).astype(float) @ (right.magnitudes > 0).astype(float) > 0
+            )
             radius = radius + cut * some
         if left.unit is None or right.unit is None:
             made = tuple(np.ldexp(part, left.exponent + right.exponent) for part in (high, low, radius))
@@ -169,50 +171,55 @@ class DoubleWords(ExactArray):
         size, moved = np.abs(made[0]), made[2]
         if not (size.size and size.min() >= _NEAR_UNDERFLOW and size.max() < np.inf):
             some = (high != 0) | (radius > 0)
-            moved = moved + _LOST * (some & (size < _NEAR_UNDERFLOW)) + 0 * size  # not finite where the number is not
-        moved = moved + _moved(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
-        return type(self)((*made[:2], moved * _ROOM))
+            moved = (
+                moved + _UNDERFLOW_LOSS * (some & (size < _NEAR_UNDERFLOW)) + 0 * size
+            )  # not finite where the number is not
+        moved = moved + _matmul_radius(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
+        return type(self)((*made[:2], moved * _RADIUS_SLACK))
 
 
 def _multiply_with_radius(x: Real, x_low: Real, x_radius: Real, y: Real, y_low: Real, y_radius: Real) -> Parts:
-    high, low = _product((x, x_low), (y, y_low))
+    high, low = _multiply_pairs((x, x_low), (y, y_low))
     size, others = np.abs(x), np.abs(y)
     radius = size * y_radius + x_radius * (others + y_radius) + PRODUCT_ERROR * np.abs(high)
     if not (radius.size and radius.min() >= _NEAR_UNDERFLOW):
-        radius = radius + _LOST * ((size + x_radius > 0) & (others + y_radius > 0))
-    return high, low, radius * _ROOM
+        radius = radius + _UNDERFLOW_LOSS * ((size + x_radius > 0) & (others + y_radius > 0))
+    return high, low, radius * _RADIUS_SLACK
 
 
 def _divide_with_radius(x: Real, x_low: Real, x_radius: Real, y: Real, y_low: Real, y_radius: Real) -> Parts:
-    high, low = _quotient((x, x_low), (y, y_low))
+    high, low = _divide_pairs((x, x_low), (y, y_low))
     size, quotient, least = np.abs(x), np.abs(high), np.abs(y) * (1 - 2.0**-50) - y_radius
     moved = (x_radius + quotient * y_radius) / np.where(least > 0, least, np.nan)
-    radius = (moved + QUOTIENT_ERROR * quotient) * _ROOM
+    radius = (moved + QUOTIENT_ERROR * quotient) * _RADIUS_SLACK
     if not (radius.size and radius.min() >= _NEAR_UNDERFLOW and size.min() >= _NEAR_UNDERFLOW):
-        radius = radius + _LEAST * ((x_radius > 0) & (moved < _NEAR_UNDERFLOW))
+        radius = radius + _LEAST_SUBNORMAL * ((x_radius > 0) & (moved < _NEAR_UNDERFLOW))
         radius = np.where((size > 0) & (np.minimum(size, quotient) < _NEAR_UNDERFLOW), np.inf, radius)
     return high, low, radius
 
 
-def _in_blocks(function: Callable[..., Parts], parts: tuple[Real, ...]) -> Parts:
+def _apply_in_blocks(function: Callable[..., Parts], parts: tuple[Real, ...]) -> Parts:
     """Apply a function of many steps to so few elements at a time that its intermediates stay in the cache."""
     size = parts[0].size
-    if size <= _BLOCK:
+    if size <= _BLOCK_SIZE:
         return function(*parts)
     flat = [part.reshape(-1, 1) for part in parts]
     results = np.empty((3, size, 1))
-    for start in range(0, size, _BLOCK):
-        block = slice(start, start + _BLOCK)
+    for start in range(0, size, _BLOCK_SIZE):
+        block = slice(start, start + _BLOCK_SIZE)
         results[:, block] = function(*(part[block] for part in flat))
     high, low, radius = results.reshape(3, *parts[0].shape)
     return high, low, radius
 
 
-def _exponential(x: Real, x_low: Real, x_radius: Real) -> Parts:
-    power = _reduced(x, x_low)
-    nodes = np.rint(power.rest[0] * _NODES)
-    index = nodes.astype(np.int32) + _LARGEST_NODE
-    (far, far_low), (near, near_low) = (word.take(index) for word in _nodes()), _less_one_near(power.rest, nodes)
+def _exp_with_radius(x: Real, x_low: Real, x_radius: Real) -> Parts:
+    power = _reduce_exponent(x, x_low)
+    nodes = np.rint(power.rest[0] * _NODES_PER_UNIT)
+    index = nodes.astype(np.int32) + _MAX_NODE_INDEX
+    (far, far_low), (near, near_low) = (
+        (word.take(index) for word in _expm1_table()),
+        _expm1_near_node(power.rest, nodes),
+    )
     # (1 + far) (1 + near) - 1; low words and errors of products are added up in float64.
     product, error = _two_product(far, near)
     rest, first = _two_sum(far, near)
@@ -222,36 +229,36 @@ def _exponential(x: Real, x_low: Real, x_radius: Real) -> Parts:
     product, error = _two_product(head, rest)
     high, first = _fast_two_sum(head, product)
     low = first + (head_low + (error + (head * low + head_low * rest)))
-    high, low = _scaled(_fast_two_sum(high, low), power.exponent)
+    high, low = _ldexp_pair(_fast_two_sum(high, low), power.exponent)
     size = np.abs(high)
     moved = x_radius * (1 + 2.0**-20) if x_radius.max(initial=0) < 2.0**-20 else np.expm1(x_radius)  # e^r - 1
-    radius = EXP_ERROR * size + (size + _LEAST) * moved * _ROOM
-    return high, low, (radius + _LEAST * (size < _NEAR_UNDERFLOW)) * _ROOM
+    radius = EXP_ERROR * size + (size + _LEAST_SUBNORMAL) * moved * _RADIUS_SLACK
+    return high, low, (radius + _LEAST_SUBNORMAL * (size < _NEAR_UNDERFLOW)) * _RADIUS_SLACK
 
 
-def _exponential_less_one(x: Real, x_low: Real, x_radius: Real) -> Parts:
+def _expm1_with_radius(x: Real, x_low: Real, x_radius: Real) -> Parts:
     """Return e^x - 1 for numbers that are not positive, as exact relative to itself as the number is."""
-    power = _reduced(x, x_low)
-    head = _scaled(power.head, power.exponent)
-    high, low = _sum(_plus_number(head, -np.ones_like(head[0])), _product(head, _less_one(power.rest)))
+    power = _reduce_exponent(x, x_low)
+    head = _ldexp_pair(power.head, power.exponent)
+    high, low = _add_pairs(_add_number(head, -np.ones_like(head[0])), _multiply_pairs(head, _expm1_small(power.rest)))
     size, is_polynomial = np.abs(high), head[0] == 1  # where no multiple of log 2 was taken away
     error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, 2 * EXP_ERROR * np.maximum(head[0], size))
-    radius = error + np.expm1(x_radius) + _LOST * (x != 0)
-    return high, low, radius * _ROOM
+    radius = error + np.expm1(x_radius) + _UNDERFLOW_LOSS * (x != 0)
+    return high, low, radius * _RADIUS_SLACK
 
 
-def _logarithm(x: Real, x_low: Real, x_radius: Real) -> Parts:
+def _log_with_radius(x: Real, x_low: Real, x_radius: Real) -> Parts:
     near = np.log(x)
-    inverse = _exponential(-near, np.zeros_like(near), np.zeros_like(near))
-    rest = _plus_number(_product((x, x_low), inverse[:2]), -np.ones_like(near))
-    high, low = _plus_number(_plus_number(rest, near), -0.5 * rest[0] * rest[0])
+    inverse = _exp_with_radius(-near, np.zeros_like(near), np.zeros_like(near))
+    rest = _add_number(_multiply_pairs((x, x_low), inverse[:2]), -np.ones_like(near))
+    high, low = _add_number(_add_number(rest, near), -0.5 * rest[0] * rest[0])
     least = x * (1 - 2.0**-50) - x_radius
     radius = LOG_ERROR + x_radius / np.where(least > 0, least, 0.0) + SUM_ERROR * np.abs(high)
     unproven = (np.abs(rest[0]) > 2.0**-45) | ~(least > _NEAR_UNDERFLOW) | ~(near < 600)
-    return high, low, np.where(unproven, np.inf, radius * _ROOM)
+    return high, low, np.where(unproven, np.inf, radius * _RADIUS_SLACK)
 
 
-def _moved(left: Real, left_radius: Real, right: Real, right_radius: Real) -> Real | float:
+def _matmul_radius(left: Real, left_radius: Real, right: Real, right_radius: Real) -> Real | float:
     """Return how far a product of magnitudes moves with its operands: r (|y| + r') + |x| r'."""
     if not (left_radius.any() or right_radius.any()):
         return 0.0
@@ -263,7 +270,7 @@ def _moved(left: Real, left_radius: Real, right: Real, right_radius: Real) -> Re
             (numbers > 0).astype(float) for numbers in (left + left_radius, left_radius, right, right_radius)
         )
         terms = moves @ others + some @ others_move
-        moved = moved + 2 * _LEAST * terms * (moved < _NEAR_UNDERFLOW)
+        moved = moved + 2 * _LEAST_SUBNORMAL * terms * (moved < _NEAR_UNDERFLOW)
     bound: Real = moved * (1 + (left.shape[-1] + 4) * 2.0**-52)
     return bound
 
@@ -279,17 +286,17 @@ class _ScaledRows:
     axis: int
     first: Real
     second: Real | None
-    whole: Real
+    magnitudes: Real
     exponent: Exponents
     unit: Real | None
     lost: float
 
 
-def _scaled_below_one(pair: Pair, axis: int) -> _ScaledRows:
+def _scale_rows_below_one(pair: Pair, axis: int) -> _ScaledRows:
     """Scale rows (axis -1) or columns (-2) relative to their largest numbers."""
     high, low = pair
     exponent = np.frexp(np.abs(high).max(axis=axis, keepdims=True, initial=0.0))[1]
-    unit = np.ldexp(1.0, exponent) if np.abs(exponent).max(initial=0) <= _FAR_FROM_ENDS else None
+    unit = np.ldexp(1.0, exponent) if np.abs(exponent).max(initial=0) <= _MAX_SAFE_EXPONENT else None
 
     def divided(numbers: Real) -> Real:
         quotient: Real = np.ldexp(numbers, -exponent) if unit is None else numbers * (1 / unit)
@@ -307,7 +314,7 @@ def _least_positive(terms: Real) -> float:
     return least if least > 0 else float(terms.min(initial=1.0, where=terms > 0))
 
 
-def _products(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real, Real, Real, float]:
+def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real, Real, Real, float]:
     """Multiply by as many slices as the smallest sum of absolute terms needs.
 
     Products of slices of one size lie side by side, so that each sum of them is one product; the smallest are added up
@@ -319,7 +326,7 @@ def _products(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real
     needed = KEPT_BITS + math.log2(inner) - math.log2(least)
     most = min(math.ceil(needed / bits), MAX_SLICES)
     plain = max(math.ceil((needed - PLAIN_BITS) / bits), 1)
-    rows, columns = _slices(left, bits, most), _slices(right, bits, most)
+    rows, columns = _cut_into_slices(left, bits, most), _cut_into_slices(right, bits, most)
     count = rows.count + columns.count - 1
     kept = min(most, count)
     cut = 4 * 2.0 ** (-bits * most) * (rows.is_cut or columns.is_cut or count > kept)
@@ -333,7 +340,7 @@ def _products(left: _ScaledRows, right: _ScaledRows, least: float) -> tuple[Real
         elif low is _ZERO:
             high, low = _two_sum(product, high)
         else:
-            high, low = _plus_number((high, low), product)
+            high, low = _add_number((high, low), product)
             rounded = rounded + ONE_SUM_ERROR * np.abs(high)
     return high, low, rounded, cut * inner
 
@@ -359,7 +366,7 @@ class _Slices:
         return self.pieces[..., (self.most - stop) * self.inner : (self.most - first) * self.inner, :]
 
 
-def _slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
+def _cut_into_slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
     """Cut numbers into multiples of 2^-bits, 2^(-2 bits) and so on, until less than 2^(-bits most) is left."""
     first, second, axis = numbers.first.copy(), numbers.second, numbers.axis
     inner = first.shape[axis]
@@ -379,7 +386,7 @@ def _slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
 
 
 @dataclass(frozen=True, eq=False)
-class _Power:
+class _ReducedExponent:
     """e^x = 2^exponent head e^rest: head = 2^(j/1024), |rest| < 2^-11."""
 
     exponent: Exponents
@@ -388,11 +395,11 @@ class _Power:
 
 
 @cache
-def _steps() -> tuple[Pair, tuple[float, float, float]]:
+def _power_of_two_table() -> tuple[Pair, tuple[float, float, float]]:
     """Return 2^(j/1024) for every j, and log(2)/1024 in three parts, the first two of 32 bits."""
     with ctx.workprec(256):
         steps = 1 << _TABLE_BITS
-        head = _pairs([(arb(step) / steps * arb(2).log()).exp() for step in range(steps)])
+        head = _pair_from_balls([(arb(step) / steps * arb(2).log()).exp() for step in range(steps)])
         step = arb(2).log() / steps
         parts = []
         for bits in (32, 32, 53):
@@ -404,26 +411,28 @@ def _steps() -> tuple[Pair, tuple[float, float, float]]:
 
 
 @cache
-def _nodes() -> Pair:
+def _expm1_table() -> Pair:
     """Return e^(k/2^20) - 1 for every k up to 360 in size."""
     with ctx.workprec(256):
-        return _pairs([(arb(node) / _NODES).expm1() for node in range(-_LARGEST_NODE, _LARGEST_NODE + 1)])
+        return _pair_from_balls(
+            [(arb(node) / _NODES_PER_UNIT).expm1() for node in range(-_MAX_NODE_INDEX, _MAX_NODE_INDEX + 1)]
+        )
 
 
 @cache
-def _coefficients() -> tuple[Pair, Pair]:
+def _taylor_coefficients() -> tuple[Pair, Pair]:
     with ctx.workprec(256):
-        return _pairs([arb(1) / 6]), _pairs([arb(1) / 24])
+        return _pair_from_balls([arb(1) / 6]), _pair_from_balls([arb(1) / 24])
 
 
-def _pairs(numbers: list[arb]) -> Pair:
+def _pair_from_balls(numbers: list[arb]) -> Pair:
     high = np.array([float(number) for number in numbers])
     return high, np.array([float(number - first) for number, first in zip(numbers, high.tolist(), strict=True)])
 
 
-def _reduced(x: Real, x_low: Real) -> _Power:
+def _reduce_exponent(x: Real, x_low: Real) -> _ReducedExponent:
     """Reduce arguments of the exponential; beyond 760 in size they are 760, where float64 has ended already."""
-    table, parts = _steps()
+    table, parts = _power_of_two_table()
     beyond = np.abs(x) > _LARGEST_EXPONENT
     if beyond.any():
         x, x_low = np.clip(x, -_LARGEST_EXPONENT, _LARGEST_EXPONENT), np.where(beyond, 0.0, x_low)
@@ -434,30 +443,30 @@ def _reduced(x: Real, x_low: Real) -> _Power:
     number = steps.astype(np.int32)
     index = number & ((1 << _TABLE_BITS) - 1)
     head = table[0].take(index), table[1].take(index)
-    return _Power(number >> _TABLE_BITS, head, _fast_two_sum(rest, first + second + third))
+    return _ReducedExponent(number >> _TABLE_BITS, head, _fast_two_sum(rest, first + second + third))
 
 
-def _less_one(s: Pair) -> Pair:
+def _expm1_small(s: Pair) -> Pair:
     """Return e^s - 1 for |s| < 2^-11, as exact relative to itself as s is."""
-    sixth, small = _coefficients()
+    sixth, small = _taylor_coefficients()
     tail = s[0] * (1 / 120 + s[0] * (1 / 720 + s[0] * (1 / 5040 + s[0] / 40320)))
-    series = _product(s, _plus_number(small, tail))
-    series = _product(s, _sum(sixth, series))
-    series = _product(s, _plus_number(series, np.full((1, 1), 0.5)))
-    return _product(s, _plus_number(series, np.ones((1, 1))))
+    series = _multiply_pairs(s, _add_number(small, tail))
+    series = _multiply_pairs(s, _add_pairs(sixth, series))
+    series = _multiply_pairs(s, _add_number(series, np.full((1, 1), 0.5)))
+    return _multiply_pairs(s, _add_number(series, np.ones((1, 1))))
 
 
-def _less_one_near(s: Pair, nodes: Real) -> Pair:
+def _expm1_near_node(s: Pair, nodes: Real) -> Pair:
     """Return e^t - 1 for the remainder t = s - node, |t| <= 2^-21, to within 2^-111; t is exact."""
-    t, low = s[0] - nodes / _NODES, s[1]
+    t, low = s[0] - nodes / _NODES_PER_UNIT, s[1]
     square = t * t
-    upper, lower = _halves(t)
+    upper, lower = _split_halves(t)
     error = (upper * upper - square) + lower * (t + upper)
     high, first = _fast_two_sum(t, 0.5 * square)
     return high, first + (low + (0.5 * error + t * low + t * square * (1 / 6 + t * (1 / 24))))
 
 
-def _scaled(pair: Pair, exponent: Exponents) -> Pair:
+def _ldexp_pair(pair: Pair, exponent: Exponents) -> Pair:
     return np.ldexp(pair[0], exponent), np.ldexp(pair[1], exponent)
 
 
@@ -474,7 +483,7 @@ def _fast_two_sum(x: Real, y: Real) -> Pair:
     return total, y - (total - x)
 
 
-def _halves(x: Real) -> Pair:
+def _split_halves(x: Real) -> Pair:
     """Cut into two numbers of 26 bits (Veltkamp)."""
     grown = _SPLITTER * x
     upper = grown - (grown - x)
@@ -484,29 +493,29 @@ def _halves(x: Real) -> Pair:
 def _two_product(x: Real, y: Real) -> Pair:
     """Return the product and its error, exactly except for underflow (Dekker)."""
     product = x * y
-    (a, b), (c, d) = _halves(x), _halves(y)
+    (a, b), (c, d) = _split_halves(x), _split_halves(y)
     return product, (((a * c - product) + a * d) + b * c) + b * d
 
 
-def _sum(x: Pair, y: Pair) -> Pair:
+def _add_pairs(x: Pair, y: Pair) -> Pair:
     high, rest = _two_sum(x[0], y[0])
     low, least = _two_sum(x[1], y[1])
     high, rest = _fast_two_sum(high, rest + low)
     return _fast_two_sum(high, least + rest)
 
 
-def _plus_number(x: Pair, y: Real) -> Pair:
+def _add_number(x: Pair, y: Real) -> Pair:
     """Add one float64 number."""
     high, rest = _two_sum(x[0], y)
     return _fast_two_sum(high, x[1] + rest)
 
 
-def _product(x: Pair, y: Pair) -> Pair:
+def _multiply_pairs(x: Pair, y: Pair) -> Pair:
     high, rest = _two_product(x[0], y[0])
     return _fast_two_sum(high, rest + (x[0] * y[1] + x[1] * y[0]))
 
 
-def _quotient(x: Pair, y: Pair) -> Pair:
+def _divide_pairs(x: Pair, y: Pair) -> Pair:
     high = x[0] / y[0]
     product, rest = _two_product(y[0], high)
     product, low = _fast_two_sum(product, y[1] * high)
@@ -514,7 +523,7 @@ def _quotient(x: Pair, y: Pair) -> Pair:
     return _fast_two_sum(high, ((x[0] - product) + (x[1] - low)) / y[0])
 
 
-def _square_root(x: Pair) -> Pair:
+def _sqrt_pair(x: Pair) -> Pair:
     high = np.sqrt(x[0])
     product, rest = _two_product(high, high)
     return _fast_two_sum(high, (((x[0] - product) - rest) + x[1]) / (2 * high))

@@ -25,7 +25,7 @@ from attncheck.spec.rounding import FORMATS, SCALE_FORMATS, Quantization, Roundi
 
 Real = NDArray[np.float64]
 
-_OWN_ROUNDING = 1 + 2.0**-30
+_FLOAT64_SLACK = 1 + 2.0**-30
 """The formulas are sums of non-negative terms: float64 evaluates them far better than this."""
 ZERO: Real = np.zeros((1, 1))
 """An error, or a variance, that is known to be 0 everywhere, so that no sum needs it."""
@@ -52,9 +52,9 @@ class Elementwise:
         arrays = {name: function(part) for name, part in parts.items() if isinstance(part, np.ndarray)}
         return replace(self, **arrays)
 
-    def for_query_heads(self, heads: int) -> Self:
+    def repeat_heads(self, heads: int) -> Self:
         """Repeat each head of a key or value for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
-        return self.mapped(lambda part: for_query_heads(part, heads))
+        return self.mapped(lambda part: repeat_heads(part, heads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Operand(Elementwise):
         """Return the bound of a computed operand."""
         max_error, variance = self.errors
         variance = variance if self.common is None else variance + self.common * self.value**2
-        return bound_of(self.value, max_error, variance, 0.0)
+        return make_bound(self.value, max_error, variance, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +101,11 @@ class Logits(Elementwise):
     """One stage between the product of query and key and the softmax, and its error per element.
 
     ``max_error`` is D. ``independent`` (tau^2) is the variance of errors that each key has for itself, ``shared`` of
-    errors that the keys of a row may have in common; ``floor`` is absolute, from underflow, and no part of them; nor is
-    ``proportion``, the variance of a relative error that all scores have in common. ``constant`` says which are one and
-    the same number, error and all, and not computed from query and key. ``given_back``, (..., Lq, 1), is what rounding
-    takes of a number that a row's scores lost and its log_sum_exp gets back.
+    errors that the keys of a row may have in common. ``floor`` is an absolute error by underflow, and
+    ``score_scale_error_variance`` the variance of a relative error that all scores have in common; the variances before
+    include neither. ``constant`` flags elements that are one and the same number, error included, and not computed from
+    query and key. ``restored_mean_error``, (..., Lq, 1), is the rounding of a number that was subtracted from a row's
+    scores and is added to its log_sum_exp.
     """
 
     value: Real
@@ -112,25 +113,29 @@ class Logits(Elementwise):
     independent: Real
     shared: Real
     floor: Real
-    proportion: float = 0.0
+    score_scale_error_variance: float = 0.0
     constant: NDArray[np.bool_] | None = None
-    given_back: Real | None = None
+    restored_mean_error: Real | None = None
 
     def shared_with_proportion(self, scores: Real) -> Real:
         """Return the shared variance after another step, which shares an error in proportion to ``scores``."""
-        return self.shared + self.proportion * scores * scores if self.proportion else self.shared
+        return (
+            self.shared + self.score_scale_error_variance * scores * scores
+            if self.score_scale_error_variance
+            else self.shared
+        )
 
     def bound(self, rounding: RoundingModel) -> Bound:
         """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
         exact, max_error, floor = self.value, self.max_error, self.floor
-        variance = added(self.independent, self.shared)
-        if self.proportion:
-            variance = variance + self.proportion * exact * exact
+        variance = add_errors(self.independent, self.shared)
+        if self.score_scale_error_variance:
+            variance = variance + self.score_scale_error_variance * exact * exact
         if rounding.output_unit > rounding.score_unit:
             max_error = max_error + rounding.output_unit * (np.abs(exact) + max_error) + rounding.output_underflow
             variance = variance + rounding.output_unit**2 * exact * exact
             floor = floor + rounding.output_underflow
-        return bound_of(exact, max_error, variance, floor)
+        return make_bound(exact, max_error, variance, floor)
 
 
 def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
@@ -139,7 +144,7 @@ def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
     return Logits(value, zero if max_error is None else max_error, zero, zero, zero)
 
 
-def split_logits(
+def logits_with_shared_variance(
     value: Real, max_error: Real, variance: Real, shared: Real, floor: Real, rounding: RoundingModel
 ) -> Logits:
     """Return logits, part of whose variance is from errors that the keys of a row may have in common.
@@ -155,37 +160,37 @@ class BoundedStage:
     """A stage after the softmax, with its bound as it is returned."""
 
     value: Real
-    finished: Bound
+    final_bound: Bound
 
     @property
     def errors(self) -> tuple[Real, Real]:
         """The largest error of each element and its variance."""
-        return self.finished.max_error, self.finished.sigma**2
+        return self.final_bound.max_error, self.final_bound.sigma**2
 
     def bound(self, _: RoundingModel) -> Bound:
         """Return the bound."""
-        return self.finished
+        return self.final_bound
 
 
-def bound_of(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
+def make_bound(exact: Real, max_error: Real, variance: Real, floor: Real | float) -> Bound:
     """Make a bound; 0 if the exact value is not finite, since such values are compared and not measured."""
-    largest = largest_of(exact, max_error)
+    largest = usable_max_error(exact, max_error)
     scale, known = np.sqrt(variance), variance >= _MIN_VARIANCE
     scale = np.fmin(scale + floor, largest)
     # Where nothing is known of the variance it is NaN, infinite, or too small.
     return Bound(largest, scale if known.all() else np.where(known, scale, largest))
 
 
-def largest_of(exact: Real, max_error: Real) -> Real:
+def usable_max_error(exact: Real, max_error: Real) -> Real:
     """Return the error to judge by: infinite if it is NaN, and 0 if the exact value is not finite."""
-    largest: Real = max_error * _OWN_ROUNDING
+    largest: Real = max_error * _FLOAT64_SLACK
     if math.isnan(largest.max(initial=0.0)):
         largest = np.where(np.isnan(largest), np.inf, largest)
     judged = np.isfinite(exact)
     return largest if largest.shape == exact.shape and judged.all() else np.where(judged, largest, 0.0)
 
 
-def added(first: Real, second: Real) -> Real:
+def add_errors(first: Real, second: Real) -> Real:
     """Add two errors, or variances, each of which may be ``ZERO``."""
     if second is ZERO:
         return first
@@ -197,14 +202,14 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
     return ORDER_FACTOR * unit**2 * (length * (total_square / 3 + squares / 6) + squares)
 
 
-def sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
+def relative_sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
     """Return the relative error of a sum of so many products: beyond N of them, sums of sums are added up."""
     within = np.minimum(terms, rounding.sum_length)
     error: Real = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
     return error
 
 
-def variance_of_sum(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
+def inner_product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of a sum of products, whose factors are exact.
 
     The squares of sums of N products each have the mean (N/n) s^2 + (1 - N/n) Q in all. Partial sums that are cut off
@@ -218,21 +223,21 @@ def variance_of_sum(rounding: RoundingModel, length: int | Real, total_square: R
     return summation_variance(rounding.accumulate_unit, within, total_square, squares * (3 * parts - 2)) * cut
 
 
-def product_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:
+def matmul_variance_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:
     """Return the factors of the square of an inner product, and of the sum of the squares of its terms.
 
     They make its variance in a product of matrices, of which both factors may be rounded. Where they are cut off
     instead, what all have in common of that is a relative error of the result.
     """
-    of_total, of_squares = (variance_of_sum(rounding, length, *terms) for terms in ((_ONE, ZERO), (ZERO, _ONE)))
+    of_total, of_squares = (inner_product_variance(rounding, length, *terms) for terms in ((_ONE, ZERO), (ZERO, _ONE)))
     if not rounding.product_unit:
         return of_total, of_squares
     return of_total + rounding.product_common, of_squares + 2 * rounding.product_spread**2
 
 
-def product_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
+def matmul_variance(rounding: RoundingModel, length: int | Real, total_square: Real, squares: Real) -> Real:
     """Return the variance of an inner product in a product of matrices."""
-    of_total, of_squares = product_factors(rounding, length)
+    of_total, of_squares = matmul_variance_factors(rounding, length)
     return of_total * total_square + of_squares * squares
 
 
@@ -243,12 +248,12 @@ class Ball(Elementwise):
     value: Real
     radius: Real
 
-    def radius_of_product(self, value: Real, radius: Real) -> Real:
+    def matmul_radius(self, value: Real, radius: Real) -> Real:
         """Return how far a product of matrices with another ball moves: |x'y' - xy| <= |x| r_y + r_x (|y| + r_y)."""
         return np.abs(self.value) @ radius + self.radius @ (np.abs(value) + radius)
 
 
-def for_query_heads(array: Real, heads: int) -> Real:
+def repeat_heads(array: Real, heads: int) -> Real:
     """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
     key_heads = array.shape[-3] if array.ndim > 2 else 1
     return array if key_heads in (1, heads) else np.repeat(array, heads // key_heads, -3)
@@ -256,22 +261,22 @@ def for_query_heads(array: Real, heads: int) -> Real:
 
 def every_head(array: Real, heads: int) -> Real:
     """Return keys or values of every query head, broadcast if one serves all."""
-    shared = for_query_heads(array, heads)
+    shared = repeat_heads(array, heads)
     return np.broadcast_to(shared, (*shared.shape[:-3], heads, *shared.shape[-2:]))
 
 
-def heads_of(array: Real) -> int:
+def count_heads(array: Real) -> int:
     """Return the number of heads of a query, or of what follows from it."""
     return array.shape[-3] if array.ndim > 2 else 1
 
 
-def sum_of_row(array: Real) -> Real:
+def row_sums(array: Real) -> Real:
     """Add the keys of a row up: (..., Lq, 1)."""
     total: Real = array.sum(axis=-1, keepdims=True)
     return total
 
 
-def sum_of_products(first: Real, second: Real) -> Real:
+def row_dot_products(first: Real, second: Real) -> Real:
     """Return the sum of the products of each row of two arrays of one shape: (..., L, 1)."""
     total: Real = np.vecdot(first, second)[..., np.newaxis]
     return total
@@ -287,16 +292,16 @@ def as_float64(array: NDArray[Any]) -> Real:
     return np.asarray(array).astype(np.float64, copy=False)
 
 
-def finite(array: Real) -> Real:
+def zero_nonfinite(array: Real) -> Real:
     """Set numbers that are not finite to 0; a matrix product would spread them to rows that never attend to them."""
     inside = np.isfinite(array)
     return array if inside.all() else np.where(inside, array, 0.0)
 
 
-_SINGLE = FORMATS["float32"].unit_roundoff
+_FLOAT32_UNIT = FORMATS["float32"].unit_roundoff
 
 
-def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> Operand:
+def quantized_operand(name: str, operand: Operand, rounding: RoundingModel) -> Operand:
     """Return the operand of a product, (..., L, D), as the class stores it: perhaps less a mean, off by its codes."""
     quantization = rounding.quantization_of(name)
     if quantization is None or not operand.value.size:
@@ -304,13 +309,13 @@ def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> O
     less, of_mean = operand.value, np.zeros(())
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
     if quantization.is_centred:
-        mean, of_mean = mean_of(operand.value, quantization), error_of_mean(name, operand, rounding)
-        less = _without_mean(operand.value, mean, name, quantization)
+        mean, of_mean = quantization_mean(operand.value, quantization), mean_subtraction_error(name, operand, rounding)
+        less = _subtract_mean(operand.value, mean, name, quantization)
         # A mean that is added up in pairs and stored in the format of results is another one.
-        apart = _PAIRS * rounding.output_unit * mean_of(np.abs(operand.value), quantization)
+        apart = _PAIRWISE_SUM_UNITS * rounding.output_unit * quantization_mean(np.abs(operand.value), quantization)
         less = less + np.copysign(apart, less)
-        size = np.abs(finite(less)) + (size - np.abs(finite(operand.value))) + of_mean
-    error = error_of_codes(name, size, rounding) + of_mean
+        size = np.abs(zero_nonfinite(less)) + (size - np.abs(zero_nonfinite(operand.value))) + of_mean
+    error = quantization_error(name, size, rounding) + of_mean
     variance = error * error
     return replace(
         operand,
@@ -320,19 +325,19 @@ def stored_operand_of(name: str, operand: Operand, rounding: RoundingModel) -> O
     )
 
 
-_PAIRS = 8
+_PAIRWISE_SUM_UNITS = 8
 """A mean of 2^8 rows, added up in pairs, is off by so many units of their mean magnitude."""
 
 
-def mean_of(value: Real, quantization: Quantization) -> Real:
+def quantization_mean(value: Real, quantization: Quantization) -> Real:
     """Return the mean of each head or block of an operand, (..., L, D), which is subtracted before it becomes codes."""
     length = value.shape[-2]
     starts = np.arange(0, length, quantization.mean_of or length)
     rows = np.diff([*starts, length])
-    return np.repeat(np.add.reduceat(finite(value), starts, axis=-2) / rows[:, np.newaxis], rows, axis=-2)
+    return np.repeat(np.add.reduceat(zero_nonfinite(value), starts, axis=-2) / rows[:, np.newaxis], rows, axis=-2)
 
 
-def _without_mean(value: Real, mean: Real, name: str, quantization: Quantization) -> Real:
+def _subtract_mean(value: Real, mean: Real, name: str, quantization: Quantization) -> Real:
     """Subtract the mean. A last block of queries may have been filled with zeros, which lessen its mean."""
     less, length = value - mean, value.shape[-2]
     if name == "key":
@@ -342,36 +347,41 @@ def _without_mean(value: Real, mean: Real, name: str, quantization: Quantization
     return np.where(is_less, less, value)
 
 
-def error_of_mean(name: str, operand: Operand, rounding: RoundingModel) -> Real:
+def mean_subtraction_error(name: str, operand: Operand, rounding: RoundingModel) -> Real:
     """Bound the error of each element by the subtraction of a mean whose product is added back later."""
     quantization = rounding.quantization_of(name)
     if quantization is None or not quantization.is_centred or not operand.value.size:
         return ZERO
-    mean, (length, width) = mean_of(operand.value, quantization), operand.value.shape[-2:]
+    mean, (length, width) = quantization_mean(operand.value, quantization), operand.value.shape[-2:]
     size = np.where(np.isfinite(operand.value), operand.magnitude, 0.0)
-    summed = width * rounding.of_scores.accumulate_unit + (length + 4) * _SINGLE
-    error: Real = rounding.output_unit * np.abs(finite(operand.value) - mean) + summed * (size + np.abs(mean))
+    summed = width * rounding.for_scores.accumulate_unit + (length + 4) * _FLOAT32_UNIT
+    error: Real = rounding.output_unit * np.abs(zero_nonfinite(operand.value) - mean) + summed * (size + np.abs(mean))
     return error
 
 
-def error_of_given_back(query: Operand, key: Operand, rounding: RoundingModel) -> Real | None:
+def restored_mean_error(query: Operand, key: Operand, rounding: RoundingModel) -> Real | None:
     """Bound the error of q m, m the keys' mean, which log_sum_exp adds back in the format of results: (..., Lq, 1)."""
     quantization, unit = rounding.quantization_of("key"), rounding.output_unit
     if quantization is None or not quantization.is_centred or not key.value.size:
         return None
     mean, apart = (
-        transposed(for_query_heads(mean_of(numbers, quantization)[..., :1, :], heads_of(query.value)))
-        for numbers in (key.value, _PAIRS * unit * np.abs(key.value))
+        transposed(repeat_heads(quantization_mean(numbers, quantization)[..., :1, :], count_heads(query.value)))
+        for numbers in (key.value, _PAIRWISE_SUM_UNITS * unit * np.abs(key.value))
     )
-    product = np.abs(finite(query.value) @ mean) + finite(query.magnitude) @ apart
+    product = np.abs(zero_nonfinite(query.value) @ mean) + zero_nonfinite(query.magnitude) @ apart
     moved = 0.0 if query.max_error is None else query.max_error @ np.abs(mean)
     return unit * (product + moved) + rounding.output_underflow
 
 
-_TOGETHER: Mapping[str, tuple[int, ...] | None] = {"row": (-1,), "channel": (-2,), "head": (-2, -1), "tensor": None}
+_AXES_SHARING_SCALE: Mapping[str, tuple[int, ...] | None] = {
+    "row": (-1,),
+    "channel": (-2,),
+    "head": (-2, -1),
+    "tensor": None,
+}
 
 
-def error_of_codes(name: str, size: Real, rounding: RoundingModel, whole: Real | float | None = None) -> Real:
+def quantization_error(name: str, size: Real, rounding: RoundingModel, whole: Real | float | None = None) -> Real:
     """Return what codes lose of an operand, by the largest size of each element; ``ZERO`` where it has none.
 
     ``whole`` is what a second scale makes the largest code of, if not the largest of all.
@@ -383,21 +393,21 @@ def error_of_codes(name: str, size: Real, rounding: RoundingModel, whole: Real |
     if quantization.per == "none":
         scale, lost = np.ones(()), np.maximum(size - min(grid.largest, grid.shorter), 0.0)
     else:
-        kept, scale = SCALE_FORMATS[quantization.scale_in], _largest_of_block(size, quantization) / grid.largest
+        kept, scale = SCALE_FORMATS[quantization.scale_in], _block_maxima(size, quantization) / grid.largest
         largest = scale.max() if whole is None else whole / grid.largest
         least = kept.least * largest if kept.second else kept.least
-        scale, lost = (1 + kept.unit) * scale + least, quantization.lost_to_scale * size + least * grid.largest
+        scale, lost = (1 + kept.unit) * scale + least, quantization.scale_error * size + least * grid.largest
         lost = lost + np.maximum(size - kept.largest * grid.largest, 0.0)
     unit = max(grid.unit / (1 + grid.unit), 1 - grid.shorter / grid.largest)
-    error: Real = np.maximum(unit * size, scale * (grid.step / 2)) + 4 * _SINGLE * size + lost
+    error: Real = np.maximum(unit * size, scale * (grid.step / 2)) + 4 * _FLOAT32_UNIT * size + lost
     return np.where(size > 0, error, 0.0)
 
 
-def _largest_of_block(size: Real, quantization: Quantization) -> Real:
+def _block_maxima(size: Real, quantization: Quantization) -> Real:
     """Return, for each element, the largest magnitude of the elements that share its scale."""
     largest: Real
-    if quantization.per in _TOGETHER:
-        largest = size.max(axis=_TOGETHER[quantization.per], keepdims=True)
+    if quantization.per in _AXES_SHARING_SCALE:
+        largest = size.max(axis=_AXES_SHARING_SCALE[quantization.per], keepdims=True)
         return largest
     axis = -1 if quantization.per == "columns" else -2
     shared = size.max(axis=-1, keepdims=True) if quantization.per == "rows" else size

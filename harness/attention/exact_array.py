@@ -2,7 +2,7 @@
 
 A rule is stated once and runs in two arithmetics. ``DoubleWords`` (``double_words``) is fast and has 106 bits;
 ``Balls`` (``balls``) has as many as are asked for. Every operation gives an enclosure of the result for any numbers
-within the operands' radii. ``Scales`` has no radii, and says what those of double words are small beside. Shapes
+within the operands' radii. ``Magnitudes`` has no radii, and says what those of double words are small beside. Shapes
 broadcast as NumPy's do. An ``Enclosure`` is a true value as two float64 numbers and a proven radius.
 """
 
@@ -43,31 +43,31 @@ class ExactArray(ABC):
         """Take finite numbers as exact."""
 
     @classmethod
-    def of(cls, stored: NDArray[Any]) -> Self:
+    def from_stored(cls, stored: NDArray[Any]) -> Self:
         """Take stored numbers as exact; -inf becomes a place that is not attended."""
         numbers = stored.astype(np.float64)
         if np.isfinite(numbers).all():
             return cls.of_numbers(numbers)
         attended = numbers != -np.inf
-        return cls.of_numbers(np.where(attended, numbers, 0.0)).restricted_to(attended)
+        return cls.of_numbers(np.where(attended, numbers, 0.0)).keep_allowed(attended)
 
     @abstractmethod
-    def split(self) -> tuple[Real, Real, Real]:
+    def high_low_radius(self) -> tuple[Real, Real, Real]:
         """Return high, low and radius with |x - (high + low)| <= radius; an infinite radius where nothing is known."""
 
     @abstractmethod
     def is_zero(self) -> Flags:
         """Return which numbers are exactly 0."""
 
-    def is_small_beside(self, sizes: ExactArray, tolerance: float) -> Flags:
+    def has_small_radius(self, sizes: ExactArray, tolerance: float) -> Flags:
         """Return which radii are at most ``tolerance`` times ``sizes``, none of which is negative."""
-        radius = self.split()[2]
-        largest = np.minimum(sizes.split()[0], np.finfo(np.float64).max)
+        radius = self.high_low_radius()[2]
+        largest = np.minimum(sizes.high_low_radius()[0], np.finfo(np.float64).max)
         return (radius <= tolerance * largest) & np.isfinite(radius)
 
-    def largest_of_rows(self) -> Self:
+    def row_maxima(self) -> Self:
         """Return some exact number near the largest attended one of each row, 0 where there is none: (..., 1)."""
-        high = self.split()[0]
+        high = self.high_low_radius()[0]
         attended = high if self.attended is None else np.where(self.attended, high, -np.inf)
         largest = attended.max(axis=-1, keepdims=True, initial=-np.inf)
         return self.of_numbers(np.where(np.isfinite(largest), largest, 0.0))
@@ -155,33 +155,33 @@ class ExactArray(ABC):
             if axis == -1:
                 total = total._row_sums()
                 continue
-            last = total.rearranged(partial(np.moveaxis, source=axis, destination=-1))
-            total = last._row_sums().rearranged(partial(np.moveaxis, source=-1, destination=axis))
+            last = total.map_parts(partial(np.moveaxis, source=axis, destination=-1))
+            total = last._row_sums().map_parts(partial(np.moveaxis, source=-1, destination=axis))
         return total
 
-    def rearranged(self, function: Rearrangement) -> Self:
+    def map_parts(self, function: Rearrangement) -> Self:
         """Rearrange, repeat or leave out elements."""
         attended = None if self.attended is None else function(self.attended)
         return type(self)(tuple(map(function, self.parts)), attended)
 
     def reshaped(self, shape: Shape) -> Self:
         """Return the same elements in another shape."""
-        return self.rearranged(lambda part: part.reshape(shape))
+        return self.map_parts(lambda part: part.reshape(shape))
 
     def transposed(self) -> Self:
         """Swap the last two axes."""
-        return self.rearranged(lambda part: part.swapaxes(-1, -2))
+        return self.map_parts(lambda part: part.swapaxes(-1, -2))
 
-    def for_heads_of(self, query: Self) -> Self:
+    def repeat_heads_for(self, query: Self) -> Self:
         """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
         key_heads, query_heads = (array.shape[-3] if len(array.shape) > 2 else 1 for array in (self, query))
         return (
             self
             if key_heads == 1 or key_heads >= query_heads
-            else self.rearranged(lambda part: part.repeat(query_heads // key_heads, axis=-3))
+            else self.map_parts(lambda part: part.repeat(query_heads // key_heads, axis=-3))
         )
 
-    def summed_in_groups(self, heads: int) -> Self:
+    def sum_head_groups(self, heads: int) -> Self:
         """Add the heads of each group up: (B, H, L, D) -> (B, Hkv, L, D)."""
         *batch, query_heads, length, width = self.shape
         if query_heads == heads:
@@ -198,7 +198,7 @@ class ExactArray(ABC):
         parts = (np.where(flags, kept, new) for kept, new in pairs)
         return type(self)(tuple(parts), self.attended)
 
-    def with_part(self, index: Any, inserted: Self) -> Self:
+    def replace_at(self, index: Any, inserted: Self) -> Self:
         """Replace the numbers at an index."""
 
         def replaced(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
@@ -212,22 +212,22 @@ class ExactArray(ABC):
         mine, theirs = (np.True_ if array.attended is None else array.attended for array in (self, inserted))
         return type(self)(parts, replaced(np.broadcast_to(mine, self.shape), np.asarray(theirs)))
 
-    def restricted_to(self, allowed: Flags | None) -> Self:
+    def keep_allowed(self, allowed: Flags | None) -> Self:
         """Set numbers that are not allowed to -inf."""
-        return type(self)(self.parts, both(self.attended, allowed))
+        return type(self)(self.parts, intersect_flags(self.attended, allowed))
 
     def with_attended(self, attended: Flags | None = None) -> Self:
         """Replace ``attended`` by other flags, or by None."""
         return type(self)(self.parts, attended)
 
 
-def joined(arrays: Sequence[Array], axis: int) -> Array:
+def concatenate(arrays: Sequence[Array], axis: int) -> Array:
     """Lay arrays without -inf one after the other."""
     parts = zip(*(array.parts for array in arrays), strict=True)
     return type(arrays[0])(tuple(np.concatenate(pieces, axis) for pieces in parts))
 
 
-def both(first: Flags | None, second: Flags | None) -> Flags | None:
+def intersect_flags(first: Flags | None, second: Flags | None) -> Flags | None:
     """Return the elements that are attended in both; None is everything."""
     if first is None or second is None:
         return second if first is None else first
@@ -243,13 +243,13 @@ class Exponentials:
     total: ExactArray
 
 
-def exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
+def row_exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
     """Take exponentials relative to each row's largest score.
 
     Softmax does not depend on the shift, so any number will do, exactly. In a row without a key there is none, or the
     first ``uniform`` ones count alike.
     """
-    shift, attended = logits.largest_of_rows(), logits.attended
+    shift, attended = logits.row_maxima(), logits.attended
     terms = (logits - shift).with_attended().exp()
     if attended is not None:
         terms = terms.where(attended, 0.0)
@@ -260,16 +260,16 @@ def exponentials(logits: ExactArray, *, uniform: int = 0) -> Exponentials:
     return Exponentials(terms, shift, terms.sum(-1))
 
 
-def normalised(powers: Exponentials) -> ExactArray:
+def divide_by_row_sums(powers: Exponentials) -> ExactArray:
     """Divide each row by its sum: the weights; a row without a term stays 0."""
     return powers.terms * (1 / powers.total.where(~powers.total.is_zero(), 1.0))
 
 
-def log_sum(powers: Exponentials) -> ExactArray:
+def log_row_sums(powers: Exponentials) -> ExactArray:
     """Return the logarithm of each row's sum of e^x, -inf for a row without a term: (..., Lq, Lk) -> (..., Lq, 1)."""
     full = ~powers.total.is_zero()
     sums = powers.total.where(full, 1.0).log() + powers.shift
-    return sums.restricted_to(None if full.all() else full)
+    return sums.keep_allowed(None if full.all() else full)
 
 
 SETTLED: Counter[str] = Counter()
@@ -309,7 +309,7 @@ class Enclosure(Elementwise):
         so small that float64 has no 2^-16 of its last place.
         """
         with np.errstate(all="ignore"):
-            unit = last_place(self.high) * _GRID
+            unit = unit_in_last_place(self.high) * _LOW_WORD_UNITS
             low = np.where(unit > 0, np.rint(self.low / unit) * unit, self.low)
             lost = np.abs(self.low - low)
             wider = np.where(lost == 0, self.radius, np.nextafter(self.radius + lost, np.inf))
@@ -340,10 +340,10 @@ class Enclosure(Elementwise):
         return exact_error
 
 
-_GRID = 2.0**-16
+_LOW_WORD_UNITS = 2.0**-16
 
 
-def last_place(high: Real) -> Real:
+def unit_in_last_place(high: Real) -> Real:
     """Return the distance of numbers to the next larger ones; 1 where float64 has none."""
     with np.errstate(all="ignore"):
         place = np.spacing(np.abs(high))
@@ -352,7 +352,7 @@ def last_place(high: Real) -> Real:
 
 def enclose(array: ExactArray) -> Enclosure:
     """Return exact numbers as an enclosure; -inf for those that are not attended."""
-    high, low, radius = array.split()
+    high, low, radius = array.high_low_radius()
     if array.attended is None:
         return Enclosure(high, low, radius)
     return Enclosure(
@@ -362,7 +362,7 @@ def enclose(array: ExactArray) -> Enclosure:
     )
 
 
-def join(parts: Sequence[Enclosure], axis: int) -> Enclosure:
+def concatenate_enclosures(parts: Sequence[Enclosure], axis: int) -> Enclosure:
     """Lay enclosures one after the other along an axis."""
     if len(parts) == 1:
         return parts[0]

@@ -16,7 +16,7 @@ from attncheck.attention.problem import Computation
 
 
 @dataclass(frozen=True, eq=False)
-class Reach:
+class ReachContext:
     """The arguments of a reach rule: flags of the inputs; where it is said which keys are attended, no others count."""
 
     problem: Computation
@@ -24,36 +24,36 @@ class Reach:
     attended: Flags | None = None
 
 
-def any_of(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
+def any_along(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
     """Reduce axes to whether any is set; they stay, of length 1."""
     return np.asarray(np.any(flags, axis=axis, keepdims=True))
 
 
-def flags_per_head(flags: Flags, of: Flags) -> Flags:
+def repeat_flags_for_heads(flags: Flags, of: Flags) -> Flags:
     """Return for every query head the flags of the key or value head that its group shares."""
     heads, key_heads = of.shape[-3], flags.shape[-3]
     return flags if key_heads == heads else np.repeat(flags, heads // key_heads, axis=-3)
 
 
-def flags_per_group(flags: Flags, kv_heads: int) -> Flags:
+def any_in_head_groups(flags: Flags, kv_heads: int) -> Flags:
     """Collect the query heads that share a key or value head: (B, H, L, D) -> (B, Hkv, L, D)."""
     batch, _, *rest = flags.shape
-    return any_of(flags.reshape(batch, kv_heads, -1, *rest), 2)[:, :, 0]
+    return any_along(flags.reshape(batch, kv_heads, -1, *rest), 2)[:, :, 0]
 
 
-def reach_of_mean(value: Flags, attended: Flags | None) -> Flags:
+def reach_of_weighted_mean(value: Flags, attended: Flags | None) -> Flags:
     """Follow values to the means that they are part of: (..., Lq, Dv), or one row for all."""
     if attended is None:
-        return any_of(value, -2)
+        return any_along(value, -2)
     return np.asarray(attended.astype(np.float32) @ value.astype(np.float32) > 0)
 
 
-def reach_of_scores(*shared: str) -> Callable[[Reach, Flags, Flags], Flags]:
+def make_score_reach(*shared: str) -> Callable[[ReachContext, Flags, Flags], Flags]:
     """Follow queries, keys and what all scores have in common to the scores: a row and a column each."""
 
-    def reach(known: Reach, query: Flags, key: Flags) -> Flags:
-        row = any_of(query, -1)
-        column = np.swapaxes(any_of(flags_per_head(key, row), -1), -1, -2)
+    def reach(known: ReachContext, query: Flags, key: Flags) -> Flags:
+        row = any_along(query, -1)
+        column = np.swapaxes(any_along(repeat_flags_for_heads(key, row), -1), -1, -2)
         return row | column | any(bool(known.flags[name].any()) for name in shared if name in known.flags)
 
     return reach

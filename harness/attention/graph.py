@@ -27,19 +27,25 @@ What has no node is an input.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 from attncheck.attention.backward_sums import GRADIENTS
-from attncheck.attention.caches import LATENT_MEAN, LATENT_PRODUCT, dequantization_of, joined_of, made_of_latents
+from attncheck.attention.caches import (
+    LATENT_MEAN,
+    LATENT_PRODUCT,
+    dequantization_step,
+    latent_projection_step,
+    prepend_cache_step,
+)
 from attncheck.attention.logits import BIAS, MASK, SOFTCAP
 from attncheck.attention.merging import MERGED_MEAN, PART_EXPONENTIALS, PART_LOG_SUM_EXP, PART_LOGITS, PART_WEIGHTS
-from attncheck.attention.normalization import normalization_of
+from attncheck.attention.normalization import normalization_step
 from attncheck.attention.other_scores import ADDITIVE_SCORES, COSINE_SCORES, GENERAL_SCORES
 from attncheck.attention.output_gate import GATED_OUTPUT, GRAD_CONTEXT, GRAD_GATE, SIGMOID, SIGMOID_SLOPE
 from attncheck.attention.problem import LOGITS, Computation
-from attncheck.attention.projection import OUTPUT_PROJECTION, projection_of
-from attncheck.attention.rotary import rotation_of
+from attncheck.attention.projection import OUTPUT_PROJECTION, projection_step
+from attncheck.attention.rotary import rotation_step
 from attncheck.attention.scores import PRODUCT, RAW_SCORES, SCORES
 from attncheck.attention.sinks import GRAD_SINKS, SINKS
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS
@@ -49,24 +55,24 @@ from attncheck.spec import OPERATIONS, PROJECTIONS, QUERY_KEY_VALUE, ROTATIONS
 
 Graph = Mapping[str, GraphNode]
 
-_LATE_NORM = "norm_after_rotation"
+_LATE_NORM_OPTION = "norm_after_rotation"
 _LOGIT_STEPS = {"capped": SOFTCAP, "biased": BIAS, "masked": MASK}
 
-_DOT: Graph = {
+_DOT_PRODUCT_GRAPH: Graph = {
     "product": GraphNode(PRODUCT, ("query", "key")),
     "raw_scores": GraphNode(RAW_SCORES, ("product",)),
     "scores": GraphNode(SCORES, ("product",)),
 }
-_MERGED: Graph = {
+_MERGE_GRAPH: Graph = {
     "logits": GraphNode(PART_LOGITS, ("scores",)),
     "exponentials": GraphNode(PART_EXPONENTIALS, ("logits",)),
     "weights": GraphNode(PART_WEIGHTS, ("exponentials",)),
     "log_sum_exp": GraphNode(PART_LOG_SUM_EXP, ("exponentials",)),
     "output": GraphNode(MERGED_MEAN, ("weights", "row_values")),
 }
-_SCORES: Mapping[str, Graph] = {
-    "dot": _DOT,
-    "scaled_dot": _DOT,
+_SCORE_GRAPHS: Mapping[str, Graph] = {
+    "dot": _DOT_PRODUCT_GRAPH,
+    "scaled_dot": _DOT_PRODUCT_GRAPH,
     "general": {"scores": GraphNode(GENERAL_SCORES, ("query", "key"))},
     "additive": {"scores": GraphNode(ADDITIVE_SCORES, ("query", "key"))},
     "cosine": {"scores": GraphNode(COSINE_SCORES, ("query", "key"))},
@@ -79,11 +85,11 @@ _INPUTS_WITH_STEPS = frozenset(
 def graph_of(problem: Computation) -> Graph:
     """Return the nodes of a problem's operation: the step of each, and the nodes that it follows from."""
     present = _INPUTS_WITH_STEPS & problem.inputs.keys()
-    late_norm = {_LATE_NORM} if problem.options.get(_LATE_NORM) else set()
-    return _graph(problem.operation, problem.score, problem.softcap_follows, frozenset(present | late_norm))
+    late_norm = {_LATE_NORM_OPTION} if problem.options.get(_LATE_NORM_OPTION) else set()
+    return _build_graph(problem.operation, problem.score, problem.softcap_follows, frozenset(present | late_norm))
 
 
-def _order(softcap_follows: str) -> tuple[str, ...]:
+def _logit_stage_order(softcap_follows: str) -> tuple[str, ...]:
     """Return the stages that the softmax may follow from, in the order in which they are computed."""
     others = [stage for stage in LOGITS if stage != "capped"]
     index = others.index(softcap_follows) + 1
@@ -91,11 +97,11 @@ def _order(softcap_follows: str) -> tuple[str, ...]:
 
 
 @cache
-def _graph(operation: str, score: str, softcap_follows: str, present: frozenset[str]) -> Graph:
+def _build_graph(operation: str, score: str, softcap_follows: str, present: frozenset[str]) -> Graph:
     if operation == "merge_states":
-        return _MERGED
-    graph = {} if operation in ("softmax", "masking") else dict(_SCORES[score])
-    order = _order(softcap_follows)
+        return _MERGE_GRAPH
+    graph = {} if operation in ("softmax", "masking") else dict(_SCORE_GRAPHS[score])
+    order = _logit_stage_order(softcap_follows)
     graph |= {stage: GraphNode(_LOGIT_STEPS[stage], (before,)) for before, stage in pairwise(order)}
     if "sinks" in present:
         graph["logits"] = GraphNode(SINKS, order[-1:])
@@ -107,41 +113,42 @@ def _graph(operation: str, score: str, softcap_follows: str, present: frozenset[
     if operation == "attention" or OPERATIONS[operation].score:
         graph["output"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
     if operation == "multi_head_attention":
-        graph |= {name: GraphNode(projection_of(name), ()) for name in PROJECTIONS}
+        graph |= {name: GraphNode(projection_step(name), ()) for name in PROJECTIONS}
         graph["context"] = GraphNode(WEIGHTED_MEAN, ("weights", "value"))
         graph["output"] = GraphNode(OUTPUT_PROJECTION, ("context",))
     if operation == "attention_gradients":
         graph |= {**GRADIENTS, "grad_sinks": GraphNode(GRAD_SINKS, ("grad_logits",))}
     if "gate" in present:
-        graph = dict(_with_gate(graph))
+        graph = dict(_insert_gate(graph))
     if "key_projection" in present:
         return {
-            **_with_step_after(graph, "projected", made_of_latents),
+            **_insert_after_inputs(graph, "projected", latent_projection_step),
             "product": GraphNode(LATENT_PRODUCT, ("query", "projected_key")),
             "output": GraphNode(LATENT_MEAN, ("weights", "projected_value")),
         }
     if "key_factor" in present:
         names = QUERY_KEY_VALUE if "query_factor" in present else QUERY_KEY_VALUE[1:]
-        return _with_step_after(graph, "dequantized", dequantization_of, names)
-    wrappers = [_with_rotation] * ("query_cos" in present) + [_with_norm] * ("query_norm" in present)
-    for wrapped in reversed(wrappers) if _LATE_NORM in present else wrappers:  # the last one comes first
+        return _insert_after_inputs(graph, "dequantized", dequantization_step, names)
+    insert_norm = partial(_insert_after_inputs, word="normalized", step_of=normalization_step, names=("query", "key"))
+    wrappers = [_insert_rotation] * ("query_cos" in present) + [insert_norm] * ("query_norm" in present)
+    for wrapped in reversed(wrappers) if _LATE_NORM_OPTION in present else wrappers:  # the last one comes first
         graph = dict(wrapped(graph))
-    return _with_step_after(graph, "joined", joined_of) if "cached_key" in present else graph
+    return _insert_after_inputs(graph, "joined", prepend_cache_step) if "cached_key" in present else graph
 
 
-def _with_step_after(
+def _insert_after_inputs(
     graph: Graph, word: str, step_of: Callable[[str], Step], names: Sequence[str] = ("key", "value")
 ) -> Graph:
     """Insert a step after each of some inputs: everything that follows from the input follows from the step."""
     made = {name: f"{word}_{name}" for name in names}
     moved = {
-        name: GraphNode(node.step, tuple(made.get(operand, operand) for operand in node.follows))
+        name: GraphNode(node.step, tuple(made.get(operand, operand) for operand in node.operands))
         for name, node in graph.items()
     }
     return moved | {made_name: GraphNode(step_of(name), (name,)) for name, made_name in made.items()}
 
 
-def _with_gate(graph: Graph) -> Graph:
+def _insert_gate(graph: Graph) -> Graph:
     """Insert a gate between the mean of the values and the output, or into the gradients."""
     gated = {
         **graph,
@@ -152,7 +159,7 @@ def _with_gate(graph: Graph) -> Graph:
         return {**gated, "output": GraphNode(GATED_OUTPUT, ("context", "sigmoid"))}
     moved = {
         name: GraphNode(
-            node.step, tuple("grad_context" if operand == "grad_output" else operand for operand in node.follows)
+            node.step, tuple("grad_context" if operand == "grad_output" else operand for operand in node.operands)
         )
         for name, node in gated.items()
     }
@@ -164,37 +171,32 @@ def _with_gate(graph: Graph) -> Graph:
     }
 
 
-def _with_norm(graph: Graph) -> Graph:
-    """Insert the normalisation after query and key."""
-    return _with_step_after(graph, "normalized", normalization_of, ("query", "key"))
-
-
-def _with_rotation(graph: Graph) -> Graph:
+def _insert_rotation(graph: Graph) -> Graph:
     """Insert the rotation after query and key, and its transpose before their gradients."""
     rotated = {name.removeprefix("rotated_"): name for name in ROTATIONS}
     gradients = {f"grad_{name}": f"grad_{turned}" for name, turned in rotated.items() if f"grad_{name}" in graph}
     moved = {
         gradients.get(name, name): GraphNode(
-            node.step, tuple(rotated.get(operand, operand) for operand in node.follows)
+            node.step, tuple(rotated.get(operand, operand) for operand in node.operands)
         )
         for name, node in graph.items()
     }
     for name, turned in rotated.items():
-        moved[turned] = GraphNode(rotation_of(name), (name,))
+        moved[turned] = GraphNode(rotation_step(name), (name,))
         if f"grad_{name}" in gradients:
-            moved[f"grad_{name}"] = GraphNode(rotation_of(name, -1), (f"grad_{turned}",))
+            moved[f"grad_{name}"] = GraphNode(rotation_step(name, -1), (f"grad_{turned}",))
     return moved
 
 
-def reached(graph: Graph, stage: str, known: Collection[str]) -> Iterator[str]:
+def iterate_ancestors(graph: Graph, stage: str, known: Collection[str]) -> Iterator[str]:
     """Yield the nodes before a stage, back to the nearest known ones and those included."""
-    for name in graph[stage].follows if stage in graph else ():
+    for name in graph[stage].operands if stage in graph else ():
         yield name
         if name not in known:
-            yield from reached(graph, name, known)
+            yield from iterate_ancestors(graph, name, known)
 
 
-def nearest(graph: Graph, stage: str, known: Iterable[str]) -> set[str]:
+def nearest_known_ancestors(graph: Graph, stage: str, known: Iterable[str]) -> set[str]:
     """Return the known nodes from which a stage follows, without another of them in between."""
     names = set(known)
-    return {name for name in reached(graph, stage, names) if name in names}
+    return {name for name in iterate_ancestors(graph, stage, names) if name in names}

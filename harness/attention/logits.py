@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball, Logits, Real
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of, pass_through
+from attncheck.attention.flags import Flags, ReachContext, any_along, pass_through
 from attncheck.attention.problem import Computation
-from attncheck.attention.step import ErrorContext, RadiusContext, Step, stored_after_bias, stored_logits
+from attncheck.attention.step import (
+    ErrorContext,
+    RadiusContext,
+    Step,
+    biased_logits_from_returned,
+    logits_from_returned,
+)
 from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
 
@@ -24,21 +30,21 @@ from attncheck.spec.rounding import RoundingModel
 def _bias_exact(problem: Computation, before: ExactArray) -> ExactArray:
     if "bias" not in problem.inputs:
         return before
-    return before + problem.exact(problem.on_scores(problem.inputs["bias"], before.shape))
+    return before + problem.exact(problem.broadcast_to_scores(problem.inputs["bias"], before.shape))
 
 
 def _bias_radius(around: RadiusContext, value: Real, before: Ball) -> Real:
     if "bias" not in around.problem.inputs:
         return before.radius
-    radius = around.problem.on_scores(around.radii["bias"], value.shape)
+    radius = around.problem.broadcast_to_scores(around.radii["bias"], value.shape)
     return np.where(np.isinf(value), 0, before.radius + radius)
 
 
 def _bias_error(at: ErrorContext, before: Logits) -> Logits:
-    return _error_of_biased(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
+    return _biased_error(before, at.value, at.rounding) if "bias" in at.problem.inputs else before
 
 
-def _error_of_biased(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
+def _biased_error(error: Logits, after: Real, rounding: RoundingModel) -> Logits:
     before, unit = error.value, rounding.score_unit
     size = np.abs(after)
     max_error = error.max_error + unit * (size + error.max_error) + rounding.score_underflow
@@ -50,13 +56,13 @@ def _error_of_biased(error: Logits, after: Real, rounding: RoundingModel) -> Log
         independent = independent + rounding.compute_unit**2 * parts * parts
     shared = error.shared_with_proportion(before)
     floor = error.floor + rounding.score_underflow
-    return Logits(after, max_error, independent, shared, floor, given_back=error.given_back)
+    return Logits(after, max_error, independent, shared, floor, restored_mean_error=error.restored_mean_error)
 
 
 def exact_grad_bias(problem: Computation, grad_logits: ExactArray) -> ExactArray:
     """Return the gradient in the shape of the bias, of rank 2 at least."""
     columns = slice(None, grad_logits.shape[-1] - problem.added_keys)
-    return exact_sum_of_logits(grad_logits, problem.array("bias").shape, columns)
+    return exact_sum_of_grad_logits(grad_logits, problem.array("bias").shape, columns)
 
 
 def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
@@ -65,37 +71,39 @@ def spread_over(shape: Shape, rank: int) -> tuple[Shape, tuple[int, ...]]:
     return lifted, tuple(axis for axis, length in enumerate(lifted) if length == 1)
 
 
-def exact_sum_of_logits(grad_logits: ExactArray, shape: Shape, columns: slice) -> ExactArray:
+def exact_sum_of_grad_logits(grad_logits: ExactArray, shape: Shape, columns: slice) -> ExactArray:
     """Add up some columns of the logits' gradient over the axes that a shape has not, or has of length 1."""
     _, axes = spread_over(shape, len(grad_logits.shape))
-    chosen = grad_logits.rearranged(lambda part: part[..., columns])
+    chosen = grad_logits.map_parts(lambda part: part[..., columns])
     return chosen.sum(*axes).reshaped(np.atleast_2d(np.empty(shape)).shape)
 
 
-def _bias_reach(known: Reach, before: Flags) -> Flags:
+def _bias_reach(known: ReachContext, before: Flags) -> Flags:
     if "bias" not in known.flags:
         return before
     flags = known.flags["bias"]
     if known.problem.added_keys and flags.shape[-1] > 1:
-        flags = known.problem.on_scores(flags, (*flags.shape[:-1], flags.shape[-1] + known.problem.added_keys))
+        flags = known.problem.broadcast_to_scores(
+            flags, (*flags.shape[:-1], flags.shape[-1] + known.problem.added_keys)
+        )
     return before | flags
 
 
-def reach_of_grad_bias(known: Reach, grad_logits: Flags) -> Flags:
+def reach_of_grad_bias(known: ReachContext, grad_logits: Flags) -> Flags:
     """Collect the logits over which the bias was broadcast; a row is reached as a whole."""
     shape = known.flags["bias"].shape[:-1]
-    reached = any_of(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
-    return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_keys]
+    reached = any_along(grad_logits, tuple(axis for axis, length in enumerate(shape) if length == 1))
+    return reached if reached.shape[-1] == 1 else reached[..., : known.problem.own_key_count]
 
 
-BIAS = Step(_bias_exact, _bias_error, _bias_radius, stored_after_bias, _bias_reach)
+BIAS = Step(_bias_exact, _bias_error, _bias_radius, biased_logits_from_returned, _bias_reach)
 
 
 def _mask_exact(problem: Computation, before: ExactArray) -> ExactArray:
     kept = problem.kept(before.shape)
     if problem.fill is None or kept is None:
-        return before.restricted_to(kept)
-    filled = before.where(kept, problem.number(problem.fill))
+        return before.keep_allowed(kept)
+    filled = before.where(kept, problem.magnitude_if_absolute(problem.fill))
     return filled.with_attended(None if before.attended is None else before.attended | ~kept)
 
 
@@ -105,13 +113,13 @@ def _mask_radius(around: RadiusContext, _: Real, before: Ball) -> Real:
 
 
 def _mask_error(at: ErrorContext, before: Logits) -> Logits:
-    replaced = filled(at.problem, before.value.shape)
+    replaced = flag_filled_scores(at.problem, before.value.shape)
     return replace(before, value=at.value) if replaced is None else _with_fill(at, before, at.value, replaced)
 
 
-def _stored(at: ErrorContext, value: Real) -> Logits:
+def _masked_logits_from_returned(at: ErrorContext, value: Real) -> Logits:
     """Take returned logits; a returned fill is the number that was used."""
-    logits, replaced = stored_after_bias(at, value), filled(at.problem, value.shape)
+    logits, replaced = biased_logits_from_returned(at, value), flag_filled_scores(at.problem, value.shape)
     return logits if replaced is None else _with_fill(at, logits, value, replaced & (value == at.problem.fill))
 
 
@@ -126,11 +134,11 @@ def _with_fill(at: ErrorContext, logits: Logits, value: Real, replaced: NDArray[
         np.where(replaced, 0.0, logits.shared_with_proportion(np.where(np.isinf(of_score), 0.0, of_score))),
         np.where(replaced, 0.0, logits.floor),
         constant=replaced,
-        given_back=logits.given_back,
+        restored_mean_error=logits.restored_mean_error,
     )
 
 
-def filled(problem: Computation, shape: Shape) -> NDArray[np.bool_] | None:
+def flag_filled_scores(problem: Computation, shape: Shape) -> NDArray[np.bool_] | None:
     """Return which scores the fill replaces; None without a fill."""
     kept = None if problem.fill is None else problem.kept(shape)
     return None if kept is None else ~kept
@@ -138,25 +146,25 @@ def filled(problem: Computation, shape: Shape) -> NDArray[np.bool_] | None:
 
 def through_mask(problem: Computation, array: Real) -> Real:
     """Set gradients of scores that a fill replaced to 0, in the scores' shape."""
-    replaced = filled(problem, array.shape)
+    replaced = flag_filled_scores(problem, array.shape)
     return array if replaced is None else np.where(replaced, 0.0, array)
 
 
-def exact_through_mask(problem: Computation, gradients: ExactArray) -> ExactArray:
+def exact_zero_filled_gradients(problem: Computation, gradients: ExactArray) -> ExactArray:
     """Do the same with exact numbers."""
-    replaced = filled(problem, gradients.shape)
+    replaced = flag_filled_scores(problem, gradients.shape)
     return gradients if replaced is None else gradients.where(~replaced, 0.0)
 
 
-def _mask_reach(known: Reach, before: Flags) -> Flags:
+def _mask_reach(known: ReachContext, before: Flags) -> Flags:
     problem = known.problem
     if problem.fill is None or known.attended is None:  # by addition NaN would stay
         return before
-    replaced = filled(problem, known.attended.shape)
+    replaced = flag_filled_scores(problem, known.attended.shape)
     return before if replaced is None else before & ~replaced
 
 
-MASK = Step(_mask_exact, _mask_error, _mask_radius, _stored, _mask_reach)
+MASK = Step(_mask_exact, _mask_error, _mask_radius, _masked_logits_from_returned, _mask_reach)
 
 
 def cap_of(problem: Computation) -> float | None:
@@ -168,7 +176,7 @@ def cap_of(problem: Computation) -> float | None:
 def _softcap_exact(problem: Computation, scores: ExactArray) -> ExactArray:
     if cap_of(problem) is None:
         return scores
-    cap = problem.number(problem.options["softcap"])
+    cap = problem.magnitude_if_absolute(problem.options["softcap"])
     capped = (scores / cap).tanh() * cap
     if capped.attended is None:
         return capped
@@ -182,16 +190,16 @@ def _softcap_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
 
 def _softcap_error(at: ErrorContext, scores: Logits) -> Logits:
     cap = cap_of(at.problem)
-    return scores if cap is None else _error_of_capped(scores, cap, at.value, at.rounding)
+    return scores if cap is None else _capped_error(scores, cap, at.value, at.rounding)
 
 
-def _error_of_capped(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
+def _capped_error(error: Logits, cap: float, value: Real, rounding: RoundingModel) -> Logits:
     # tanh(-inf) is -1 without any error
     before = np.where(error.value == -np.inf, 0.0, error.value)
     size, unit = abs(cap), rounding.score_unit
     ratio = before / cap
-    height, slope = np.abs(np.tanh(ratio)), slope_of_tanh(ratio)
-    rise = rise_of_tanh(ratio, error.max_error / size, rounding)
+    height, slope = np.abs(np.tanh(ratio)), tanh_derivative(ratio)
+    rise = max_tanh_change(ratio, error.max_error / size, rounding)
     relative = rounding.tanh_error + rounding.compute_unit + 2 * unit
     floor = np.asarray(2 * rounding.score_underflow * (1 + size))
     max_error = size * (rise + relative * (height + rise)) * (1 + 8 * rounding.coarsest_unit) + floor
@@ -202,24 +210,26 @@ def _error_of_capped(error: Logits, cap: float, value: Real, rounding: RoundingM
     return Logits(value, max_error, steep * spread + functional, steep * shared, floor + np.sqrt(steep) * error.floor)
 
 
-def rise_of_tanh(argument: Real, moved: Real, rounding: RoundingModel) -> Real:
+def max_tanh_change(argument: Real, moved: Real, rounding: RoundingModel) -> Real:
     """Return dh: how far tanh can move where its argument s / c does, ``moved`` being what the error of s moves it."""
     moved = moved + (2 * rounding.compute_unit + rounding.score_unit) * (np.abs(argument) + moved)
-    return np.minimum(1, slope_of_tanh(argument) + 0.77 * moved) * moved
+    return np.minimum(1, tanh_derivative(argument) + 0.77 * moved) * moved
 
 
-def slope_of_tanh(argument: Real) -> Real:
+def tanh_derivative(argument: Real) -> Real:
     """sech^2 without the cancellation of 1 - tanh^2, nor the overflow of cosh."""
     decay = np.exp(-2 * np.abs(argument))
     slope: Real = 4 * decay / (1 + decay) ** 2
     return slope
 
 
-def exact_slope(problem: Computation, scores: ExactArray) -> ExactArray:
+def exact_softcap_slope(problem: Computation, scores: ExactArray) -> ExactArray:
     """Return the derivative of the softcap: 1 without one."""
     if cap_of(problem) is None:
         return scores.of_numbers(np.ones(scores.shape))
-    decay = (abs(scores / problem.number(problem.options["softcap"])) * -2).exp()  # sech(x) = 2 e^-|x| / (1 + e^-2|x|)
+    decay = (
+        abs(scores / problem.magnitude_if_absolute(problem.options["softcap"])) * -2
+    ).exp()  # sech(x) = 2 e^-|x| / (1 + e^-2|x|)
     return decay * 4 / ((decay + 1) * (decay + 1))
 
 
@@ -230,4 +240,4 @@ def exact_grad_scores(problem: Computation, grad_logits: ExactArray, slope: Exac
     return grad_logits * slope
 
 
-SOFTCAP = Step(_softcap_exact, _softcap_error, _softcap_radius, stored_logits, pass_through)
+SOFTCAP = Step(_softcap_exact, _softcap_error, _softcap_radius, logits_from_returned, pass_through)

@@ -19,9 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Bound, BoundedStage, Logits, Operand, Real, bound_of, exact_logits, finite
-from attncheck.attention.exact_array import ExactArray, Exponentials, log_sum
-from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.errors import (
+    Ball,
+    Bound,
+    BoundedStage,
+    Logits,
+    Operand,
+    Real,
+    exact_logits,
+    make_bound,
+    zero_nonfinite,
+)
+from attncheck.attention.exact_array import ExactArray, Exponentials, log_row_sums
+from attncheck.attention.flags import Flags, ReachContext, any_along
 from attncheck.attention.problem import Computation
 from attncheck.attention.softmax import EXPONENTIALS, LOG_SUM_EXP, WEIGHTS, Softmax, SoftmaxError, Weights
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
@@ -61,7 +71,7 @@ def _mean_rounding(rounding: RoundingModel) -> RoundingModel:
 _TWO = np.array([[2.0]])
 
 
-def _is_natural(problem: Computation) -> bool:
+def _has_natural_base(problem: Computation) -> bool:
     return problem.options.get("lse_base") != "2"
 
 
@@ -69,37 +79,41 @@ def _is_natural(problem: Computation) -> bool:
 
 
 def _exact_logits(problem: Computation, scores: ExactArray) -> ExactArray:
-    return scores if _is_natural(problem) else scores * problem.exact(_TWO).log()
+    return scores if _has_natural_base(problem) else scores * problem.exact(_TWO).log()
 
 
 def _logits_radius(around: RadiusContext, _: Real, scores: Ball) -> Real:
-    return scores.radius if _is_natural(around.problem) else scores.radius * math.log(2)
+    return scores.radius if _has_natural_base(around.problem) else scores.radius * math.log(2)
 
 
 def _logits_error(at: ErrorContext, _: Logits) -> Logits:
     value, rounding = at.value, statistics_rounding(at.rounding)
     attended = value > -np.inf
-    largest, spread = _size_of_rows(value)
-    apart = np.where(attended, finite(value) - finite(value.max(axis=-1, keepdims=True, initial=-np.inf)), 0.0)
+    largest, spread = _row_size_and_spread(value)
+    apart = np.where(
+        attended, zero_nonfinite(value) - zero_nonfinite(value.max(axis=-1, keepdims=True, initial=-np.inf)), 0.0
+    )
     later = np.maximum(attended.sum(axis=-1, keepdims=True) - 2, 0)
-    stored = _stored_on_the_way(largest, spread, rounding)
-    converted = 0.0 if _is_natural(at.problem) else 2 * rounding.compute_unit * np.abs(apart)
+    stored = _intermediate_storage_error(largest, spread, rounding)
+    converted = 0.0 if _has_natural_base(at.problem) else 2 * rounding.compute_unit * np.abs(apart)
     max_error = np.where(attended, later * stored + converted, 0.0)
     variance = np.where(attended, later * stored**2 + converted**2, 0.0)
     return replace(exact_logits(value, max_error), independent=variance)
 
 
-def _size_of_rows(logits: Real) -> tuple[Real, Real]:
+def _row_size_and_spread(logits: Real) -> tuple[Real, Real]:
     """Return S without |L|, and rho, (..., 1): 0 in a row without a part."""
     attended = np.isfinite(logits)
     size = np.where(attended, np.abs(logits), 0.0).max(axis=-1, keepdims=True, initial=0.0)
     highest = np.where(attended, logits, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     lowest = np.where(attended, logits, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
     count = np.maximum(attended.sum(axis=-1, keepdims=True), 1)
-    return size + np.log(count), np.maximum(finite(highest) - finite(lowest), 0.0)  # |L| <= max |s| + log n
+    return size + np.log(count), np.maximum(
+        zero_nonfinite(highest) - zero_nonfinite(lowest), 0.0
+    )  # |L| <= max |s| + log n
 
 
-def _stored_on_the_way(largest: Real, spread: Real, rounding: RoundingModel) -> Real:
+def _intermediate_storage_error(largest: Real, spread: Real, rounding: RoundingModel) -> Real:
     """Return eta: the error that each L stored on the way adds to all later ones."""
     unit = rounding.compute_unit
     return unit * (largest + 2 * spread) + rounding.log_error + rounding.exp_error + 4 * unit
@@ -133,35 +147,39 @@ PART_WEIGHTS = replace(WEIGHTS, error=lambda at, rows: _PartWeights(at.value, ro
 
 
 def _exact_log_sum_exp(problem: Computation, powers: Exponentials) -> ExactArray:
-    total = log_sum(powers)
-    return total if _is_natural(problem) else total / problem.exact(_TWO).log()
+    total = log_row_sums(powers)
+    return total if _has_natural_base(problem) else total / problem.exact(_TWO).log()
 
 
 def _log_sum_exp(problem: Computation, both: Softmax) -> Real:
-    return both.log_sum_exp if _is_natural(problem) else both.log_sum_exp / math.log(2)
+    return both.log_sum_exp if _has_natural_base(problem) else both.log_sum_exp / math.log(2)
 
 
 def _log_sum_exp_radius(around: RadiusContext, _: Real, both: Any) -> Real:
     radius: Real = both.radius.log_sum_exp
-    return radius if _is_natural(around.problem) else radius / math.log(2)
+    return radius if _has_natural_base(around.problem) else radius / math.log(2)
 
 
 def _log_sum_exp_error(at: ErrorContext, rows: SoftmaxError) -> BoundedStage:
-    rounding, base = statistics_rounding(at.rounding), 1.0 if _is_natural(at.problem) else math.log(2)
-    natural = replace(at, rounding=rounding, own_value=lambda: at.value * base)
-    natural_bound: Bound = LOG_SUM_EXP.error(natural, rows).finished
+    rounding, base = statistics_rounding(at.rounding), 1.0 if _has_natural_base(at.problem) else math.log(2)
+    natural = replace(at, rounding=rounding, compute_value=lambda: at.value * base)
+    natural_bound: Bound = LOG_SUM_EXP.error(natural, rows).final_bound
     logits = np.where(rows.attended, rows.shifted + rows.maximum, -np.inf)
-    stored = np.where(rows.count > 0, _stored_on_the_way(*_size_of_rows(logits), rounding), 0.0)[..., 0]
+    stored = np.where(rows.count > 0, _intermediate_storage_error(*_row_size_and_spread(logits), rounding), 0.0)[..., 0]
     max_error, variance = (natural_bound.max_error + stored) / base, (natural_bound.sigma**2 + stored**2) / base**2
     if base != 1:
-        size = np.abs(finite(at.value))
+        size = np.abs(zero_nonfinite(at.value))
         max_error = max_error + 2 * rounding.compute_unit * (size + max_error)
         variance = variance + 2 * (rounding.compute_unit * size) ** 2
-    return BoundedStage(at.value, bound_of(at.value, max_error, variance, rounding.output_underflow))
+    return BoundedStage(at.value, make_bound(at.value, max_error, variance, rounding.output_underflow))
 
 
 PART_LOG_SUM_EXP = replace(
-    LOG_SUM_EXP, exact=_exact_log_sum_exp, value=_log_sum_exp, error=_log_sum_exp_error, radius=_log_sum_exp_radius
+    LOG_SUM_EXP,
+    exact=_exact_log_sum_exp,
+    value=_log_sum_exp,
+    error=_log_sum_exp_error,
+    radius=_log_sum_exp_radius,
 )
 
 
@@ -176,34 +194,36 @@ def _exact_mean(problem: Computation, weights: ExactArray, values: ExactArray) -
 
 
 def _mean_radius(around: RadiusContext, value: Real, weights: Ball, values: Ball) -> Real:
-    moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_as_rows), values)[..., 0, :]
+    moved: Real = WEIGHTED_MEAN.radius(around, value, weights.mapped(_as_single_row_matrices), values)[..., 0, :]
     return moved
 
 
 def _mean_error(at: ErrorContext, weights: Weights | Operand, values: Operand) -> BoundedStage:
     rounding, has_keys = _mean_rounding(at.rounding), at.problem.array("scores") > -np.inf
     if isinstance(weights, Weights):
-        rows: Weights | Operand = Weights(_as_rows(weights.value), weights.rows.mapped(_as_rows))
+        rows: Weights | Operand = Weights(
+            _as_single_row_matrices(weights.value), weights.rows.mapped(_as_single_row_matrices)
+        )
     else:
-        rows = weights.mapped(_as_rows)
-    at_rows = replace(at, rounding=rounding, own_value=lambda: _as_rows(at.value))
-    bound: Bound = WEIGHTED_MEAN.error(at_rows, rows, values).finished
+        rows = weights.mapped(_as_single_row_matrices)
+    at_rows = replace(at, rounding=rounding, compute_value=lambda: _as_single_row_matrices(at.value))
+    bound: Bound = WEIGHTED_MEAN.error(at_rows, rows, values).final_bound
     # o + w (o_n - o) rounds more than a sum does: in proportion to an output, however small its weight.
-    largest = np.where(has_keys[..., np.newaxis], np.abs(finite(values.value)), 0.0).max(axis=-2, initial=0.0)
+    largest = np.where(has_keys[..., np.newaxis], np.abs(zero_nonfinite(values.value)), 0.0).max(axis=-2, initial=0.0)
     others = np.maximum(has_keys.sum(axis=-1) - 1, 0)[..., np.newaxis]
     moved = 4 * others * rounding.compute_unit * largest
     max_error = bound.max_error[..., 0, :] + moved
     variance = bound.sigma[..., 0, :] ** 2 + moved**2
-    return BoundedStage(at.value, bound_of(at.value, max_error, variance, 0.0))
+    return BoundedStage(at.value, make_bound(at.value, max_error, variance, 0.0))
 
 
-def _as_rows(array: Real) -> Real:
+def _as_single_row_matrices(array: Real) -> Real:
     """Make a matrix of one row for every query: (..., Lq, N) -> (..., Lq, 1, N)."""
     return array[..., np.newaxis, :]
 
 
-def _mean_reach(_: Reach, weights: Flags, values: Flags) -> Flags:
-    return any_of(weights, -1) | any_of(values, -2)[..., 0, :]
+def _mean_reach(_: ReachContext, weights: Flags, values: Flags) -> Flags:
+    return any_along(weights, -1) | any_along(values, -2)[..., 0, :]
 
 
 MERGED_MEAN = Step(_exact_mean, _mean_error, _mean_radius, reach=_mean_reach)

@@ -18,12 +18,12 @@ import numpy as np
 
 from attncheck.attention.errors import Operand, Real
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.flags import Flags, ReachContext, any_along
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, Step
 
 DEFAULT_EPSILON = 1e-6
-_EPSILON_AT = {"rms": "inside", "l2": "maximum"}
+_DEFAULT_EPSILON_PLACE = {"rms": "inside", "l2": "maximum"}
 """Where epsilon stands: added under the root, or the smallest divisor. Other readings add it to the root (``outside``),
 or take it for the smallest square (``square``)."""
 
@@ -38,13 +38,13 @@ class _Norm:
     is_full: bool
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> _Norm:
+    def from_options(cls, options: Mapping[str, Any]) -> _Norm:
         kind = options.get("norm") or "rms"
         epsilon = options.get("epsilon")
         return cls(
             kind,
             DEFAULT_EPSILON if epsilon is None else float(epsilon),
-            str(options.get("epsilon_at") or _EPSILON_AT[kind]),
+            str(options.get("epsilon_at") or _DEFAULT_EPSILON_PLACE[kind]),
             options.get("norm_over") == "full",
         )
 
@@ -54,7 +54,7 @@ class _Norm:
     def count(self, shape: tuple[int, ...]) -> int:
         return self.width(shape) if self.kind == "rms" else 1
 
-    def summed(self, terms: Real) -> Real:
+    def sum_over_vector(self, terms: Real) -> Real:
         """Add up each vector's terms: (B, H, L, D) -> (B, H, L, 1)."""
         total: Real = terms.sum(axis=-1, keepdims=True)
         return np.broadcast_to(total.sum(axis=-3, keepdims=True), total.shape) if self.is_full else total
@@ -63,7 +63,7 @@ class _Norm:
         """Return N of each vector, of which not all squares need be numbers of float64: (B, H, L, 1)."""
         largest = np.abs(array).max(axis=(-3, -1) if self.is_full else -1, keepdims=True, initial=0)
         unit = np.exp2(np.frexp(np.where(largest > 0, largest, 1.0))[1])
-        root = unit * np.sqrt(self.summed((array / unit) ** 2) / self.count(array.shape))
+        root = unit * np.sqrt(self.sum_over_vector((array / unit) ** 2) / self.count(array.shape))
         return self._with_epsilon(root)
 
     def _with_epsilon(self, root: Real) -> Real:
@@ -76,7 +76,7 @@ class _Norm:
         return divisor
 
     @property
-    def least(self) -> float:
+    def min_divisor(self) -> float:
         """The least that N can be."""
         return float(np.sqrt(self.epsilon)) if self.epsilon_at in {"inside", "square"} else self.epsilon
 
@@ -93,57 +93,60 @@ class _Norm:
         return mean.maximum(epsilon).sqrt()
 
 
-def normalization_of(name: str) -> Step:
+def normalization_step(name: str) -> Step:
     """Return the norm of queries or keys; a reading may leave either of them unchanged."""
 
     def exact(problem: Computation, array: ExactArray) -> ExactArray:
-        if is_left_out(problem, name):
+        if is_unnormalized(problem, name):
             return array
-        return _exact(problem, array, problem.exact(problem.array(f"{name}_norm")))
+        return _exact_normalized(problem, array, problem.exact(problem.array(f"{name}_norm")))
 
     def value(problem: Computation, array: Real) -> Real:
-        if is_left_out(problem, name):
+        if is_unnormalized(problem, name):
             return array
-        divisor = _Norm.of(problem.options).divisor(array)
+        divisor = _Norm.from_options(problem.options).divisor(array)
         # 0 / 0, of a key that is added if epsilon is 0, is 0.
-        return weight_of(problem, name) * (array / np.where(divisor > 0, divisor, 1))
+        return norm_weight(problem, name) * (array / np.where(divisor > 0, divisor, 1))
 
     def error(at: ErrorContext, operand: Operand) -> Operand:
-        if is_left_out(at.problem, name):
+        if is_unnormalized(at.problem, name):
             return Operand(operand.value, *operand.errors, operand.common)
-        return _error(at, operand, weight_of(at.problem, name))
+        return _normalized_error(at, operand, norm_weight(at.problem, name))
 
-    def reach(known: Reach, flags: Flags) -> Flags:
-        if is_left_out(known.problem, name):
+    def reach(known: ReachContext, flags: Flags) -> Flags:
+        if is_unnormalized(known.problem, name):
             return flags
-        is_full = _Norm.of(known.problem.options).is_full
-        reached: Flags = np.broadcast_to(any_of(flags, (-3, -1) if is_full else -1), (*flags.shape[:-1], 1))
+        is_full = _Norm.from_options(known.problem.options).is_full
+        reached: Flags = np.broadcast_to(any_along(flags, (-3, -1) if is_full else -1), (*flags.shape[:-1], 1))
         weight = known.flags.get(f"{name}_norm")
         return reached if weight is None or not weight.any() else reached | weight[:, np.newaxis, :]
 
     return Step(exact, error, reach=reach, value=value)
 
 
-def is_left_out(problem: Computation, name: str) -> bool:
+def is_unnormalized(problem: Computation, name: str) -> bool:
     """Return whether a reading leaves query or key, or both, without the norm."""
     return problem.options.get("unnormalized") in {name, "both"}
 
 
-def weight_of(problem: Computation, name: str) -> Real:
+def norm_weight(problem: Computation, name: str) -> Real:
     """Return the weight of each element of each head: (H, 1, D)."""
     return problem.array(f"{name}_norm")[:, np.newaxis, :]
 
 
-def _exact(problem: Computation, array: ExactArray, weight: ExactArray) -> ExactArray:
-    norm, epsilon = _Norm.of(problem.options), problem.number(_Norm.of(problem.options).epsilon)
+def _exact_normalized(problem: Computation, array: ExactArray, weight: ExactArray) -> ExactArray:
+    norm, epsilon = (
+        _Norm.from_options(problem.options),
+        problem.magnitude_if_absolute(_Norm.from_options(problem.options).epsilon),
+    )
     squares = (array * array).sum(*((-1, -3) if norm.is_full else (-1,)))
     divisor = norm.exact_divisor(squares, norm.count(array.shape), epsilon)
-    weighted = array * weight.rearranged(lambda part: part[:, np.newaxis, :])
+    weighted = array * weight.map_parts(lambda part: part[:, np.newaxis, :])
     return weighted / divisor.where(~divisor.is_zero(), 1.0)  # a row of zeros stays what it is
 
 
-def _error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:
-    norm, rounding, size = _Norm.of(at.problem.options), at.rounding, np.abs(weight)
+def _normalized_error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:
+    norm, rounding, size = _Norm.from_options(at.problem.options), at.rounding, np.abs(weight)
     divisor = norm.divisor(operand.value)
     width = norm.width(operand.value.shape)
     underflow = (3 + width / norm.count(operand.value.shape)) * rounding.accumulate_underflow
@@ -151,7 +154,7 @@ def _error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:
         lost: Real = underflow / divisor**2
     stored = max(rounding.compute_unit, at.stored_unit)
     second_order = 1 + 8 * rounding.coarsest_unit
-    relative = _error_of_inverse_root((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
+    relative = _inverse_root_error((width + 1) * rounding.accumulate_unit + 4 * rounding.compute_unit + lost)
     relative = (relative + 3 * rounding.compute_unit + 2 * stored) * second_order
     magnitude = np.abs(at.value)
     floor = (1 + size) * 2 * max(rounding.score_underflow, rounding.output_underflow)
@@ -160,20 +163,21 @@ def _error(at: ErrorContext, operand: Operand, weight: Real) -> Operand:
     of_square = (width + 2) * rounding.accumulate_unit**2 + 4 * rounding.compute_unit**2 + lost**2
     common = of_square / 4 + 3 * rounding.compute_unit**2
     if operand.max_error is not None:
-        moved = size * _moved(norm, operand.value, operand.max_error, divisor)
+        moved = size * _max_normalized_change(norm, operand.value, operand.max_error, divisor)
         max_error = max_error + moved * (1 + relative)
         magnitude = magnitude + moved
     if operand.variance is not None:
         variance = variance + (size / divisor) ** 2 * operand.variance
         common = (
             common
-            + norm.summed(operand.value**2 * operand.variance) / (norm.count(operand.value.shape) * divisor**2) ** 2
+            + norm.sum_over_vector(operand.value**2 * operand.variance)
+            / (norm.count(operand.value.shape) * divisor**2) ** 2
         )
     floor = np.where(magnitude > 0, floor, 0.0)  # zeros stay what they are
     return Operand(at.value, max_error + floor, variance + floor**2, common)
 
 
-def _error_of_inverse_root(relative: Real) -> Real:
+def _inverse_root_error(relative: Real) -> Real:
     """Bound the relative error of 1 / sqrt(V) by that of V."""
     rest = np.sqrt(np.maximum(1 - relative, 0))
     with np.errstate(divide="ignore"):
@@ -181,13 +185,13 @@ def _error_of_inverse_root(relative: Real) -> Real:
     return bound
 
 
-def _moved(norm: _Norm, value: Real, moved: Real, divisor: Real) -> Real:
+def _max_normalized_change(norm: _Norm, value: Real, moved: Real, divisor: Real) -> Real:
     """Bound how far x / N moves where x moves by ``moved`` at most, of any size."""
     count, size = norm.count(value.shape), np.abs(value)
-    length = np.sqrt(norm.summed(moved**2) / count)
-    least = np.maximum(divisor - length, norm.least)
+    length = np.sqrt(norm.sum_over_vector(moved**2) / count)
+    least = np.maximum(divisor - length, norm.min_divisor)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        by_squares = norm.summed((2 * size + moved) * moved) / (count * (divisor + least))
+        by_squares = norm.sum_over_vector((2 * size + moved) * moved) / (count * (divisor + least))
         of_divisor = np.minimum(length, np.where(np.isnan(by_squares), np.inf, by_squares))
         bound = (moved + size * of_divisor / divisor) / least
     largest: Real = np.minimum(np.where(np.isnan(bound), np.inf, bound), 2 * np.sqrt(count))

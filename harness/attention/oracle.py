@@ -25,17 +25,26 @@ from numpy.typing import NDArray
 from attncheck.attention.balls import Balls
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Real
-from attncheck.attention.exact_array import SETTLED, Enclosure, ExactArray, Exponentials, Flags, enclose, join, log_sum
-from attncheck.attention.graph import graph_of, nearest
+from attncheck.attention.exact_array import (
+    SETTLED,
+    Enclosure,
+    ExactArray,
+    Exponentials,
+    Flags,
+    concatenate_enclosures,
+    enclose,
+    log_row_sums,
+)
+from attncheck.attention.graph import graph_of, nearest_known_ancestors
 from attncheck.attention.problem import LOGITS, Computation, check_domain
 from attncheck.attention.problem import OutsideDomain as OutsideDomain
-from attncheck.attention.sampling import ADDS_QUERIES_UP
-from attncheck.attention.walk import exact_walk, magnitude, magnitude_walk
+from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES
+from attncheck.attention.walk import exact_walk, magnitude_walk, stage_magnitude
 from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import OPERATIONS, STAGES, computed_stages, query_axis, stages_of
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 MIN_PRECISION = 128  # the first power of two above the 106 bits of double words
 MAX_PRECISION = 1 << 15
@@ -45,7 +54,7 @@ than 8,192."""
 _ROWS_AT_A_TIME = 64
 """At least: as many more as keep the score matrix below ``_ELEMENTS_AT_A_TIME``."""
 _ELEMENTS_AT_A_TIME = 1 << 17
-_OF_KEYS = tuple(
+_STAGES_WITHOUT_QUERIES = tuple(
     name
     for part in ("projections", "normalizations", "rotations")
     for name in stages_of(part)
@@ -54,7 +63,7 @@ _OF_KEYS = tuple(
 """Stages that are the same for every part of the queries."""
 TOLERANCES: Mapping[type[ExactArray], float] = {DoubleWords: 2.0**-90, Balls: 2.0**-80}
 """Of its scale, the largest radius in each arithmetic: a double word has room for no more."""
-_LARGEST = np.finfo(np.float64).max
+_LARGEST_FLOAT64 = np.finfo(np.float64).max
 MIN_RADIUS = 2.0**-1072  # a radius is rounded up to a float64, of which the least is 2^-1074
 
 
@@ -73,7 +82,7 @@ def exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[
     computation = Computation.of(problem)
     check_domain(problem)
     returned = computed_stages(problem.operation, problem.options, problem.inputs)
-    return _enclosures(computation, tuple(returned if stages is None else stages))
+    return _enclose_stages(computation, tuple(returned if stages is None else stages))
 
 
 def exact_from(
@@ -86,39 +95,39 @@ def exact_from(
     stays out of the softmax. None where one that is needed holds NaN, or another infinity, at a place that is attended;
     and for gradients, none of which follows from another. The problem is one that ``exact_stages`` has a value for.
     """
-    if problem.operation in ADDS_QUERIES_UP:
+    if problem.operation in OPERATIONS_SUMMING_QUERIES:
         return None
-    needed = predecessors(problem, returned, stages[0])
+    needed = nearest_returned_stages(problem, returned, stages[0])
     whole = {name: problem.with_added(name, returned[name]) for name in needed}
     taken = {name: problem.as_predecessor(name, array, stages[0]) for name, array in whole.items()}
     usable = {name: array for name, array in taken.items() if array is not None}
     if len(usable) < len(needed):
         return None
-    return _enclosures(replace(problem, returned=usable), stages)
+    return _enclose_stages(replace(problem, returned=usable), stages)
 
 
-def predecessors(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
+def nearest_returned_stages(problem: Computation, returned: Collection[str], stage: str) -> set[str]:
     """Return the returned stages that ``exact_from`` needs; without any, the stage follows from the inputs."""
     # Only projections are stages of the names of inputs that are not those inputs.
     is_own = OPERATIONS[problem.operation].has_projections
     known = {name for name in returned if name in STAGES and (is_own or name not in problem.inputs)}
-    return nearest(graph_of(problem), stage, known)
+    return nearest_known_ancestors(graph_of(problem), stage, known)
 
 
-def _enclosures(problem: Computation, stages: Sequence[str]) -> dict[str, Enclosure]:
+def _enclose_stages(problem: Computation, stages: Sequence[str]) -> dict[str, Enclosure]:
     rows = problem.rows
     elements = max(score_elements(problem.operation, problem.options, problem.inputs), 1)
     size = max(_ROWS_AT_A_TIME, _ELEMENTS_AT_A_TIME * len(rows) // elements)
     starts = range(0, max(len(rows), 1), size)
-    whole = len(starts) == 1 or problem.operation in ADDS_QUERIES_UP
-    parts = [problem] if whole else [problem.of_rows(rows[start : start + size]) for start in starts]
+    whole = len(starts) == 1 or problem.operation in OPERATIONS_SUMMING_QUERIES
+    parts = [problem] if whole else [problem.select_rows(rows[start : start + size]) for start in starts]
     return with_enough_precision(
-        lambda arithmetic: _attempt_by_rows([replace(part, arithmetic=arithmetic) for part in parts], stages),
+        lambda arithmetic: _try_by_rows([replace(part, arithmetic=arithmetic) for part in parts], stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
 
 
-def with_enough_precision(attempt: Callable[[type[ExactArray]], Found | None], what: str) -> Found:
+def with_enough_precision(attempt: Callable[[type[ExactArray]], Result | None], what: str) -> Result:
     """Return the result of an attempt in the first arithmetic that suffices; in any other, it returns None.
 
     Raises ``PrecisionExhausted`` if no arithmetic suffices.
@@ -138,7 +147,7 @@ def with_enough_precision(attempt: Callable[[type[ExactArray]], Found | None], w
     raise PrecisionExhausted(f"{what} not settled with {MAX_PRECISION} bits")
 
 
-def _attempt_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[str, Enclosure] | None:
+def _try_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[str, Enclosure] | None:
     """Evaluate in the arithmetic of the parts; None if it does not suffice."""
     pieces: dict[str, list[Enclosure]] = {stage: [] for stage in stages}
     shared: dict[str, Any] = {}
@@ -148,9 +157,11 @@ def _attempt_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dic
             array: ExactArray = walk.node(stage)
             enclosure, shape, tolerance = enclose(array), array.shape, TOLERANCES[part.arithmetic]
             # A ball beyond float64 has an infinite radius here, and is compared in balls, which have no largest number.
-            limit = np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST)
+            limit = np.minimum(np.maximum(tolerance * np.abs(enclosure.high), MIN_RADIUS), _LARGEST_FLOAT64)
             small = enclosure.radius <= limit
-            if not (small.all() or (small | array.is_small_beside(magnitude(sums(), walk, stage), tolerance)).all()):
+            if not (
+                small.all() or (small | array.has_small_radius(stage_magnitude(sums(), walk, stage), tolerance)).all()
+            ):
                 return None
             # Exact arrays have at least two axes; a gradient has the shape of its input.
             if stage.startswith("grad_"):
@@ -159,17 +170,17 @@ def _attempt_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dic
                 shape = shape[:-1]
             shaped = enclosure if shape == enclosure.shape else enclosure.reshaped(shape)
             pieces[stage].append(shaped.mapped(partial(part.without_added, stage)) if part.added_keys else shaped)
-        shared = {name: walk.nodes[name] for name in _OF_KEYS if name in walk.nodes}
-    return {stage: _concatenated(stage, enclosures) for stage, enclosures in pieces.items()}
+        shared = {name: walk.nodes[name] for name in _STAGES_WITHOUT_QUERIES if name in walk.nodes}
+    return {stage: _concatenate(stage, enclosures) for stage, enclosures in pieces.items()}
 
 
-def _concatenated(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
-    if stage in _OF_KEYS:
+def _concatenate(stage: str, pieces: Sequence[Enclosure]) -> Enclosure:
+    if stage in _STAGES_WITHOUT_QUERIES:
         return pieces[0]
-    return join(pieces, axis=-1 if stage == "log_sum_exp" else -2)
+    return concatenate_enclosures(pieces, axis=-1 if stage == "log_sum_exp" else -2)
 
 
-RESULTS = frozenset({"log_sum_exp", "output"})
+STAGES_WITHOUT_KEYS = frozenset({"log_sum_exp", "output"})
 """Stages of attention that have no axis of keys."""
 
 MIN_ELEMENTS = 1 << 15
@@ -191,20 +202,22 @@ class BlockedResult:
     inner: Mapping[str, Real]
 
 
-def are_blocked(problem: Problem, stages: Collection[str]) -> bool:
+def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
     """Tell if these stages of a problem need no score matrix, and it would be large."""
     operation, options, inputs = problem.operation, problem.options, problem.inputs
-    needs_none = operation == "attention" and RESULTS.issuperset(stages) and not options.get("softcap_follows")
+    needs_none = (
+        operation == "attention" and STAGES_WITHOUT_KEYS.issuperset(stages) and not options.get("softcap_follows")
+    )
     needs_none = (
         needs_none
-        and graph_of(Computation.as_given(problem))["output"].follows == ("weights", "value")
+        and graph_of(Computation.as_given(problem))["output"].operands == ("weights", "value")
         and options.get("mask_fill") is None
         and not any(spec.adds_key and name in inputs for name, spec in OPERATIONS[operation].inputs.items())
     )
     return needs_none and score_elements(operation, options, inputs) > MIN_ELEMENTS
 
 
-def exact_results(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
+def exact_results_by_key_blocks(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
     """Return the exact value of ``output`` and ``log_sum_exp``, with keys in blocks.
 
     None where a logit is so large that two float64 numbers say too little of it. As ``exact_stages``, raises
@@ -213,24 +226,27 @@ def exact_results(problem: Problem, stages: Sequence[str]) -> BlockedResult | No
     computation = Computation.of(problem)
     check_domain(problem)
     result = with_enough_precision(
-        lambda arithmetic: _attempt_in_blocks(replace(computation, arithmetic=arithmetic), stages),
+        lambda arithmetic: _try_by_key_blocks(replace(computation, arithmetic=arithmetic), stages),
         f"{problem.operation}: {', '.join(stages)}",
     )
     logits = (result.inner[stage] for stage in LOGITS if stage in result.inner)
     return result if all(((np.abs(array) <= _LARGEST_LOGIT) | (array == -np.inf)).all() for array in logits) else None
 
 
-def _attempt_in_blocks(problem: Computation, stages: Sequence[str]) -> BlockedResult | None:
+def _try_by_key_blocks(problem: Computation, stages: Sequence[str]) -> BlockedResult | None:
     """Evaluate in the problem's arithmetic; None if it does not suffice."""
-    sums = _Sums.of(problem)
+    sums = _BlockSums.for_problem(problem)
     *leading, length = sums.attended.shape
     size = max(_MIN_KEYS, ELEMENTS_AT_A_TIME // max(int(np.prod(leading)), 1))
     for start in range(0, length, size):
-        if not sums.add(problem, slice(start, min(start + size, length))):
+        if not sums.add_block(problem, slice(start, min(start + size, length))):
             return None
-    exact = {"log_sum_exp": enclose(log_sum(sums.powers)).reshaped(tuple(leading)), "output": enclose(sums.output())}
-    inner = sums.inner(problem, exact["log_sum_exp"])
-    scales = {"log_sum_exp": 1 + np.abs(exact["log_sum_exp"].high), "output": _mean_magnitudes(problem, inner)}
+    exact = {
+        "log_sum_exp": enclose(log_row_sums(sums.powers)).reshaped(tuple(leading)),
+        "output": enclose(sums.output()),
+    }
+    inner = sums.logits_and_weights(problem, exact["log_sum_exp"])
+    scales = {"log_sum_exp": 1 + np.abs(exact["log_sum_exp"].high), "output": _output_magnitudes(problem, inner)}
     tolerance = TOLERANCES[problem.arithmetic]
     # An infinite radius of a number beyond float64 passes only if its scale is infinite, too.
     if any((exact[stage].radius > np.maximum(tolerance * scales[stage], MIN_RADIUS)).any() for stage in stages):
@@ -240,7 +256,7 @@ def _attempt_in_blocks(problem: Computation, stages: Sequence[str]) -> BlockedRe
 
 
 @dataclass(eq=False)
-class _Sums:
+class _BlockSums:
     """Sums over the blocks so far.
 
     ``attended`` (B, H, Lq, Lk) says which keys take part; in an ``even`` row, which has none, all count alike by
@@ -256,7 +272,7 @@ class _Sums:
     low: Real = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, problem: Computation) -> _Sums:
+    def for_problem(cls, problem: Computation) -> _BlockSums:
         shape = (*problem.array("query").shape[:-1], problem.array("key").shape[-2])
         attended = ~problem.unattended(shape)
         even = np.asarray(problem.has_uniform_rows & ~attended.any(axis=-1, keepdims=True))
@@ -266,22 +282,22 @@ class _Sums:
         logits = {stage: np.zeros(shape) for stage in LOGITS[:-1] if stage in computed}
         return cls(attended, even, numerators, Exponentials(none, none, none), logits, np.zeros(shape))
 
-    def add(self, problem: Computation, keys: slice) -> bool:
+    def add_block(self, problem: Computation, keys: slice) -> bool:
         """Add a block of keys; return whether the problem's arithmetic suffices."""
         counted = self.attended[..., keys] | self.even
         rows = np.flatnonzero(counted.any(axis=(*range(counted.ndim - 2), -1)))
         if not len(rows):
             return True
-        walk = exact_walk(problem.of_rows(rows).of_keys(keys.start, keys.stop))
+        walk = exact_walk(problem.select_rows(rows).select_keys(keys.start, keys.stop))
         logits = walk.node(list(self.logits)[-1])
         attended = self.attended[..., rows, keys]
-        is_known = logits.is_small_beside(logits.of_numbers(np.ones((1, 1))), _MAX_RADIUS)
+        is_known = logits.has_small_radius(logits.of_numbers(np.ones((1, 1))), _MAX_RADIUS)
         if not is_known[attended].all():
             return False
         self._add_terms(rows, logits.with_attended(attended), walk.node("value"))
         for stage, kept in self.logits.items():
-            kept[..., rows, keys] = walk.node(stage).split()[0]
-        self.low[..., rows, keys] = logits.split()[1]
+            kept[..., rows, keys] = walk.node(stage).high_low_radius()[0]
+        self.low[..., rows, keys] = logits.high_low_radius()[1]
         return True
 
     def _add_terms(self, rows: NDArray[np.intp], logits: ExactArray, value: ExactArray) -> None:
@@ -290,24 +306,24 @@ class _Sums:
         attended = logits.attended
         assert attended is not None
         shift, total, before = (
-            array.rearranged(lambda part: part[where])
+            array.map_parts(lambda part: part[where])
             for array in (self.powers.shift, self.powers.total, self.numerators)
         )
         some, is_first = np.asarray(attended.any(axis=-1, keepdims=True)), total.is_zero()
-        top = logits.largest_of_rows().where(some, shift)
+        top = logits.row_maxima().where(some, shift)
         new_shift = shift.maximum(top).where(~is_first, top)
         factor = (shift - new_shift).exp().where(~is_first, 1.0)
         terms = (logits.with_attended() - new_shift).exp().where(attended, 0.0).where(~self.even[where], 1.0)
-        total, numerators = total * factor + terms.sum(-1), before * factor + terms @ value.for_heads_of(terms)
-        shifts, totals = self.powers.shift.with_part(where, new_shift), self.powers.total.with_part(where, total)
-        self.numerators = self.numerators.with_part(where, numerators)
+        total, numerators = total * factor + terms.sum(-1), before * factor + terms @ value.repeat_heads_for(terms)
+        shifts, totals = self.powers.shift.replace_at(where, new_shift), self.powers.total.replace_at(where, total)
+        self.numerators = self.numerators.replace_at(where, numerators)
         self.powers = Exponentials(totals, shifts, totals)
 
     def output(self) -> ExactArray:
         """Divide: the mean of the values; 0 in a row without a key."""
         return self.numerators * (1 / self.powers.total.where(~self.powers.total.is_zero(), 1.0))
 
-    def inner(self, problem: Computation, log_sum_exp: Enclosure) -> dict[str, Real]:
+    def logits_and_weights(self, problem: Computation, log_sum_exp: Enclosure) -> dict[str, Real]:
         """Return logits and weights in float64."""
         last = list(self.logits)[-1]
         with np.errstate(invalid="ignore", over="ignore"):  # a logit that is not attended may be larger than any sum
@@ -320,7 +336,7 @@ class _Sums:
         return {**self.logits, ("masked" if is_masked else last): forbidden, "weights": weights}
 
 
-def _mean_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
+def _output_magnitudes(problem: Computation, inner: Mapping[str, Real]) -> Real:
     """Return p|v|, the scale with which the radius of an output is compared."""
     weights, value = inner["weights"], np.abs(problem.array("value").astype(np.float64))
     batch, heads, rows, length = weights.shape

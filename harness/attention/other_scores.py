@@ -13,43 +13,55 @@ from dataclasses import replace
 
 import numpy as np
 
-from attncheck.attention.errors import Ball, Logits, Operand, Real, product_variance, split_logits, transposed
+from attncheck.attention.errors import (
+    Ball,
+    Logits,
+    Operand,
+    Real,
+    logits_with_shared_variance,
+    matmul_variance,
+    transposed,
+)
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, reach_of_scores
-from attncheck.attention.logits import slope_of_tanh
+from attncheck.attention.flags import Flags, ReachContext, make_score_reach
+from attncheck.attention.logits import tanh_derivative
 from attncheck.attention.problem import Computation, per_head
-from attncheck.attention.projection import flushed_factors
+from attncheck.attention.projection import flushed_factor_error
 from attncheck.attention.scores import is_power_of_two, scale_of
-from attncheck.attention.step import ErrorContext, RadiusContext, Step, stored_logits
+from attncheck.attention.step import ErrorContext, RadiusContext, Step, logits_from_returned
 from attncheck.spec.rounding import RoundingModel
 
 
-def _exact_of_general(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact_general_scores(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     product = query @ problem.exact(problem.array("weight")) @ key.transposed()
-    return product if "score_bias" not in problem.inputs else product + problem.exact(_bias(problem), product.shape)
+    return (
+        product
+        if "score_bias" not in problem.inputs
+        else product + problem.exact(_bias_per_head(problem), product.shape)
+    )
 
 
-def _bias(problem: Computation) -> Real:
+def _bias_per_head(problem: Computation) -> Real:
     """Return the bias of each head at the rank of scores, (H, 1, 1), or 0 without one."""
     return per_head(problem.inputs["score_bias"]) if "score_bias" in problem.inputs else np.zeros((1, 1, 1))
 
 
-def _radius_of_general(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
+def _general_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
     weight = around.ball("weight")
-    turned = Ball(query.value @ weight.value, query.radius_of_product(weight.value, weight.radius))
-    radius = turned.radius_of_product(transposed(key.value), transposed(key.radius))
+    turned = Ball(query.value @ weight.value, query.matmul_radius(weight.value, weight.radius))
+    radius = turned.matmul_radius(transposed(key.value), transposed(key.radius))
     return radius + per_head(around.radii["score_bias"]) if "score_bias" in around.problem.inputs else radius
 
 
-def _error_of_general(at: ErrorContext, query: Operand, key: Operand) -> Logits:
-    bias, weight = _bias(at.problem), at.problem.array("weight")
-    error = _general_error(query.value, key.value, weight, at.value - bias, at.rounding)
+def _general_scores_error(at: ErrorContext, query: Operand, key: Operand) -> Logits:
+    bias, weight = _bias_per_head(at.problem), at.problem.array("weight")
+    error = _bound_bilinear_product(query.value, key.value, weight, at.value - bias, at.rounding)
     if "score_bias" not in at.problem.inputs:
         return replace(error, value=at.value)
-    return _with_bias(error, at.value, np.abs(bias), sum(weight.shape), at.rounding)
+    return _add_bias_error(error, at.value, np.abs(bias), sum(weight.shape), at.rounding)
 
 
-def _with_bias(product: Logits, exact: Real, bias: Real, terms: int, rounding: RoundingModel) -> Logits:
+def _add_bias_error(product: Logits, exact: Real, bias: Real, terms: int, rounding: RoundingModel) -> Logits:
     """Add a bias to a product: after it, or as the first term of its sum."""
     unit, summed = max(rounding.score_unit, rounding.compute_unit), terms * rounding.accumulate_unit
     size = np.abs(product.value) + np.abs(exact)
@@ -60,15 +72,17 @@ def _with_bias(product: Logits, exact: Real, bias: Real, terms: int, rounding: R
     return Logits(exact, max_error + 2 * rounding.score_underflow, variance, 2 * product.shared, floor)
 
 
-def _reach(known: Reach, query: Flags, key: Flags) -> Flags:
-    reached = reach_of_scores("weight")(known, query, key)
+def _general_scores_reach(known: ReachContext, query: Flags, key: Flags) -> Flags:
+    reached = make_score_reach("weight")(known, query, key)
     return reached | per_head(known.flags["score_bias"]) if "score_bias" in known.flags else reached
 
 
-GENERAL_SCORES = Step(_exact_of_general, _error_of_general, _radius_of_general, stored_logits, _reach)
+GENERAL_SCORES = Step(
+    _exact_general_scores, _general_scores_error, _general_scores_radius, logits_from_returned, _general_scores_reach
+)
 
 
-def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:
+def _bound_bilinear_product(query: Real, key: Real, weight: Real, exact: Real, rounding: RoundingModel) -> Logits:
     """Bound q W k^T: query (..., Lq, D), key (..., Lk, Dk), weight (D, Dk)."""
     u_acc, unit = rounding.accumulate_unit, rounding.score_unit
     first, second = weight.shape
@@ -82,8 +96,8 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
     inner = 2 * (max(first, second) + 2) * rounding.accumulate_underflow
     floor = (inner + rounding.score_underflow) * sums + inner + 2 * rounding.score_underflow
     if rounding.product_unit:
-        floor = floor + flushed_factors(size_q, np.abs(weight), rounding) @ transposed(size_k)
-        floor = floor + flushed_factors(size_q @ np.abs(weight), transposed(size_k), rounding)
+        floor = floor + flushed_factor_error(size_q, np.abs(weight), rounding) @ transposed(size_k)
+        floor = floor + flushed_factor_error(size_q @ np.abs(weight), transposed(size_k), rounding)
     variance = np.maximum(
         _bilinear_variance(query, weight, projected_query, key, exact, rounding),
         transposed(_bilinear_variance(key, transposed(weight), projected_key, query, transposed(exact), rounding)),
@@ -92,12 +106,12 @@ def _general_error(query: Real, key: Real, weight: Real, exact: Real, rounding: 
     of_query = _projected_variance(query, weight, projected_query, rounding) @ transposed(
         key * key
     )  # one q W meets all keys
-    return split_logits(exact, max_error + floor, variance, of_query, floor, rounding)
+    return logits_with_shared_variance(exact, max_error + floor, variance, of_query, floor, rounding)
 
 
 def _projected_variance(query: Real, weight: Real, projected: Real, rounding: RoundingModel) -> Real:
     """Return the variance of ``projected``, q W, and of its storage."""
-    variance = product_variance(rounding, weight.shape[0], projected * projected, (query * query) @ (weight * weight))
+    variance = matmul_variance(rounding, weight.shape[0], projected * projected, (query * query) @ (weight * weight))
     return variance + (rounding.score_unit * projected) ** 2
 
 
@@ -106,73 +120,71 @@ def _bilinear_variance(
 ) -> Real:
     """Return the variance of (q W) k^T without storage of the result; ``projected`` is q W."""
     square_k = transposed(key * key)
-    outer = product_variance(rounding, weight.shape[1], exact * exact, (projected * projected) @ square_k)
+    outer = matmul_variance(rounding, weight.shape[1], exact * exact, (projected * projected) @ square_k)
     variance: Real = _projected_variance(query, weight, projected, rounding) @ square_k + outer
     # What cuts have in common is in one product as in the other.
     return variance + 2 * rounding.product_common * exact * exact if rounding.product_unit else variance
 
 
-def _exact_of_additive(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact_additive_scores(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     query_part = query @ problem.exact(problem.array("query_weight"))
     key_part = key @ problem.exact(problem.array("key_weight"))
     if "score_bias" in problem.inputs:
         query_part = query_part + problem.exact(problem.array("score_bias"), query_part.shape)
-    each_query = query_part.rearranged(lambda part: part[..., :, np.newaxis, :])
-    hidden = each_query + key_part.rearranged(lambda part: part[..., np.newaxis, :, :])  # (B, H, Lq, Lk, A)
+    each_query = query_part.map_parts(lambda part: part[..., :, np.newaxis, :])
+    hidden = each_query + key_part.map_parts(lambda part: part[..., np.newaxis, :, :])  # (B, H, Lq, Lk, A)
     scores = hidden.tanh() @ problem.exact(problem.array("score_vector")[:, np.newaxis])  # (B, H, Lq, Lk, 1)
     return scores.reshaped(scores.shape[:-1])
 
 
 def _hidden_value(problem: Computation, query: Real, key: Real) -> Real:
-    hidden = _outer(query @ problem.array("query_weight"), key @ problem.array("key_weight"))
+    hidden = _outer_sum(query @ problem.array("query_weight"), key @ problem.array("key_weight"))
     return hidden + problem.inputs["score_bias"] if "score_bias" in problem.inputs else hidden
 
 
-def _value_of_additive(problem: Computation, query: Real, key: Real) -> Real:
+def _additive_scores_value(problem: Computation, query: Real, key: Real) -> Real:
     scores: Real = np.tanh(_hidden_value(problem, query, key)) @ problem.array("score_vector")
     return scores
 
 
-def _radius_of_additive(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
+def _additive_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
     of_query, of_key, vector = (around.ball(name) for name in ("query_weight", "key_weight", "score_vector"))
-    radius = _outer(
-        query.radius_of_product(of_query.value, of_query.radius), key.radius_of_product(of_key.value, of_key.radius)
+    radius = _outer_sum(
+        query.matmul_radius(of_query.value, of_query.radius), key.matmul_radius(of_key.value, of_key.radius)
     )
     if "score_bias" in around.problem.inputs:
         radius = radius + around.radii["score_bias"]
     height = np.tanh(_hidden_value(around.problem, query.value, key.value))
-    return Ball(height, np.minimum(radius, 2)).radius_of_product(vector.value, vector.radius)
+    return Ball(height, np.minimum(radius, 2)).matmul_radius(vector.value, vector.radius)
 
 
-def _outer(of_query: Real | None, of_key: Real | None) -> Real:
+def _outer_sum(of_query: Real | None, of_key: Real | None) -> Real:
     assert of_query is not None
     assert of_key is not None
     return of_query[..., :, np.newaxis, :] + of_key[..., np.newaxis, :, :]
 
 
-def _error_of_additive(at: ErrorContext, query: Operand, key: Operand) -> Logits:
-    return _additive_error({**at.problem.inputs, "query": query.value, "key": key.value}, at.value, at.rounding)
-
-
-_OF_ALL = ("query_weight", "key_weight", "score_vector", "score_bias")
+_INPUTS_SHARED_BY_SCORES = ("query_weight", "key_weight", "score_vector", "score_bias")
 ADDITIVE_SCORES = Step(
-    _exact_of_additive,
-    _error_of_additive,
-    _radius_of_additive,
-    stored_logits,
-    reach_of_scores(*_OF_ALL),
-    _value_of_additive,
+    _exact_additive_scores,
+    lambda at, query, key: _bound_additive_scores(
+        {**at.problem.inputs, "query": query.value, "key": key.value}, at.value, at.rounding
+    ),
+    _additive_scores_radius,
+    logits_from_returned,
+    make_score_reach(*_INPUTS_SHARED_BY_SCORES),
+    _additive_scores_value,
 )
 
 
-def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingModel) -> Logits:
+def _bound_additive_scores(inputs: Mapping[str, Real], exact: Real, rounding: RoundingModel) -> Logits:
     """Bound w . tanh(q Wq + k Wk + b); inputs as in ``Backend.additive_scores``, exact (..., Lq, Lk)."""
     unit, vector = rounding.score_unit, inputs["score_vector"]
     terms, width = inputs["query_weight"].shape[0] + inputs["key_weight"].shape[0], vector.shape[-1]
-    part_q = _part(inputs["query"], inputs["query_weight"], terms, rounding)
-    part_k = _part(inputs["key"], inputs["key_weight"], terms, rounding)
+    part_q = _project_with_error(inputs["query"], inputs["query_weight"], terms, rounding)
+    part_k = _project_with_error(inputs["key"], inputs["key_weight"], terms, rounding)
     bias = inputs.get("score_bias", np.zeros(width))
-    moved, spread, of_query, hidden = _hidden(part_q, part_k, bias, terms, rounding)
+    moved, spread, of_query, hidden = _hidden_layer_error(part_q, part_k, bias, terms, rounding)
     height, size = np.abs(np.tanh(hidden)), np.abs(vector)
     relative = rounding.tanh_error + unit
     moved = moved + relative * (height + moved)
@@ -181,24 +193,24 @@ def _additive_error(inputs: Mapping[str, Real], exact: Real, rounding: RoundingM
     max_error = moved @ size + summed * ((height + moved) @ size) + 2 * unit * np.abs(exact)
     floor = 2 * (width + 2) * rounding.accumulate_underflow + rounding.score_underflow * (2 + size.sum())
     floor += rounding.product_underflow * (width + size.sum())
-    variance = product_variance(rounding, width, exact * exact, height**2 @ vector**2)
+    variance = matmul_variance(rounding, width, exact * exact, height**2 @ vector**2)
     variance = variance + spread @ vector**2 + 2 * unit**2 * exact * exact
     max_error = max_error * (1 + 8 * rounding.coarsest_unit + summed) + floor
-    return split_logits(exact, max_error, variance, of_query @ vector**2, np.asarray(floor), rounding)
+    return logits_with_shared_variance(exact, max_error, variance, of_query @ vector**2, np.asarray(floor), rounding)
 
 
-def _part(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Operand:
+def _project_with_error(inputs: Real, weight: Real, terms: int, rounding: RoundingModel) -> Operand:
     """Return inputs times weight with its error, (..., L, A)."""
     part, u_acc, unit = inputs @ weight, rounding.accumulate_unit, rounding.score_unit
     relative = terms * u_acc + rounding.product_error
     max_error = relative * (np.abs(inputs) @ np.abs(weight)) + unit * np.abs(part)
     if rounding.product_unit:
-        max_error = max_error + flushed_factors(np.abs(inputs), np.abs(weight), rounding)
+        max_error = max_error + flushed_factor_error(np.abs(inputs), np.abs(weight), rounding)
     squares = (inputs * inputs) @ (weight * weight)
-    return Operand(part, max_error, product_variance(rounding, terms, part * part, squares) + (unit * part) ** 2)
+    return Operand(part, max_error, matmul_variance(rounding, terms, part * part, squares) + (unit * part) ** 2)
 
 
-def _hidden(
+def _hidden_layer_error(
     part_q: Operand, part_k: Operand, bias: Real, terms: int, rounding: RoundingModel
 ) -> tuple[Real, Real, Real, Real]:
     """Return how far tanh z moves, its variance from there, what keys may share of it, and z: (..., Lq, Lk, A) each.
@@ -206,59 +218,60 @@ def _hidden(
     One q Wq, plus the bias, meets all keys of its row.
     """
     unit = max(rounding.score_unit, rounding.compute_unit)
-    hidden = _outer(part_q.value, part_k.value) + bias
-    size = _outer(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
-    moved = _outer(part_q.max_error, part_k.max_error) + 3 * unit * size
+    hidden = _outer_sum(part_q.value, part_k.value) + bias
+    size = _outer_sum(np.abs(part_q.value), np.abs(part_k.value)) + np.abs(bias)
+    moved = _outer_sum(part_q.max_error, part_k.max_error) + 3 * unit * size
     moved = moved * (1 + 8 * rounding.coarsest_unit + terms * rounding.accumulate_unit)
     moved = moved + 2 * (terms + 4) * rounding.accumulate_underflow + 4 * rounding.score_underflow
-    slope = slope_of_tanh(hidden)
+    slope = tanh_derivative(hidden)
     assert part_q.variance is not None
     of_sums = 3 * unit**2 * size**2
-    spread = _outer(part_q.variance, part_k.variance) + of_sums
+    spread = _outer_sum(part_q.variance, part_k.variance) + of_sums
     steep = np.minimum(1, slope + 0.77 * np.sqrt(spread))
     of_query = part_q.variance[..., :, np.newaxis, :] + of_sums
     return np.minimum(1, slope + 0.77 * moved) * moved, steep**2 * spread, steep**2 * of_query, hidden
 
 
-def _exact_of_cosine(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
+def _exact_cosine_scores(problem: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
     query_direction, key_direction = (rows / (rows * rows).sum(-1).sqrt() for rows in (query, key))
     cosines = query_direction @ key_direction.transposed()
     scale = problem.options.get("scale")
-    return cosines if scale is None else cosines * problem.number(scale)
+    return cosines if scale is None else cosines * problem.magnitude_if_absolute(scale)
 
 
-def _value_of_cosine(problem: Computation, query: Real, key: Real) -> Real:
-    scores: Real = (_unit_rows(query) @ transposed(_unit_rows(key))) * scale_of(problem)
+def _cosine_scores_value(problem: Computation, query: Real, key: Real) -> Real:
+    scores: Real = (_normalise_rows(query) @ transposed(_normalise_rows(key))) * scale_of(problem)
     return scores
 
 
-def _radius_of_cosine(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
-    moved = _moved_direction(query)[..., :, np.newaxis] + _moved_direction(key)[..., np.newaxis, :]
+def _cosine_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ball) -> Real:
+    moved = _direction_radius(query)[..., :, np.newaxis] + _direction_radius(key)[..., np.newaxis, :]
     radius: Real = np.minimum(moved, 2) * abs(scale_of(around.problem))
     return radius
 
 
-def _moved_direction(vectors: Ball) -> Real:
+def _direction_radius(vectors: Ball) -> Real:
     moved: Real = 2 * np.linalg.norm(vectors.radius, axis=-1) / np.linalg.norm(vectors.value, axis=-1)
     return moved
 
 
-def _error_of_cosine(at: ErrorContext, query: Operand, key: Operand) -> Logits:
-    return _cosine_error(query, key, scale_of(at.problem), at.value, at.rounding)
-
-
 COSINE_SCORES = Step(
-    _exact_of_cosine, _error_of_cosine, _radius_of_cosine, stored_logits, reach_of_scores(), _value_of_cosine
+    _exact_cosine_scores,
+    lambda at, query, key: _bound_cosine_scores(query, key, scale_of(at.problem), at.value, at.rounding),
+    _cosine_scores_radius,
+    logits_from_returned,
+    make_score_reach(),
+    _cosine_scores_value,
 )
 
 
-def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, rounding: RoundingModel) -> Logits:
+def _bound_cosine_scores(query: Operand, key: Operand, scale: float, exact: Real, rounding: RoundingModel) -> Logits:
     """Bound a q.k / (|q| |k|), for |q|^2 and |k|^2 that are normal numbers of the accumulation format.
 
     A square root halves the relative error of a sum of squares; two lengths have together that of one.
     """
     width, size, u_acc, u_c = query.value.shape[-1], abs(scale), rounding.accumulate_unit, rounding.compute_unit
-    unit_q, unit_k = _unit_rows(query.value), _unit_rows(key.value)
+    unit_q, unit_k = _normalise_rows(query.value), _normalise_rows(key.value)
     storing = rounding.score_unit * (1 if is_power_of_two(scale) else 3)
     reduced = rounding.product_error  # of the product, and of the two lengths, whose squares may be products too
     stored = 2 * (u_c + rounding.score_unit)
@@ -270,17 +283,17 @@ def _cosine_error(query: Operand, key: Operand, scale: float, exact: Real, round
     square, squares = exact * exact, size**2 * (unit_q * unit_q) @ transposed(unit_k * unit_k)
     of_lengths = square * ((width / 2 + 1) * u_acc**2 + 3 * u_c**2 + rounding.score_unit * storing)
     variance = (
-        product_variance(rounding, width, square, squares)
+        matmul_variance(rounding, width, square, squares)
         + 2 * (u_c**2 + rounding.score_unit**2) * squares
         + of_lengths
         + square * rounding.product_common
     )
     # One query, divided by its length, meets all keys of its row; the scale is one number.
     of_query = (u_c**2 + rounding.score_unit**2) * squares + of_lengths
-    return split_logits(exact, max_error, variance, of_query, floor, rounding)
+    return logits_with_shared_variance(exact, max_error, variance, of_query, floor, rounding)
 
 
-def _unit_rows(matrix: Real) -> Real:
+def _normalise_rows(matrix: Real) -> Real:
     # Scaled first: the squares of a row may under- or overflow where its length does not.
     largest = np.abs(matrix).max(axis=-1, keepdims=True, initial=0)
     scaled = matrix / np.where(largest > 0, largest, 1)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from attncheck.attention.backward import storage_of
-from attncheck.attention.errors import BoundedStage, Operand, Real, bound_of
+from attncheck.attention.backward import gradient_storage_rounding
+from attncheck.attention.errors import BoundedStage, Operand, Real, make_bound
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, pass_through
+from attncheck.attention.flags import Flags, ReachContext, pass_through
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, Step
 from attncheck.spec.rounding import RoundingModel
@@ -23,13 +23,13 @@ _STORED_PRODUCTS = 5
 """Roundings of g o k before it is returned: 1 - s, the products, and twice that of y."""
 
 
-def _exact_power(gate: ExactArray) -> ExactArray:
+def _exact_exp_minus_abs(gate: ExactArray) -> ExactArray:
     """Return e^-|x|, which never overflows."""
     return (-abs(gate)).exp()
 
 
 def _exact_sigmoid(problem: Computation, gate: ExactArray) -> ExactArray:
-    power = _exact_power(gate)
+    power = _exact_exp_minus_abs(gate)
     return power.where(problem.array("gate") < 0, 1.0) / (power + 1)
 
 
@@ -38,62 +38,63 @@ def _sigmoid(gate: Real) -> Real:
     return value
 
 
-def _error_of_sigmoid(at: ErrorContext, gate: Operand) -> Operand:
+def _sigmoid_error(at: ErrorContext, gate: Operand) -> Operand:
     value, rounding = at.value, at.rounding
     exponent = 2 * rounding.sum_unit * np.abs(gate.value) * _sigmoid(-gate.value)
-    stored, floor = max(2 * rounding.compute_unit, rounding.output_unit), 2 * _underflow(rounding)
+    stored, floor = max(2 * rounding.compute_unit, rounding.output_unit), 2 * _storage_underflow(rounding)
     relative = rounding.tanh_error + stored + exponent
     variance = (value * (rounding.tanh_error + exponent)) ** 2 + (value * stored) ** 2 + floor**2
     return Operand(value, value * relative * (1 + 8 * rounding.coarsest_unit) + floor, variance)
 
 
-def _underflow(rounding: RoundingModel) -> float:
+def _storage_underflow(rounding: RoundingModel) -> float:
     return max(rounding.score_underflow, rounding.output_underflow)
 
 
-def _exact_slope(_: Computation, gate: ExactArray) -> ExactArray:
-    power = _exact_power(gate)
+def _exact_sigmoid_slope(_: Computation, gate: ExactArray) -> ExactArray:
+    power = _exact_exp_minus_abs(gate)
     return power / ((power + 1) * (power + 1))
 
 
-def _value_of_slope(_: Computation, gate: Real) -> Real:
+def _sigmoid_slope_value(_: Computation, gate: Real) -> Real:
     return _sigmoid(gate) * _sigmoid(-gate)
 
 
-def _error_of_slope(at: ErrorContext, gate: Operand) -> Operand:
+def _sigmoid_slope_error(at: ErrorContext, gate: Operand) -> Operand:
     rounding, steep = at.rounding, np.abs(np.tanh(gate.value / 2))  # |1 - 2s|
-    sigmoid = _error_of_sigmoid(ErrorContext(at.problem, rounding, lambda: _sigmoid(gate.value), at.walk_in), gate)
+    sigmoid = _sigmoid_error(
+        ErrorContext(at.problem, rounding, lambda: _sigmoid(gate.value), at.walk_with_rounding), gate
+    )
     of_sigmoid, variance = sigmoid.errors
-    unit, floor = 4 * rounding.compute_unit, 2 * _underflow(rounding)
+    unit, floor = 4 * rounding.compute_unit, 2 * _storage_underflow(rounding)
     moved = steep * of_sigmoid + of_sigmoid**2
     variance = steep**2 * variance + variance**2 + (unit * at.value) ** 2 + floor**2
     return Operand(at.value, moved + unit * (at.value + moved) + floor, variance)
 
 
-def _error_of_output(at: ErrorContext, context: BoundedStage | Operand, sigmoid: Operand) -> BoundedStage:
-    max_error, variance = _errors_of_product(_before_storage(at, context), sigmoid)
-    return _stored_result(at, max_error, variance, 0.0)
-
-
-def _error_of_gradient(at: ErrorContext, grad_output: Operand, sigmoid: Operand) -> Operand:
-    (unit, underflow), size = storage_of(at.rounding), np.abs(at.value)
-    max_error, variance = _errors_of_product(grad_output, sigmoid)
+def _grad_context_error(at: ErrorContext, grad_output: Operand, sigmoid: Operand) -> Operand:
+    (unit, underflow), size = gradient_storage_rounding(at.rounding), np.abs(at.value)
+    max_error, variance = _product_error_and_variance(grad_output, sigmoid)
     max_error = max_error + unit * (size + max_error) + underflow
     return Operand(at.value, max_error, variance + (unit * size) ** 2 + underflow**2)
 
 
-def _error_of_grad_gate(
+def _grad_gate_error(
     at: ErrorContext, grad_output: Operand, context: BoundedStage | Operand, slope: Operand
 ) -> BoundedStage:
-    (unit, underflow), size, gradient = storage_of(at.rounding), np.abs(at.value), np.abs(grad_output.value)
-    max_error, variance = _errors_of_product(_before_storage(at, context), slope)
+    (unit, underflow), size, gradient = (
+        gradient_storage_rounding(at.rounding),
+        np.abs(at.value),
+        np.abs(grad_output.value),
+    )
+    max_error, variance = _product_error_and_variance(_add_storage_error(at, context), slope)
     max_error, variance = gradient * max_error, gradient**2 * variance
     floor = _STORED_PRODUCTS * underflow * (1 + gradient) * (1 + np.abs(context.value) + context.errors[0])
     max_error = max_error + _STORED_PRODUCTS * unit * (size + max_error) * (1 + 8 * at.rounding.coarsest_unit) + floor
-    return _stored_result(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
+    return _bound_stored_result(at, max_error, variance + _STORED_PRODUCTS * (unit * size) ** 2, floor)
 
 
-def _before_storage(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
+def _add_storage_error(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
     """Add the rounding of storage to a returned context: the gate may multiply it before it is stored."""
     if isinstance(context, BoundedStage):
         return context
@@ -101,7 +102,7 @@ def _before_storage(at: ErrorContext, context: BoundedStage | Operand) -> Bounde
     return Operand(context.value, moved, moved**2)
 
 
-def _errors_of_product(first: BoundedStage | Operand, second: Operand) -> tuple[Real, Real]:
+def _product_error_and_variance(first: BoundedStage | Operand, second: Operand) -> tuple[Real, Real]:
     """Return the largest error of a product, element by element, before it is rounded, and its variance."""
     of_first, variance_of_first = first.errors
     of_second, variance_of_second = second.errors
@@ -110,40 +111,44 @@ def _errors_of_product(first: BoundedStage | Operand, second: Operand) -> tuple[
     return of_first * second_size + (first_size + of_first) * of_second, variance
 
 
-def _stored_result(at: ErrorContext, max_error: Real, variance: Real, floor: Real | float) -> BoundedStage:
+def _bound_stored_result(at: ErrorContext, max_error: Real, variance: Real, floor: Real | float) -> BoundedStage:
     """Return a result with its bound, after the roundings of its storage."""
     count, unit, underflow = at.rounding.output_count, at.rounding.output_unit, at.rounding.output_underflow
     size = np.abs(at.value)
     max_error = max_error + count * unit * (size + max_error) + underflow
     return BoundedStage(
-        at.value, bound_of(at.value, max_error, variance + count * (unit * size) ** 2, floor + underflow)
+        at.value, make_bound(at.value, max_error, variance + count * (unit * size) ** 2, floor + underflow)
     )
 
 
-def _reach_of_product(_: Reach, *flags: Flags) -> Flags:
+def _reach_of_product(_: ReachContext, *flags: Flags) -> Flags:
     reached: Flags = np.logical_or.reduce(np.broadcast_arrays(*flags))
     return reached
 
 
 SIGMOID = Step(
     _exact_sigmoid,
-    _error_of_sigmoid,
+    _sigmoid_error,
     reach=pass_through,
     magnitude=abs,
 )
-SIGMOID_SLOPE = Step(_exact_slope, _error_of_slope, reach=pass_through, value=_value_of_slope, magnitude=abs)
+SIGMOID_SLOPE = Step(
+    _exact_sigmoid_slope, _sigmoid_slope_error, reach=pass_through, value=_sigmoid_slope_value, magnitude=abs
+)
 GATED_OUTPUT = Step(
     lambda _, context, sigmoid: context * sigmoid,
-    _error_of_output,
+    lambda at, context, sigmoid: _bound_stored_result(
+        at, *_product_error_and_variance(_add_storage_error(at, context), sigmoid), 0.0
+    ),
     reach=_reach_of_product,
 )
 GRAD_CONTEXT = Step(
     lambda _, grad_output, sigmoid: grad_output * sigmoid,
-    _error_of_gradient,
+    _grad_context_error,
     reach=_reach_of_product,
 )
 GRAD_GATE = Step(
     lambda _, grad_output, context, slope: grad_output * context * slope,
-    _error_of_grad_gate,
+    _grad_gate_error,
     reach=_reach_of_product,
 )

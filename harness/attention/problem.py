@@ -27,9 +27,11 @@ from attncheck.spec import (
 
 LOGITS = STAGES[STAGES.index("scores") : STAGES.index("weights")]
 """The stages that the softmax may follow from, in order."""
-_OPERATIONS = [operation for operation in OPERATIONS.values() if not operation.is_lowered]
-_SPECS: Mapping[str, InputSpec] = {name: spec for operation in _OPERATIONS for name, spec in operation.inputs.items()}
-_ADDS_KEY = tuple(name for name, spec in _SPECS.items() if spec.adds_key)
+_CANONICAL_OPERATIONS = [operation for operation in OPERATIONS.values() if not operation.is_lowered]
+_INPUT_SPECS: Mapping[str, InputSpec] = {
+    name: spec for operation in _CANONICAL_OPERATIONS for name, spec in operation.inputs.items()
+}
+_INPUTS_THAT_ADD_KEY = tuple(name for name, spec in _INPUT_SPECS.items() if spec.adds_key)
 _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
     **{name: spec.axes.index("T") - len(spec.axes) for name, spec in FOLDED_INPUTS.items() if "T" in spec.axes},
@@ -68,7 +70,7 @@ class Computation(Problem):
 
     rows: NDArray[np.intp] = field(kw_only=True)
     returned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    absolute: bool = False
+    is_absolute: bool = False
     first_key: int = 0
     added_keys: int = 0
     arithmetic: type[ExactArray] = DoubleWords
@@ -78,11 +80,11 @@ class Computation(Problem):
     def of(cls, problem: Problem) -> Computation:
         """Return the whole problem as it is computed: every query row, nothing known yet, and the key that is added."""
         computation = cls.as_given(problem)
-        if problem.inputs.keys().isdisjoint(_ADDS_KEY):
+        if problem.inputs.keys().isdisjoint(_INPUTS_THAT_ADD_KEY):
             return computation
         more = replace(computation, added_keys=1)
         return replace(
-            more, inputs={name: more.input_with_added(name, array) for name, array in computation.inputs.items()}
+            more, inputs={name: more.input_with_added_key(name, array) for name, array in computation.inputs.items()}
         )
 
     @classmethod
@@ -92,10 +94,10 @@ class Computation(Problem):
         Raises ``ValueError`` for an operation, option or input that no step knows.
         """
         operation, options, inputs = problem.operation, problem.options, problem.inputs
-        unknown = {name for name, value in options.items() if value is not None} - _OPTIONS
-        if operation not in OPERATIONS or unknown or inputs.keys() - _INPUTS:
+        unknown = {name for name, value in options.items() if value is not None} - _KNOWN_OPTIONS
+        if operation not in OPERATIONS or unknown or inputs.keys() - _KNOWN_INPUTS:
             # Left out of the computation, it would make a wrong truth.
-            strange = sorted(unknown | (inputs.keys() - _INPUTS))
+            strange = sorted(unknown | (inputs.keys() - _KNOWN_INPUTS))
             raise ValueError(f"the oracle knows no {operation} with {', '.join(strange) or 'anything'}")
         queries = inputs["query" if "query" in inputs else "scores"].shape[-2]
         return cls(operation, options, inputs, rows=np.arange(queries))
@@ -137,9 +139,9 @@ class Computation(Problem):
     def exact(self, array: NDArray[Any], shape: Shape | None = None) -> ExactArray:
         """Take an array as exact, broadcast to a shape."""
         array = array if shape is None else np.broadcast_to(array, shape)
-        if self.absolute:
+        if self.is_absolute:
             array = np.where(array == -np.inf, array, np.abs(array))
-        return self.arithmetic.of(np.atleast_2d(array))
+        return self.arithmetic.from_stored(np.atleast_2d(array))
 
     def in_float64(self) -> Computation:
         """Widen all numbers, exactly."""
@@ -155,9 +157,9 @@ class Computation(Problem):
         """Leave out the inputs and options that forbid keys."""
         return self.without_input("mask").with_options(is_causal=False)
 
-    def number(self, value: float) -> float:
+    def magnitude_if_absolute(self, value: float) -> float:
         """Return an option, or its magnitude."""
-        return abs(float(value)) if self.absolute else float(value)
+        return abs(float(value)) if self.is_absolute else float(value)
 
     def allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
         """Return which keys may be attended to, in the scores' shape; None for all: behind a fill each has a weight."""
@@ -181,27 +183,27 @@ class Computation(Problem):
         unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
         for name in MAY_BE_MINUS_INFINITY & self.inputs.keys():
             forbidden = self.inputs[name] == -np.inf
-            if name in _ADDS_KEY:
+            if name in _INPUTS_THAT_ADD_KEY:
                 unattended[..., -1:] |= per_head(forbidden)
             else:
-                unattended |= self.on_scores(forbidden, shape)
+                unattended |= self.broadcast_to_scores(forbidden, shape)
         kept = None if self.fill is None else self.kept(shape)
         return unattended if kept is None else unattended & kept
 
-    def on_scores(self, array: NDArray[Any], shape: Shape) -> NDArray[Any]:
+    def broadcast_to_scores(self, array: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """Broadcast a mask or bias of the own keys to the scores' shape, with 0 for the key that is added."""
         broadcast = np.broadcast_to(array, (*shape[:-1], shape[-1] - self.added_keys))
-        return _padded(broadcast, -1, self.added_keys, 0) if self.added_keys else broadcast
+        return _append_constant(broadcast, -1, self.added_keys, 0) if self.added_keys else broadcast
 
     def with_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage with the key that is added, of which 0 is what no step behind it uses."""
         axis = key_axis(stage) if self.added_keys else None
-        return array if axis is None else _padded(array, axis, self.added_keys, 0)
+        return array if axis is None else _append_constant(array, axis, self.added_keys, 0)
 
     @property
-    def own_keys(self) -> int:
+    def own_key_count(self) -> int:
         """The number of keys without the one that is added; what is projected has that behind the projection."""
-        return _length_of_keys(self.inputs) - self._added_to_input
+        return _count_keys(self.inputs) - self._keys_added_to_input
 
     def without_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return a stage without the key that is added; flags of one for all keys stay."""
@@ -209,15 +211,15 @@ class Computation(Problem):
         if axis is None:
             return array
         is_new = "Lk" in STAGE_SPECS[stage].axes  # without the keys of a cache
-        keys = self.inputs["key"].shape[-2] - self._added_to_input if is_new else self.own_keys
+        keys = self.inputs["key"].shape[-2] - self._keys_added_to_input if is_new else self.own_key_count
         return array if array.shape[axis] == 1 and keys else np.delete(array, -1, axis)
 
     @property
-    def _added_to_input(self) -> int:
+    def _keys_added_to_input(self) -> int:
         """The number of keys of the input that are added; what is projected has them behind the projection."""
         return 0 if OPERATIONS[self.operation].has_projections else self.added_keys
 
-    def input_with_added(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def input_with_added_key(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """Return an input, or something of its shape, with the key that is added: it may always be attended.
 
         What is projected has that key behind the projection.
@@ -227,26 +229,26 @@ class Computation(Problem):
             return array
         axis = _KEY_AXES[name]
         if name == "mask" and array.shape[axis] == 1:
-            array = np.broadcast_to(array, (*array.shape[:-1], _length_of_keys(self.inputs)))
-        return _padded(array, axis, self.added_keys, name == "mask")
+            array = np.broadcast_to(array, (*array.shape[:-1], _count_keys(self.inputs)))
+        return _append_constant(array, axis, self.added_keys, name == "mask")
 
     def heads_of(self, name: str) -> int:
         """Return how many heads a projection of multi_head_attention has: query, key or value."""
         heads, shared = self.options["heads"], self.options.get("kv_heads")
         return int(heads if name == "query" or shared is None else shared)
 
-    def of_rows(self, rows: NDArray[np.intp]) -> Computation:
+    def select_rows(self, rows: NDArray[np.intp]) -> Computation:
         """Keep only these query rows, which are independent of the others; key and value stay whole."""
-        inputs = {name: _rows_of(name, array, rows) for name, array in self.inputs.items()}
-        returned = {name: _rows_of(name, array, rows) for name, array in self.returned.items()}
+        inputs = {name: _select_input_rows(name, array, rows) for name, array in self.inputs.items()}
+        returned = {name: _select_input_rows(name, array, rows) for name, array in self.returned.items()}
         return replace(self, inputs=inputs, rows=self.rows[rows], returned=returned)
 
-    def of_keys(self, start: int, stop: int) -> Computation:
+    def select_keys(self, start: int, stop: int) -> Computation:
         """Keep only the keys and values from ``start`` up to ``stop``: part of what a row's softmax is a sum over.
 
         None of them may have been added.
         """
-        inputs = {name: _keys_of(name, array, start, stop) for name, array in self.inputs.items()}
+        inputs = {name: _select_input_keys(name, array, start, stop) for name, array in self.inputs.items()}
         return replace(self, inputs=inputs, first_key=self.first_key + start)
 
     def as_predecessor(self, name: str, array: NDArray[Any], stage: str) -> NDArray[Any] | None:
@@ -265,23 +267,26 @@ class Computation(Problem):
         return array if (np.isfinite(array) | unattended).all() else None
 
 
-_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"window"} | {"score", "softcap_follows"}
-_OPTIONS |= {"epsilon_at", "unnormalized"}  # what other readings of a norm have
+_KNOWN_OPTIONS = {name for name, spec in OPTIONS.items() if not spec.for_reading} - {"window"} | {
+    "score",
+    "softcap_follows",
+}
+_KNOWN_OPTIONS |= {"epsilon_at", "unnormalized"}  # what other readings of a norm have
 # What the caller folds first: into one mask, joined keys, and rows for each query and key.
-_LOWERED = {name for name, spec in _SPECS.items() if spec.folds_into}
-_INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
-    *(operation.inputs for operation in _OPERATIONS), FOLDED_INPUTS
-) - _LOWERED
-_BY_QUERY: Mapping[str, int] = {
+_FOLDED_AWAY_INPUTS = {name for name, spec in _INPUT_SPECS.items() if spec.folds_into}
+_KNOWN_INPUTS = {name for score in SCORE_INPUTS.values() for name in score}.union(
+    *(operation.inputs for operation in _CANONICAL_OPERATIONS), FOLDED_INPUTS
+) - _FOLDED_AWAY_INPUTS
+_QUERY_AXES: Mapping[str, int] = {
     name: axes.index("Lq") - len(axes)
     for name, axes in [(name, spec.axes) for specs in (STAGE_SPECS, FOLDED_INPUTS) for name, spec in specs.items()]
     if "Lq" in axes[:-1]
 }
 """The axis that counts query rows; log_sum_exp is no input, and nothing follows from it."""
-MAY_BE_MINUS_INFINITY = {name for name, spec in _SPECS.items() if spec.may_be_infinite}
+MAY_BE_MINUS_INFINITY = {name for name, spec in _INPUT_SPECS.items() if spec.may_be_infinite}
 
 
-def _length_of_keys(inputs: Mapping[str, NDArray[Any]]) -> int:
+def _count_keys(inputs: Mapping[str, NDArray[Any]]) -> int:
     """Return how many keys the inputs hold, those of a cache among them."""
     return sum(int(inputs[name].shape[-2]) for name in ("cached_key", "key") if name in inputs)
 
@@ -291,7 +296,7 @@ def per_head(array: NDArray[Any]) -> NDArray[Any]:
     return array[:, np.newaxis, np.newaxis]
 
 
-def _padded(array: NDArray[Any], axis: int, count: int, value: int) -> NDArray[Any]:
+def _append_constant(array: NDArray[Any], axis: int, count: int, value: int) -> NDArray[Any]:
     """Append ``count`` slices of one number along an axis."""
     shape = list(array.shape)
     shape[axis] = count
@@ -314,15 +319,15 @@ def check_domain(problem: Problem) -> None:
                 raise OutsideDomain(name, "has a vector of length 0, which has no direction")
 
 
-def _rows_of(name: str, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+def _select_input_rows(name: str, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
     """Take rows of the axis that counts queries; the one row of a mask or bias stands for all."""
-    if name in _BY_QUERY:
-        return array.take(rows, _BY_QUERY[name])
+    if name in _QUERY_AXES:
+        return array.take(rows, _QUERY_AXES[name])
     one_per_query = name in ("mask", "bias") and array.ndim > 1 and array.shape[-2] != 1
     return array[..., rows, :] if one_per_query else array
 
 
-def _keys_of(name: str, array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+def _select_input_keys(name: str, array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     """Take keys of an input's axis that counts them; the one column of a mask or bias stands for all."""
     if _KEY_AXES.get(name) == -2:
         return array[..., start:stop, :]

@@ -13,9 +13,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.errors import ORDER_FACTOR, Ball, BoundedStage, Operand, Real, product_variance, sum_error
-from attncheck.attention.exact_array import ExactArray, joined
-from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.errors import (
+    ORDER_FACTOR,
+    Ball,
+    BoundedStage,
+    Operand,
+    Real,
+    matmul_variance,
+    relative_sum_error,
+)
+from attncheck.attention.exact_array import ExactArray, concatenate
+from attncheck.attention.flags import Flags, ReachContext, any_along
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.spec.rounding import RoundingModel
@@ -23,7 +31,7 @@ from attncheck.spec.rounding import RoundingModel
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-def projection_of(name: str) -> Step:
+def projection_step(name: str) -> Step:
     """Return the projection of query, key or value into heads: (B, L, E) -> (B, H, L, D), and the key that is added."""
 
     def exact(problem: Computation) -> ExactArray:
@@ -31,7 +39,7 @@ def projection_of(name: str) -> Step:
         if name == "query" or not problem.added_keys:
             return projected
         zeros = np.zeros((*projected.shape[:-2], problem.added_keys, projected.shape[-1]))
-        return joined([projected, projected.of_numbers(zeros)], axis=-2)
+        return concatenate([projected, projected.of_numbers(zeros)], axis=-2)
 
     def exact_projection(problem: Computation) -> ExactArray:
         inputs, weight = problem.array(name), problem.array(f"{name}_weight")
@@ -52,22 +60,22 @@ def projection_of(name: str) -> Step:
     def error(at: ErrorContext) -> Operand:
         inputs, bias = at.problem.inputs, at.problem.inputs.get(f"{name}_bias")
         weight, merged = inputs[f"{name}_weight"], merge_heads(at.problem.without_added(name, at.value))
-        flat, heads = linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
+        flat, heads = bound_linear_layer(Operand(inputs[name]), weight, bias, merged, at.rounding), at.value.shape[1]
         return Operand(at.value, *(at.problem.with_added(name, split_heads(part, heads)) for part in flat.errors))
 
     def radius(around: RadiusContext, _: Real) -> Real:
         per_head = split_heads(_linear_radius(around, around.ball(name), name), around.problem.heads_of(name))
         return around.problem.with_added(name, per_head)
 
-    def reach(known: Reach) -> Flags:
+    def reach(known: ReachContext) -> Flags:
         flags = split_heads(_linear_reach(known, known.flags[name], name), known.problem.heads_of(name))
         return known.problem.with_added(name, flags)
 
     return Step(exact, error, radius, reach=reach, value=value)
 
 
-def _exact_output(problem: Computation, context: ExactArray) -> ExactArray:
-    merged = context.rearranged(merge_heads)
+def _exact_output_projection(problem: Computation, context: ExactArray) -> ExactArray:
+    merged = context.map_parts(merge_heads)
     if "output_weight" not in problem.inputs:
         return merged
     output = merged @ problem.exact(problem.array("output_weight"))
@@ -76,43 +84,45 @@ def _exact_output(problem: Computation, context: ExactArray) -> ExactArray:
     return output + problem.exact(problem.array("output_bias"), output.shape)
 
 
-def _radius_of_output(around: RadiusContext, _: Real, context: Ball) -> Real:
+def _output_projection_radius(around: RadiusContext, _: Real, context: Ball) -> Real:
     merged = context.mapped(merge_heads)
     return _linear_radius(around, merged, "output") if "output_weight" in around.problem.inputs else merged.radius
 
 
-def _error_of_output(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
+def _output_projection_error(at: ErrorContext, context: BoundedStage | Operand) -> BoundedStage | Operand:
     exact, weight, bias = at.value, at.problem.inputs.get("output_weight"), at.problem.inputs.get("output_bias")
     if isinstance(context, Operand):
         merged = context.mapped(merge_heads)
         if weight is None:
             return replace(merged, value=exact)
-        return linear_layer(merged, weight, bias, exact, at.rounding)
-    bound = context.finished
+        return bound_linear_layer(merged, weight, bias, exact, at.rounding)
+    bound = context.final_bound
     if weight is None:
         return BoundedStage(exact, bound.mapped(merge_heads))
     heads, width = context.value.shape[1], context.value.shape[-1]
     per_head = bound.sigma @ np.abs(weight).reshape(heads, width, -1)  # (B, H, Lq, Eo)
     inputs = Operand(merge_heads(context.value), merge_heads(bound.max_error))
-    return linear_layer(inputs, weight, bias, exact, at.rounding, (per_head**2).sum(axis=1))
+    return bound_linear_layer(inputs, weight, bias, exact, at.rounding, (per_head**2).sum(axis=1))
 
 
-def _reach_of_output(known: Reach, context: Flags) -> Flags:
+def _output_projection_reach(known: ReachContext, context: Flags) -> Flags:
     merged = merge_heads(context)
     return _linear_reach(known, merged, "output") if "output_weight" in known.flags else merged
 
 
-OUTPUT_PROJECTION = Step(_exact_output, _error_of_output, _radius_of_output, reach=_reach_of_output)
+OUTPUT_PROJECTION = Step(
+    _exact_output_projection, _output_projection_error, _output_projection_radius, reach=_output_projection_reach
+)
 
 
 def _linear_radius(around: RadiusContext, inputs: Ball, name: str) -> Real:
     weight = around.ball(f"{name}_weight")
-    radius = inputs.radius_of_product(weight.value, weight.radius)
+    radius = inputs.matmul_radius(weight.value, weight.radius)
     return radius + around.radii[f"{name}_bias"] if f"{name}_bias" in around.problem.inputs else radius
 
 
-def _linear_reach(known: Reach, inputs: Flags, name: str) -> Flags:
-    flags: Flags = any_of(inputs, -1) | any_of(known.flags[f"{name}_weight"], -2)
+def _linear_reach(known: ReachContext, inputs: Flags, name: str) -> Flags:
+    flags: Flags = any_along(inputs, -1) | any_along(known.flags[f"{name}_weight"], -2)
     return flags | known.flags[f"{name}_bias"] if f"{name}_bias" in known.flags else flags
 
 
@@ -128,7 +138,7 @@ def split_heads(array: NDArray[Scalar], heads: int) -> NDArray[Scalar]:
     return array.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
 
 
-def linear_layer(
+def bound_linear_layer(
     inputs: Operand, weight: Real, bias: Real | None, exact: Real, rounding: RoundingModel, carried: Real | None = None
 ) -> Operand:
     """Bound inputs (..., L, E) times weight (E, F) plus bias (F,); returns ``exact`` (..., L, F) with its error.
@@ -140,17 +150,17 @@ def linear_layer(
     offset = np.zeros(weight.shape[-1]) if bias is None else bias
     product = exact - offset
     magnitude = inputs.magnitude @ size + np.abs(offset)
-    max_error = sum_error(rounding, length + 1) * magnitude * (1 + 8 * rounding.coarsest_unit)
+    max_error = relative_sum_error(rounding, length + 1) * magnitude * (1 + 8 * rounding.coarsest_unit)
     if rounding.product_unit:
         max_error = (
             max_error
             + rounding.product_error * (inputs.magnitude @ size)
-            + flushed_factors(inputs.magnitude, size, rounding)
+            + flushed_factor_error(inputs.magnitude, size, rounding)
         )
     if inputs.max_error is not None:
         max_error = max_error + inputs.max_error @ size
     squares = (inputs.value * inputs.value) @ (weight * weight)
-    variance = product_variance(rounding, length, product * product, squares)
+    variance = matmul_variance(rounding, length, product * product, squares)
     cut = length if rounding.cuts_sums else 1
     # The bias is added last, or the sum starts from it (as in a fused linear layer of few rows).
     variance = np.maximum(
@@ -172,7 +182,7 @@ def linear_layer(
     return Operand(exact, max_error + lost + flushed, variance + lost**2 + flushed**2)
 
 
-def flushed_factors(left: Real, right: Real, rounding: RoundingModel) -> Real:
+def flushed_factor_error(left: Real, right: Real, rounding: RoundingModel) -> Real:
     """Bound the error of a product of two matrices of magnitudes by factors that are flushed to zero."""
     lost: Real = rounding.product_underflow * (left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True))
     return lost

@@ -18,64 +18,64 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Ball, Bound, BoundedStage, Operand, Real
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of
+from attncheck.attention.flags import Flags, ReachContext, any_along
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
-def rotation_of(name: str, sign: int = 1) -> Step:
+def rotation_step(name: str, sign: int = 1) -> Step:
     """Return the rotation of query or key; backwards with a sign of -1."""
 
     def exact(problem: Computation, array: ExactArray) -> ExactArray:
         cos, sin = (problem.exact(problem.array(f"{name}_{part}")) for part in ("cos", "sin"))
-        first, second = pairs_of(problem, name)
-        x, y = (array.rearranged(partial(np.take, indices=elements, axis=-1)) for elements in (first, second))
+        first, second = rotary_pairs(problem, name)
+        x, y = (array.map_parts(partial(np.take, indices=elements, axis=-1)) for elements in (first, second))
         # In an absolute problem a difference is a sum.
-        signs = (1, 1) if problem.absolute else (-sign, sign)
-        turned = array.with_part((..., first), x * cos + y * sin * signs[0])
-        return turned.with_part((..., second), y * cos + x * sin * signs[1])
+        signs = (1, 1) if problem.is_absolute else (-sign, sign)
+        turned = array.replace_at((..., first), x * cos + y * sin * signs[0])
+        return turned.replace_at((..., second), y * cos + x * sin * signs[1])
 
     def error(at: ErrorContext, operand: Operand) -> Operand:
         problem = at.problem
         max_error, variance = operand.errors
-        moved = _moved(at, name, operand.value, max_error)
-        cos, sin = (np.abs(table) for table in tables_of(problem, name))
-        pairs = pairs_of(problem, name)
-        carried = _rotated_sum(variance, cos**2, sin**2, pairs)
-        return Operand(at.value, moved, carried + _roundings(at, name, operand.value).variance, operand.common)
+        moved = _rotated_max_error(at, name, operand.value, max_error)
+        cos, sin = (np.abs(table) for table in cos_sin_tables(problem, name))
+        pairs = rotary_pairs(problem, name)
+        carried = _mix_pairs(variance, cos**2, sin**2, pairs)
+        return Operand(at.value, moved, carried + _rotation_rounding(at, name, operand.value).variance, operand.common)
 
     def error_of_gradient(at: ErrorContext, finished: BoundedStage) -> BoundedStage:
-        cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
+        cos, sin = (np.abs(table) for table in cos_sin_tables(at.problem, name))
         # The errors of a pair may have causes in common.
-        sigma = _rotated_sum(finished.finished.sigma, cos, sin, pairs_of(at.problem, name))
-        rounded = np.sqrt(_roundings(at, name, finished.value).variance)
-        max_error = _moved(at, name, finished.value, finished.finished.max_error)
+        sigma = _mix_pairs(finished.final_bound.sigma, cos, sin, rotary_pairs(at.problem, name))
+        rounded = np.sqrt(_rotation_rounding(at, name, finished.value).variance)
+        max_error = _rotated_max_error(at, name, finished.value, finished.final_bound.max_error)
         return BoundedStage(at.value, Bound(max_error, np.minimum(sigma + rounded, max_error)))
 
     def radius(around: RadiusContext, _: Real, ball: Ball) -> Real:
-        pairs = pairs_of(around.problem, name)
+        pairs = rotary_pairs(around.problem, name)
         cos, sin = (around.ball(f"{name}_{part}") for part in ("cos", "sin"))
-        moved = _rotated_sum(ball.radius, np.abs(cos.value), np.abs(sin.value), pairs)
+        moved = _mix_pairs(ball.radius, np.abs(cos.value), np.abs(sin.value), pairs)
         rest = np.abs(ball.value) + ball.radius
-        turned = _rotated_sum(rest, cos.radius, sin.radius, pairs)
+        turned = _mix_pairs(rest, cos.radius, sin.radius, pairs)
         unrotated = np.ones(ball.value.shape[-1], dtype=np.bool_)
         unrotated[np.concatenate(pairs)] = False
         turned[..., unrotated] = 0
         return moved + turned
 
-    def reach(known: Reach, flags: Flags) -> Flags:
-        pairs = pairs_of(known.problem, name)
+    def reach(known: ReachContext, flags: Flags) -> Flags:
+        pairs = rotary_pairs(known.problem, name)
         tables = [known.flags[f"{name}_{part}"] for part in ("cos", "sin") if f"{name}_{part}" in known.flags]
         if flags.shape[-1] == 1:
-            return flags | any_of(tables[0] | tables[1], -1) if tables else flags
-        return _reach(flags, tables, pairs)
+            return flags | any_along(tables[0] | tables[1], -1) if tables else flags
+        return _reach_within_pairs(flags, tables, pairs)
 
     return Step(exact, error if sign > 0 else error_of_gradient, radius, reach=reach)
 
 
-def pairs_of(problem: Computation, name: str) -> Pairs:
+def rotary_pairs(problem: Computation, name: str) -> Pairs:
     """Return the indices of the first and of the second elements of all pairs."""
     count = problem.array(f"{name}_cos").shape[-1]
     if problem.options.get("rotary_interleaved"):
@@ -83,12 +83,12 @@ def pairs_of(problem: Computation, name: str) -> Pairs:
     return np.arange(count), np.arange(count) + count
 
 
-def tables_of(problem: Computation, name: str) -> tuple[Real, Real]:
+def cos_sin_tables(problem: Computation, name: str) -> tuple[Real, Real]:
     """Return cos and sin of each row, (L, R) or (B, 1, L, R), as they are stored."""
     return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
 
 
-def _rotated_sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:
+def _mix_pairs(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:
     """Return a x + b y and a y + b x for every pair; other elements stay."""
     first, second = (array[..., elements] for elements in pairs)
     turned = array.copy()
@@ -97,17 +97,17 @@ def _rotated_sum(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Rea
     return turned
 
 
-class _Rounded(NamedTuple):
+class _RotationRounding(NamedTuple):
     largest: Real
     variance: Real
 
 
-def _roundings(at: ErrorContext, name: str, value: Real) -> _Rounded:
+def _rotation_rounding(at: ErrorContext, name: str, value: Real) -> _RotationRounding:
     """Return u (|x c| + |y s| + |x'|) plus underflow, and its variance; 0 for elements that are not rounded."""
-    problem, pairs = at.problem, pairs_of(at.problem, name)
-    cos, sin = (np.abs(table) for table in tables_of(problem, name))
+    problem, pairs = at.problem, rotary_pairs(at.problem, name)
+    cos, sin = (np.abs(table) for table in cos_sin_tables(problem, name))
     size = np.abs(value)
-    terms, result = _rotated_sum(size, cos, sin, pairs), np.abs(at.value)
+    terms, result = _mix_pairs(size, cos, sin, pairs), np.abs(at.value)
     underflow = 3 * max(at.rounding.score_underflow, at.rounding.output_underflow)
     rounds = np.zeros(np.broadcast_shapes(value.shape, at.value.shape), dtype=np.bool_)
     some = ~(np.isin(cos, (0, 1)) & np.isin(sin, (0, 1)) & (cos + sin <= 1))
@@ -115,22 +115,22 @@ def _roundings(at: ErrorContext, name: str, value: Real) -> _Rounded:
         rounds[..., elements] = some
     rounds &= terms > 0
     rounded = at.stored_unit * (terms + result) + underflow
-    variance = at.stored_unit**2 * (_rotated_sum(size**2, cos**2, sin**2, pairs) + result**2) + underflow**2
-    return _Rounded(np.where(rounds, rounded, 0.0), np.where(rounds, variance, 0.0))
+    variance = at.stored_unit**2 * (_mix_pairs(size**2, cos**2, sin**2, pairs) + result**2) + underflow**2
+    return _RotationRounding(np.where(rounds, rounded, 0.0), np.where(rounds, variance, 0.0))
 
 
-def _moved(at: ErrorContext, name: str, value: Real, max_error: Real) -> Real:
-    cos, sin = (np.abs(table) for table in tables_of(at.problem, name))
+def _rotated_max_error(at: ErrorContext, name: str, value: Real, max_error: Real) -> Real:
+    cos, sin = (np.abs(table) for table in cos_sin_tables(at.problem, name))
     carried, rounded = (
-        _rotated_sum(max_error, cos, sin, pairs_of(at.problem, name)),
-        _roundings(at, name, value).largest,
+        _mix_pairs(max_error, cos, sin, rotary_pairs(at.problem, name)),
+        _rotation_rounding(at, name, value).largest,
     )
     # Roundings of what has an error already: of products and of their difference.
     moved: Real = rounded + carried * np.where(rounded > 0, 1 + 2 * at.stored_unit, 1.0)
     return moved * (1 + 8 * at.rounding.coarsest_unit)
 
 
-def _reach(flags: Flags, tables: list[Flags], pairs: Pairs) -> Flags:
+def _reach_within_pairs(flags: Flags, tables: list[Flags], pairs: Pairs) -> Flags:
     reached = flags.copy()
     both: Flags = flags[..., pairs[0]] | flags[..., pairs[1]]
     for table in tables:

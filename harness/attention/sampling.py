@@ -17,13 +17,13 @@ from attncheck.reading.problem import Problem
 from attncheck.reading.shapes import score_elements
 from attncheck.spec import query_axis
 
-ADDS_QUERIES_UP = frozenset({"attention_gradients"})
+OPERATIONS_SUMMING_QUERIES = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 
 MAX_ELEMENTS = 1 << 18
 """Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
 
-JUDGED_ROWS = 64
+MAX_SAMPLED_ROWS = 64
 """Rows that stand for all: as many as the oracle takes at a time."""
 
 _SMALLEST_TILE = 16
@@ -35,19 +35,21 @@ RowIndices = NDArray[np.intp]
 def sampled_rows(problem: Problem) -> RowIndices | None:
     """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
     queries, elements = queries_of(problem.inputs), score_elements(problem.operation, problem.options, problem.inputs)
-    if queries <= JUDGED_ROWS or elements <= MAX_ELEMENTS or problem.operation in ADDS_QUERIES_UP:
+    if queries <= MAX_SAMPLED_ROWS or elements <= MAX_ELEMENTS or problem.operation in OPERATIONS_SUMMING_QUERIES:
         return None
     tiles = [_SMALLEST_TILE << power for power in range(queries.bit_length()) if _SMALLEST_TILE << power < queries]
     chosen = {0, queries - 1, *tiles, *(tile - 1 for tile in tiles)}
     # RandomState: its numbers are the same in every version of NumPy.
     others = (int(row) for row in np.random.RandomState(_SEED).permutation(queries) if row not in chosen)
-    drawn = [next(others) for _ in range(JUDGED_ROWS - len(chosen))]
+    drawn = [next(others) for _ in range(MAX_SAMPLED_ROWS - len(chosen))]
     return np.array(sorted({*chosen, *drawn}), dtype=np.intp)
 
 
 def needs_all_rows(problem: Problem, rows: RowIndices | None) -> bool:
     """Tell if there are many rows and none stands for another: they are added up, or their numbers are known."""
-    return rows is None and (problem.operation in ADDS_QUERIES_UP or queries_of(problem.inputs) > JUDGED_ROWS)
+    return rows is None and (
+        problem.operation in OPERATIONS_SUMMING_QUERIES or queries_of(problem.inputs) > MAX_SAMPLED_ROWS
+    )
 
 
 def queries_of(inputs: Mapping[str, Array]) -> int:
@@ -57,7 +59,7 @@ def queries_of(inputs: Mapping[str, Array]) -> int:
     return int(inputs["query" if "query" in inputs else "scores"].shape[-2])
 
 
-def rows_of_stage(stage: str, array: Array, rows: RowIndices | None) -> Array:
+def select_stage_rows(stage: str, array: Array, rows: RowIndices | None) -> Array:
     """Keep these query rows of a stage; all of one that has none."""
     axis = query_axis(stage)
     return array if rows is None or axis is None else array.take(rows, axis)
@@ -69,7 +71,7 @@ def has_rows(stage: str, array: Array, rows: RowIndices) -> bool:
     return axis is None or (array.ndim >= -axis and array.shape[axis] > int(rows.max(initial=-1)))
 
 
-def whole_index(stage: str, index: tuple[int, ...] | None, rows: RowIndices | None) -> tuple[int, ...] | None:
+def index_in_whole_stage(stage: str, index: tuple[int, ...] | None, rows: RowIndices | None) -> tuple[int, ...] | None:
     """Return the index in the whole array of an element of its kept rows."""
     axis = query_axis(stage)
     if index is None or rows is None or axis is None:

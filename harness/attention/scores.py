@@ -28,66 +28,67 @@ from attncheck.attention.errors import (
     Logits,
     Operand,
     Real,
-    added,
-    error_of_given_back,
-    error_of_mean,
-    for_query_heads,
-    heads_of,
-    mean_of,
-    stored_operand_of,
-    sum_error,
+    add_errors,
+    count_heads,
+    inner_product_variance,
+    mean_subtraction_error,
+    quantization_mean,
+    quantized_operand,
+    relative_sum_error,
+    repeat_heads,
+    restored_mean_error,
     transposed,
-    variance_of_sum,
 )
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, pass_through, reach_of_scores
+from attncheck.attention.flags import Flags, ReachContext, any_along, any_in_head_groups, make_score_reach, pass_through
 from attncheck.attention.problem import Computation, per_head
-from attncheck.attention.step import ErrorContext, RadiusContext, Step, stored_logits
+from attncheck.attention.step import ErrorContext, RadiusContext, Step, logits_from_returned
 from attncheck.reading.lowering import Factor
 from attncheck.spec.rounding import RoundingModel
 
 PerHead = Any
 """What follows from a factor: one for all scores, or one for those of each head, (H, 1, 1)."""
-_OF_HEADS = "head_scale"
+_HEAD_SCALE = "head_scale"
 _LARGEST_GRID = 2.0**1000
 """Stands for the grid of products that are all 0."""
 
 
-def _exact(_: Computation, query: ExactArray, key: ExactArray) -> ExactArray:
-    return query @ key.for_heads_of(query).transposed()
-
-
-def _error(at: ErrorContext, query: Operand, key: Operand) -> Products:
-    stored = stored_operand_of("query", query, at.rounding)
-    met = stored_operand_of("key", key, at.rounding)
+def _product_error(at: ErrorContext, query: Operand, key: Operand) -> ProductSums:
+    stored = quantized_operand("query", query, at.rounding)
+    met = quantized_operand("key", key, at.rounding)
     if query.max_error is not None and met.value is not key.value:  # the mean of the keys meets that as well
         met = replace(met, value=np.maximum(np.abs(met.value), np.abs(key.value)))
-    met = met.for_query_heads(heads_of(query.value))
-    products, centred = products_of(stored, met, at.rounding.of_scores), at.rounding.quantization_of("query")
-    products = replace(products, given_back=error_of_given_back(query, key, at.rounding))
+    met = met.repeat_heads(count_heads(query.value))
+    products, centred = compute_product_sums(stored, met, at.rounding.for_scores), at.rounding.quantization_of("query")
+    products = replace(products, restored_mean_error=restored_mean_error(query, key, at.rounding))
     if centred is None or not centred.is_centred or not query.value.size:
         return products
     # The product of the mean with the keys is given back, in the format of results, by keys that are no codes yet.
-    mean, unit = mean_of(query.value, centred), at.rounding.output_unit
-    lost = added(error_of_mean("key", key, at.rounding), ZERO if key.max_error is None else key.max_error)
-    lost = np.broadcast_to(for_query_heads(lost, heads_of(query.value)), met.value.shape)
+    mean, unit = quantization_mean(query.value, centred), at.rounding.output_unit
+    lost = add_errors(mean_subtraction_error("key", key, at.rounding), ZERO if key.max_error is None else key.max_error)
+    lost = np.broadcast_to(repeat_heads(lost, count_heads(query.value)), met.value.shape)
     carried = np.abs(mean) @ transposed(unit * np.abs(met.value) + lost)
     variance = (unit * mean @ transposed(met.value)) ** 2 + (mean * mean) @ transposed(lost * lost)
     return replace(
-        products, carried=added(products.carried, carried), independent=added(products.independent, variance)
+        products, carried=add_errors(products.carried, carried), independent=add_errors(products.independent, variance)
     )
 
 
-def _radius(_: RadiusContext, __: Real, query: Ball, key: Ball) -> Real:
-    shared = key.for_query_heads(heads_of(query.value))
-    return query.radius_of_product(transposed(shared.value), transposed(shared.radius))
+def _product_radius(_: RadiusContext, __: Real, query: Ball, key: Ball) -> Real:
+    shared = key.repeat_heads(count_heads(query.value))
+    return query.matmul_radius(transposed(shared.value), transposed(shared.radius))
 
 
-PRODUCT = Step(_exact, _error, _radius, reach=reach_of_scores())
+PRODUCT = Step(
+    lambda _, query, key: query @ key.repeat_heads_for(query).transposed(),
+    _product_error,
+    _product_radius,
+    reach=make_score_reach(),
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Products:
+class ProductSums:
     """The sums that every bound on q k^T needs, (..., Lq, Lk) each, before any scale; or ``ZERO``."""
 
     width: int
@@ -100,10 +101,10 @@ class Products:
     reduced: Real  # 0, 1 or 2: how many of q and k a product changes by rounding them
     computed: int  # how many of q and k have errors of their own
     grid: Real  # g: every q_ic k_jc is a multiple of it; 0 where q or k is computed, or no product can fit it
-    given_back: Real | None = None  # what rounding takes of what log_sum_exp gets back: (..., Lq, 1)
+    restored_mean_error: Real | None = None  # what rounding takes of what log_sum_exp gets back: (..., Lq, 1)
 
 
-def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Products:
+def compute_product_sums(query: Operand, key: Operand, rounding: RoundingModel) -> ProductSums:
     """Prepare the bounds of query (..., Lq, D) times key (..., Lk, D)."""
     size_q, size_k = query.magnitude, key.magnitude
     magnitude = size_q @ transposed(size_k)
@@ -112,17 +113,19 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
     if query.max_error is not None:
         carried = query.max_error @ transposed(np.abs(key.value))
     if key.max_error is not None:
-        carried = added(carried, size_q @ transposed(key.max_error))
+        carried = add_errors(carried, size_q @ transposed(key.max_error))
     if query.variance is not None:
         shared = query.variance @ square_k
     if key.variance is not None:
         independent = (query.value * query.value) @ transposed(key.variance)
     if query.common is not None or key.common is not None:
         square = (query.value @ transposed(key.value)) ** 2
-        shared = shared if query.common is None else added(shared, query.common * square)
-        independent = independent if key.common is None else added(independent, transposed(key.common) * square)
-    is_exact = query.max_error is None and key.max_error is None
-    return Products(
+        shared = shared if query.common is None else add_errors(shared, query.common * square)
+        independent = independent if key.common is None else add_errors(independent, transposed(key.common) * square)
+    grid = ZERO
+    if query.max_error is None and key.max_error is None and _may_be_exact(query, size_k, magnitude, rounding):
+        grid = np.minimum(_lowest_bit(query.value) * _lowest_bit(key.value), _LARGEST_GRID)
+    return ProductSums(
         width=query.value.shape[-1],
         magnitude=magnitude,
         squares=(query.value * query.value) @ square_k,
@@ -130,14 +133,14 @@ def products_of(query: Operand, key: Operand, rounding: RoundingModel) -> Produc
         shared=shared,
         independent=independent,
         entries=size_q.sum(-1)[..., :, np.newaxis] + size_k.sum(-1)[..., np.newaxis, :],
-        grid=_grid(query, key) if is_exact and _may_fit(query, size_k, magnitude, rounding) else ZERO,
-        reduced=added(_is_rounded(query, rounding), _is_rounded(key, rounding)),
+        grid=grid,
+        reduced=add_errors(_has_rounded_elements(query, rounding), _has_rounded_elements(key, rounding)),
         computed=(query.max_error is not None) + (key.max_error is not None),
     )
 
 
-def roundings_of_products(
-    products: Products, rounding: RoundingModel, folds_exactly: PerHead
+def count_product_roundings(
+    products: ProductSums, rounding: RoundingModel, folds_exactly: PerHead
 ) -> tuple[Real | float, Real | float]:
     """Return 0 where a product is exact in the accumulation format, and where in that of the scores as well; else 1."""
     grid = products.grid
@@ -153,7 +156,7 @@ def roundings_of_products(
     return (~summed).astype(np.float64), (~(summed & stored)).astype(np.float64)
 
 
-def _may_fit(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingModel) -> bool:
+def _may_be_exact(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingModel) -> bool:
     """Tell if any partial sum may be representable; this says no without the bits of every element.
 
     The grid of k is at most max |k|. Where all of q would have to be multiples of more than it is, no product fits.
@@ -166,11 +169,7 @@ def _may_fit(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingMo
     return bool((multiples == np.rint(multiples)).all(axis=(-2, -1)).any())
 
 
-def _grid(query: Operand, key: Operand) -> Real:
-    return np.minimum(_lowest_bit(query.value) * _lowest_bit(key.value), _LARGEST_GRID)
-
-
-def _is_rounded(operand: Operand, rounding: RoundingModel) -> Real:
+def _has_rounded_elements(operand: Operand, rounding: RoundingModel) -> Real:
     """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
     if not rounding.product_unit:
         return ZERO
@@ -194,17 +193,17 @@ def _lowest_bit(array: Real) -> Real:
 
 def exact_grad_query(_: Computation, grad_products: ExactArray, key: ExactArray) -> ExactArray:
     """Return (B, H, Lq, D)."""
-    return grad_products @ key.for_heads_of(grad_products)
+    return grad_products @ key.repeat_heads_for(grad_products)
 
 
 def exact_grad_key(_: Computation, grad_products: ExactArray, query: ExactArray, key: ExactArray) -> ExactArray:
     """Return (B, Hkv, Lk, D)."""
-    return (grad_products.transposed() @ query).summed_in_groups(key.shape[-3])
+    return (grad_products.transposed() @ query).sum_head_groups(key.shape[-3])
 
 
-def reach_of_grad_key(_: Reach, grad_products: Flags, __: Flags, key: Flags) -> Flags:
+def reach_of_grad_key(_: ReachContext, grad_products: Flags, __: Flags, key: Flags) -> Flags:
     """Collect all of a head's rows."""
-    return flags_per_group(any_of(grad_products, -2), key.shape[-3])
+    return any_in_head_groups(any_along(grad_products, -2), key.shape[-3])
 
 
 def scale_of(problem: Computation) -> Factor:
@@ -212,73 +211,62 @@ def scale_of(problem: Computation) -> Factor:
     return problem.scale(lambda: problem.head_width)
 
 
-def exact_scaled(problem: Computation, product: ExactArray) -> ExactArray:
+def exact_times_scale(problem: Computation, product: ExactArray) -> ExactArray:
     """Multiply by the scale, forwards or, as its own transpose, backwards."""
     scale = problem.options.get("scale")
-    if _OF_HEADS in problem.inputs:
-        return product * problem.exact(per_head(problem.array(_OF_HEADS)))
+    if _HEAD_SCALE in problem.inputs:
+        return product * problem.exact(per_head(problem.array(_HEAD_SCALE)))
     if scale is not None:
-        return product * problem.number(scale)
+        return product * problem.magnitude_if_absolute(scale)
     return (
-        product if problem.score == "dot" else product * _inverse_root(problem.arithmetic, problem.head_width, ctx.prec)
+        product
+        if problem.score == "dot"
+        else product * _exact_inverse_root(problem.arithmetic, problem.head_width, ctx.prec)
     )
 
 
 @cache
-def _inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> ExactArray:
+def _exact_inverse_root(arithmetic: type[ExactArray], width: int, _precision: int) -> ExactArray:
     """Return 1 / sqrt(width), in balls as exact as the precision at the time."""
     number = np.full((1, 1), float(width))
     if arithmetic is not DoubleWords:
         return 1 / arithmetic.of_numbers(number).sqrt()
     with ctx.workprec(256):
-        return DoubleWords((1 / Balls.of_numbers(number).sqrt()).split())
+        return DoubleWords((1 / Balls.of_numbers(number).sqrt()).high_low_radius())
 
 
-def _radius_of_scaled(around: RadiusContext, _: Real, product: Ball) -> Real:
+def _scores_radius(around: RadiusContext, _: Real, product: Ball) -> Real:
     radius: Real = product.radius * abs(scale_of(around.problem))
-    if _OF_HEADS in around.problem.inputs:
-        radius += per_head(around.radii[_OF_HEADS]) * (np.abs(product.value) + product.radius)
+    if _HEAD_SCALE in around.problem.inputs:
+        radius += per_head(around.radii[_HEAD_SCALE]) * (np.abs(product.value) + product.radius)
     return radius
 
 
-def _reach_of_scaled(known: Reach, product: Flags) -> Flags:
-    return product | per_head(known.flags[_OF_HEADS]) if _OF_HEADS in known.flags else product
-
-
-def _error_of_raw(at: ErrorContext, products: Products) -> Logits:
-    # An implementation that returns q k^T as a stage of its own has not folded the scale.
-    return scaled_products(products, 1.0, at.value, at.rounding.unfolded)
-
-
-def _error_of_scaled(at: ErrorContext, products: Products) -> Logits:
-    return scaled_products(products, scale_of(at.problem), at.value, at.rounding)
-
-
-def scaled_products(products: Products, scale: Factor, exact: Real, rounding: RoundingModel) -> Logits:
+def bound_scaled_scores(products: ProductSums, scale: Factor, exact: Real, rounding: RoundingModel) -> Logits:
     """Bound the scaled scores ``exact`` = a q k^T, with one a, or one for each head.
 
     Small integers are exact in every order: where all q_ic k_jc are multiples of ``grid`` and |q||k|^T is at most that
     over u_acc. A scale folded into q or k must keep that: it must be a power of 4 (its square root is then a power of
     two as well), or the class must not fold.
     """
-    rounding = rounding.of_scores
-    size, constant, room = abs(scale), roundings_of_scale(scale), 1 + 8 * rounding.coarsest_unit
+    rounding = rounding.for_scores
+    size, constant, room = abs(scale), count_scale_roundings(scale), 1 + 8 * rounding.coarsest_unit
     folds_exactly = folds_exactly_into_operands(scale, rounding)
-    sums, stores = roundings_of_products(products, rounding, folds_exactly)
+    sums, stores = count_product_roundings(products, rounding, folds_exactly)
     prescaled = np.where(folds_exactly, 0.0, rounding.prescale_unit)
-    relative = sum_error(rounding, products.width) * sums + rounding.prescale_count * prescaled
+    relative = relative_sum_error(rounding, products.width) * sums + rounding.prescale_count * prescaled
     stored = rounding.score_unit * (constant + stores) * room
     # A scaled operand has other bits than the one that was given.
     rounded = np.where(folds_exactly, products.reduced, 2.0)
     if rounding.product_unit:
         relative = relative + rounded * (rounding.product_error / 2)
-    floor = _dot_underflow(products, size, rounding)
+    floor = _dot_product_underflow(products, size, rounding)
     max_error = (size * room * relative) * products.magnitude + stored * np.abs(exact) + floor
     if products.carried is not ZERO:
         max_error = max_error + (size * (1 + stored)) * products.carried
     square, squares = exact * exact, size**2 * products.squares
     # Of these numbers rows take differences that cancel, so that the order of the sum shows in what is left.
-    independent = variance_of_sum(rounding, products.width, square, squares)
+    independent = inner_product_variance(rounding, products.width, square, squares)
     independent *= sums
     shared = 2 * prescaled**2 * squares if prescaled.any() else ZERO
     # What cuts take away from a projected query and from a projected key adds up.
@@ -286,18 +274,18 @@ def scaled_products(products: Products, scale: Factor, exact: Real, rounding: Ro
     if rounding.product_unit:
         # A query is rounded for all keys of its row at once; partial sums that are cut off err in one direction.
         of_each = (rounded > 0) * rounding.product_spread**2 * squares
-        independent, shared = independent + of_each, added(shared, of_each)
+        independent, shared = independent + of_each, add_errors(shared, of_each)
         common = (1 + products.computed) ** 2 * rounding.product_common if bool((rounded > 0).any()) else 0.0
-    independent += rounding.score_unit**2 * (constant_roundings(constant, folds_exactly) ** 2 + stores) * square
+    independent += rounding.score_unit**2 * (count_constant_roundings(constant, folds_exactly) ** 2 + stores) * square
     if products.independent is not ZERO:
         independent += size**2 * products.independent
     if products.shared is not ZERO:
-        shared = added(shared, size**2 * products.shared)
-    given_back = None if products.given_back is None else size * products.given_back
-    return Logits(exact, max_error, independent, shared, floor, common, given_back=given_back)
+        shared = add_errors(shared, size**2 * products.shared)
+    restored_mean_error = None if products.restored_mean_error is None else size * products.restored_mean_error
+    return Logits(exact, max_error, independent, shared, floor, common, restored_mean_error=restored_mean_error)
 
 
-def roundings_of_scale(scale: Factor) -> PerHead:
+def count_scale_roundings(scale: Factor) -> PerHead:
     """Count the roundings of the constant and of the product with it, beyond that of storage."""
     return np.where(is_power_of_two(scale), 0, 2)
 
@@ -307,7 +295,7 @@ def folds_exactly_into_operands(scale: Factor, rounding: RoundingModel) -> PerHe
     return rounding.folding == "none" or (rounding.folding == "scale" and _is_power_of_four(scale))
 
 
-def constant_roundings(constant: PerHead, folds_exactly: PerHead) -> PerHead:
+def count_constant_roundings(constant: PerHead, folds_exactly: PerHead) -> PerHead:
     """Count the roundings of the scale in u, at most: one number for all scores, so that nothing averages them out.
 
     1/sqrt(d) is rounded twice; its square root once more, and folded into both query and key it counts twice.
@@ -315,7 +303,7 @@ def constant_roundings(constant: PerHead, folds_exactly: PerHead) -> PerHead:
     return np.where(folds_exactly, constant, np.maximum(2 * constant, 2))
 
 
-def _dot_underflow(products: Products, size: Factor, rounding: RoundingModel) -> Real:
+def _dot_product_underflow(products: ProductSums, size: Factor, rounding: RoundingModel) -> Real:
     """Bound what underflow does: in products and sums, scaled before or after, in a scaled operand, in storage."""
     folded = rounding.product_underflow if rounding.folding == "none" else rounding.prescale_underflow
     largest, stored = np.maximum(1.0, size), 2 * (1 + size) * rounding.score_underflow
@@ -332,5 +320,18 @@ def _is_power_of_four(number: Factor) -> PerHead:
     return is_power_of_two(number) & (np.frexp(np.abs(number))[1] % 2 == 1)
 
 
-RAW_SCORES = Step(pass_through, _error_of_raw, lambda _, __, product: product.radius, stored_logits, pass_through)
-SCORES = Step(exact_scaled, _error_of_scaled, _radius_of_scaled, stored_logits, _reach_of_scaled)
+RAW_SCORES = Step(
+    pass_through,
+    # An implementation that returns q k^T as a separate stage has not folded the scale.
+    lambda at, products: bound_scaled_scores(products, 1.0, at.value, at.rounding.without_folding),
+    lambda _, __, product: product.radius,
+    logits_from_returned,
+    pass_through,
+)
+SCORES = Step(
+    exact_times_scale,
+    lambda at, products: bound_scaled_scores(products, scale_of(at.problem), at.value, at.rounding),
+    _scores_radius,
+    logits_from_returned,
+    lambda known, flags: flags | per_head(known.flags[_HEAD_SCALE]) if _HEAD_SCALE in known.flags else flags,
+)

@@ -27,29 +27,29 @@ from attncheck.attention.errors import (
     Logits,
     Operand,
     Real,
-    added,
-    bound_of,
-    error_of_codes,
-    finite,
-    largest_of,
-    sum_of_products,
-    sum_of_row,
+    add_errors,
+    make_bound,
+    quantization_error,
+    row_dot_products,
+    row_sums,
+    usable_max_error,
+    zero_nonfinite,
 )
-from attncheck.attention.exact_array import ExactArray, Exponentials, exponentials, log_sum, normalised
-from attncheck.attention.flags import Flags, Reach, any_of, pass_through
-from attncheck.attention.logits import exact_through_mask
+from attncheck.attention.exact_array import ExactArray, divide_by_row_sums, log_row_sums, row_exponentials
+from attncheck.attention.flags import any_along, pass_through
+from attncheck.attention.logits import exact_zero_filled_gradients
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, RadiusContext, Step
 from attncheck.spec import Shape
 from attncheck.spec.rounding import RoundingModel
 
-_MAX_LINEAR = 1 / 64
+_MAX_LINEAR_VARIANCE = 1 / 64
 """Variance of theta up to which weights have a statistical scale: at three times its root, e^theta - 1 is 1.2 theta."""
 _MIN_VARIANCE = 2.0**-20
 """Variance of theta up to which two terms of its second order are all that float64 can tell, and better than more."""
-_NEGLIGIBLE = 2.0**-80
+_NEGLIGIBLE_SHARE = 2.0**-80
 """Beside the variance of an exponential's own error, what is so much smaller shows in no sum of float64 numbers."""
-_SMALL = 1.0
+_MAX_EXPM1_EXPONENT = 1.0
 """Exponents up to here go through expm1; larger ones through the logarithm of the weight."""
 LARGEST_EXPONENT = 700.0  # e^709 is the largest power of e in float64
 _MIN_WEIGHT = 1e-300
@@ -63,7 +63,7 @@ class SoftmaxError(Elementwise):
     """
 
     attended: NDArray[np.bool_]
-    all_attended: bool
+    are_all_attended: bool
     weights: Real  # p
     shifted: Real  # x
     maximum: Real  # m
@@ -86,13 +86,17 @@ class SoftmaxError(Elementwise):
     mean_shifted: Real  # sum p x
     log_sum_exp: Real  # L
     common: Real  # of theta, what all keys of a row have alike, beyond E, and what L gets back
-    proportion: float = 0.0  # variance of a relative error that all scores have in common
+    score_scale_error_variance: float = 0.0  # variance of a relative error that all scores have in common
 
     @cached_property
     def variance(self) -> Real:
         """The variance of theta."""
-        variance = added(self.independent, self.shared)
-        return variance + self.proportion * self.shifted * self.shifted if self.proportion else variance
+        variance = add_errors(self.independent, self.shared)
+        return (
+            variance + self.score_scale_error_variance * self.shifted * self.shifted
+            if self.score_scale_error_variance
+            else variance
+        )
 
     @cached_property
     def largest_variance(self) -> float:
@@ -100,32 +104,32 @@ class SoftmaxError(Elementwise):
         return float(self.variance.max(initial=0.0))
 
     @cached_property
-    def fall(self) -> Real:
+    def log_sum_decrease(self) -> Real:
         """-ln Z, at least 0, by 1 - Z where Z is so near 1 that its last bits count; large for an empty row."""
         near = self.least_sum > 0.5
         fall = -np.log1p(-np.where(near, self.lost_sum, 0.0))
         return np.maximum(fall if near.all() else np.where(near, fall, -np.log(np.minimum(self.least_sum, 1))), 0)
 
-    def constants(self, rounding: RoundingModel) -> float:
+    def score_scale_variance(self, rounding: RoundingModel) -> float:
         """The variance of what moves every score in proportion: a rounded scale, factors that are cut off."""
-        return rounding.score_unit**2 + rounding.compute_unit**2 + self.proportion
+        return rounding.score_unit**2 + rounding.compute_unit**2 + self.score_scale_error_variance
 
 
-def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> SoftmaxError:
+def softmax_error(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingModel) -> SoftmaxError:
     """Prepare the bounds of whatever follows from logits, whose exact softmax is given.
 
     logits, weights (..., Lq, Lk), log_sum_exp (..., Lq). A row with NaN or +inf in it counts as empty.
     """
     logits = error.value
     highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
-    attended, maximum = logits > -np.inf, finite(highest)
+    attended, maximum = logits > -np.inf, zero_nonfinite(highest)
     if maximum is not highest:
         attended &= np.isfinite(highest)
-    whole, even = bool(attended.all()), _even_rows(error, attended, rounding)
+    whole, even = bool(attended.all()), _flag_constant_rows(error, attended, rounding)
     distance, shifted = error.max_error, logits - maximum
     if not whole:
         distance, shifted, weights = (np.where(attended, array, 0.0) for array in (distance, shifted, weights))
-    count = np.full(highest.shape, float(logits.shape[-1])) if whole else sum_of_row(attended.astype(np.float64))
+    count = np.full(highest.shape, float(logits.shape[-1])) if whole else row_sums(attended.astype(np.float64))
     blocks = np.ceil(count / rounding.block)
     rescalings = 1 + np.log1p(blocks)
     largest = (shifted + distance).max(axis=-1, keepdims=True, initial=0.0)
@@ -135,10 +139,10 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         common = largest + rounding.maximum_count * rounding.compute_unit * (np.abs(maximum) + largest)
         common = np.where(even, common, 0.0)
         distance, apart, beyond = (np.where(even, 0.0, array) for array in (distance, maximum, largest))
-    common = common if error.given_back is None else added(common, error.given_back)
-    exponent = _exponent(distance, shifted, _exponent_of_row(apart, beyond, count, blocks, rounding), rounding)
-    grown, squares, least, lost = _perturbed(weights, logits, log_sum_exp, exponent, attended)
-    independent, shared = _variances(shifted, apart, rescalings, error, rounding)
+    common = common if error.restored_mean_error is None else add_errors(common, error.restored_mean_error)
+    exponent = _exponent_error(distance, shifted, _row_exponent_error(apart, beyond, count, blocks, rounding), rounding)
+    grown, squares, least, lost = _perturbed_row_sums(weights, logits, log_sum_exp, exponent, attended)
+    independent, shared = _exponent_variances(shifted, apart, rescalings, error, rounding)
     if even is not None:
         independent = np.where(even, rounding.exp_error**2 * (1 + rescalings), independent)
         shared = np.where(even, 0.0, shared)
@@ -151,7 +155,7 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
     independent_terms = square_p * independent
     return SoftmaxError(
         attended=attended,
-        all_attended=whole,
+        are_all_attended=whole,
         weights=weights,
         shifted=shifted,
         maximum=maximum,
@@ -162,23 +166,25 @@ def rows_of(error: Logits, weights: Real, log_sum_exp: Real, rounding: RoundingM
         exponent=exponent,
         grown=grown,
         grown_squares=squares,
-        grown_sum=sum_of_row(grown),
+        grown_sum=row_sums(grown),
         least_sum=np.maximum(least, np.finfo(np.float64).tiny),
         lost_sum=lost,
         independent=independent,
         shared=shared,
         squares=square_p,
         independent_terms=independent_terms,
-        independent_sum=sum_of_row(independent_terms),
-        shared_sum=ZERO if shared is ZERO else sum_of_row(weights * shared),
-        mean_shifted=sum_of_products(weights, shifted),
-        log_sum_exp=finite(log_sum_exp)[..., np.newaxis],
+        independent_sum=row_sums(independent_terms),
+        shared_sum=ZERO if shared is ZERO else row_sums(weights * shared),
+        mean_shifted=row_dot_products(weights, shifted),
+        log_sum_exp=zero_nonfinite(log_sum_exp)[..., np.newaxis],
         common=common,
-        proportion=error.proportion,
+        score_scale_error_variance=error.score_scale_error_variance,
     )
 
 
-def _even_rows(error: Logits, attended: NDArray[np.bool_], rounding: RoundingModel) -> NDArray[np.bool_] | None:
+def _flag_constant_rows(
+    error: Logits, attended: NDArray[np.bool_], rounding: RoundingModel
+) -> NDArray[np.bool_] | None:
     """Return which rows, (..., Lq, 1), have one and the same number for all that is attended to; None without any.
 
     Parts of a row that are merged by a stored log_sum_exp have errors of their own, whatever is in them.
@@ -189,7 +195,7 @@ def _even_rows(error: Logits, attended: NDArray[np.bool_], rounding: RoundingMod
     return even if even.any() else None
 
 
-def is_linear(rows: SoftmaxError, most: float = _MAX_LINEAR) -> NDArray[np.bool_]:
+def flag_linear_weights(rows: SoftmaxError, most: float = _MAX_LINEAR_VARIANCE) -> NDArray[np.bool_]:
     """Return where e^theta - 1 is about theta: elsewhere noise in a score is no noise of that size in its weight.
 
     ``most`` is the largest variance of theta that counts as small.
@@ -197,12 +203,12 @@ def is_linear(rows: SoftmaxError, most: float = _MAX_LINEAR) -> NDArray[np.bool_
     if rows.largest_variance <= most / 2:  # and so is the mean of a row
         return np.ones((1, 1), np.bool_)
     variance = rows.variance
-    of_row = (rows.weights * finite(variance)).sum(axis=-1, keepdims=True)
+    of_row = (rows.weights * zero_nonfinite(variance)).sum(axis=-1, keepdims=True)
     linear: NDArray[np.bool_] = np.maximum(variance, of_row) <= most
     return linear
 
 
-def second_order(rows: SoftmaxError) -> Real:
+def second_order_variance(rows: SoftmaxError) -> Real:
     """Return f(t) = E (e^theta - 1 - theta)^2 of a normal theta with the variance t: 3/4 t^2 where that is small.
 
     f(t) = e^(2t) - 2 (1 + t) e^(t/2) + 1 + t = 3/4 t^2 + 25/24 t^3 + O(t^4)
@@ -215,7 +221,7 @@ def second_order(rows: SoftmaxError) -> Real:
     return np.maximum(grown, 0.75 * bounded * bounded)  # the difference cancels
 
 
-def _exponent_of_row(maximum: Real, largest: Real, count: Real, blocks: Real, rounding: RoundingModel) -> Real:
+def _row_exponent_error(maximum: Real, largest: Real, count: Real, blocks: Real, rounding: RoundingModel) -> Real:
     """Return the part of E that the keys of a row have in common."""
     unit = rounding.compute_unit
     rescaled = np.minimum(blocks, np.maximum(count - 1, 0))
@@ -224,7 +230,7 @@ def _exponent_of_row(maximum: Real, largest: Real, count: Real, blocks: Real, ro
     return of_row
 
 
-def _exponent(distance: Real, shifted: Real, of_row: Real, rounding: RoundingModel) -> Real:
+def _exponent_error(distance: Real, shifted: Real, of_row: Real, rounding: RoundingModel) -> Real:
     """Return E."""
     relative, room = rounding.compute_unit * rounding.difference_count, 1 + 8 * rounding.coarsest_unit
     exponent = shifted * (-relative * room)  # no x is above 0
@@ -233,34 +239,34 @@ def _exponent(distance: Real, shifted: Real, of_row: Real, rounding: RoundingMod
     return exponent
 
 
-def _perturbed(
+def _perturbed_row_sums(
     weights: Real, logits: Real, log_sum_exp: Real, exponent: Real, attended: NDArray[np.bool_]
 ) -> tuple[Real, Real, Real, Real]:
     """Return p (e^E - 1), and of each row the sums of p (e^E - 1)^2, p e^-E and p (1 - e^-E).
 
     There e^E may overflow and p underflow.
     """
-    small = exponent <= _SMALL
+    small = exponent <= _MAX_EXPM1_EXPONENT
     if small.all():
         rise = np.expm1(exponent)
         grown, fallen = weights * rise, 1 / (1 + rise)
-        return grown, sum_of_products(grown, rise), sum_of_products(weights, fallen), sum_of_products(grown, fallen)
+        return grown, row_dot_products(grown, rise), row_dot_products(weights, fallen), row_dot_products(grown, fallen)
     rise = np.expm1(np.where(small, exponent, 0.0))
     grown = weights * rise
     squares, least, lost = grown * rise, weights / (1 + rise), grown / (1 + rise)
     large = attended & ~small
     p, raised = weights[large], exponent[large]
     # Where the weight itself has underflowed, its logarithm still is a number.
-    difference = (np.where(attended, logits, 0.0) - finite(log_sum_exp)[..., np.newaxis])[large]
+    difference = (np.where(attended, logits, 0.0) - zero_nonfinite(log_sum_exp)[..., np.newaxis])[large]
     logarithm = np.where(p > _MIN_WEIGHT, np.log(np.maximum(p, _MIN_WEIGHT)), difference)
     grown[large] = np.exp(np.minimum(logarithm + raised, LARGEST_EXPONENT)) - p
     squares[large] = np.exp(np.minimum(logarithm + 2 * raised, LARGEST_EXPONENT))
     least[large] = np.exp(logarithm - raised)
     lost[large] = np.maximum(p - least[large], 0)
-    return grown, sum_of_row(squares), sum_of_row(least), sum_of_row(lost)
+    return grown, row_sums(squares), row_sums(least), row_sums(lost)
 
 
-def _variances(
+def _exponent_variances(
     shifted: Real, maximum: Real, rescalings: Real, error: Logits, rounding: RoundingModel
 ) -> tuple[Real, Real]:
     """Return the variances of theta: each key's own, and common to a row's keys."""
@@ -271,9 +277,9 @@ def _variances(
     independent += of_row
     independent += error.independent
     underflow = float(error.floor.max(initial=0.0))
-    if underflow**2 < _NEGLIGIBLE * exponential:
+    if underflow**2 < _NEGLIGIBLE_SHARE * exponential:
         return independent, error.shared
-    return independent, added(error.shared, error.floor * error.floor)
+    return independent, add_errors(error.shared, error.floor * error.floor)
 
 
 _LARGEST_EXPONENT = 600.0
@@ -284,7 +290,7 @@ _MIN_TOTAL = 1e-290
 
 def weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     """Return how far each weight moves at most, one way or the other."""
-    grown, shrunk = _grown(weights, log_weights, radius), -weights * np.expm1(-radius)
+    grown, shrunk = _weight_growth(weights, log_weights, radius), -weights * np.expm1(-radius)
     most, least = weights + grown, np.exp(log_weights - radius)
     rest = _sum_of_others(weights)
     up_total, down_total = most + _sum_of_others(least), least + _sum_of_others(most)
@@ -295,9 +301,9 @@ def weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     return np.where(lost, np.maximum(weights, rest), np.maximum(up, down))
 
 
-def log_sum_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
+def log_sum_exp_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     """Return how far each log_sum_exp moves at most, one way or the other."""
-    row_grown = _grown(weights, log_weights, radius).sum(axis=-1)
+    row_grown = _weight_growth(weights, log_weights, radius).sum(axis=-1)
     logarithms = log_weights + radius
     largest = logarithms.max(axis=-1, keepdims=True, initial=-np.inf)
     log_total = largest[..., 0] + np.log(np.exp(logarithms - largest).sum(axis=-1))
@@ -306,7 +312,7 @@ def log_sum_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     return moved
 
 
-def _grown(weights: Real, log_weights: Real, radius: Real) -> Real:
+def _weight_growth(weights: Real, log_weights: Real, radius: Real) -> Real:
     """Return p (e^d - 1), where p itself may be too small for float64, and e^d too large."""
     most = np.exp(np.minimum(log_weights + radius, _LARGEST_EXPONENT))
     return np.where(radius < 1, weights * np.expm1(np.minimum(radius, 1)), most - weights)
@@ -320,7 +326,7 @@ def _sum_of_others(terms: Real) -> Real:
     return before + after
 
 
-_HALF_BIT = 2.0**-53
+_FLOAT64_UNIT = 2.0**-53
 _LARGEST_GROWN = np.exp(LARGEST_EXPONENT - 1)
 """A sum of p (e^E - 1) of which a term has been cut off is larger than this."""
 
@@ -346,14 +352,14 @@ class Weights:
 
 def softmax(logits: Real, of_empty: float = 0.0) -> Softmax:
     """Evaluate weights and log_sum_exp in float64: ``of_empty`` and -inf in a row without a key."""
-    _, powers, total, highest = _exponentials(logits)
+    _, powers, total, highest = _shifted_exponentials(logits)
     weights = powers / total
     if of_empty != 0:
         weights = np.where(highest == -np.inf, of_empty, weights)
     return Softmax(weights, (highest + np.log(total))[..., 0])
 
 
-def _exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
+def _shifted_exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
     """Return logits less their row's maximum, their exponentials, the sum of these (1 without any), and the maximum."""
     highest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
     empty = highest == -np.inf
@@ -362,55 +368,50 @@ def _exponentials(logits: Real) -> tuple[Real, Real, Real, Real]:
     return shifted, powers, np.where(empty, 1.0, powers.sum(axis=-1, keepdims=True)), highest
 
 
-def _exact(problem: Computation, logits: ExactArray) -> Exponentials:
-    return exponentials(logits, uniform=_own_keys(problem, logits.shape) if problem.has_uniform_rows else 0)
-
-
-def _value(problem: Computation, logits: Real) -> Softmax:
-    of_empty = {"uniform": 1 / max(_own_keys(problem, logits.shape), 1), "nan": np.nan}
+def _softmax_value(problem: Computation, logits: Real) -> Softmax:
+    of_empty = {"uniform": 1 / max(_count_own_keys(problem, logits.shape), 1), "nan": np.nan}
     return softmax(logits, of_empty.get(str(problem.options.get("empty_rows")), 0.0))
 
 
-def _own_keys(problem: Computation, shape: Shape) -> int:
+def _count_own_keys(problem: Computation, shape: Shape) -> int:
     return shape[-1] - problem.added_keys
 
 
-def _error(at: ErrorContext, logits: Logits) -> SoftmaxError:
-    return rows_of(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
+def _exponentials_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
+    return softmax_error(logits, at.value.weights, at.value.log_sum_exp, at.rounding)
 
 
-def _radius(_around: RadiusContext, value: Softmax, logits: Ball) -> Softmax:
+def _softmax_radius(_around: RadiusContext, value: Softmax, logits: Ball) -> Softmax:
     attended = logits.value > -np.inf
-    shifted, _, total, highest = _exponentials(logits.value)
+    shifted, _, total, highest = _shifted_exponentials(logits.value)
     # The logarithm of a weight is a number where the weight itself is too small for float64.
     log_weights, radius = shifted - np.log(total), np.where(attended, logits.radius, 0)
     weights = np.where(highest == -np.inf, 0, value.weights)  # by convention, which no rounding of the scores moves
     moved = np.where(attended, weight_radius(weights, log_weights, radius), 0)
-    return Softmax(moved, np.where(np.isinf(value.log_sum_exp), 0, log_sum_radius(weights, log_weights, radius)))
+    return Softmax(moved, np.where(np.isinf(value.log_sum_exp), 0, log_sum_exp_radius(weights, log_weights, radius)))
 
 
-def _stored_weights(_: ErrorContext, array: Real) -> Operand:
-    # Roundings of the weights that meet the values are counted with the mean.
-    return Operand(array)
-
-
-def _reach(known: Reach, logits: Flags) -> Flags:
-    return any_of(logits if known.attended is None else logits & known.attended, -1)
-
-
-EXPONENTIALS = Step(_exact, _error, _radius, reach=_reach, value=_value)
+EXPONENTIALS = Step(
+    lambda problem, logits: row_exponentials(
+        logits, uniform=_count_own_keys(problem, logits.shape) if problem.has_uniform_rows else 0
+    ),
+    _exponentials_error,
+    _softmax_radius,
+    reach=lambda known, logits: any_along(logits if known.attended is None else logits & known.attended, -1),
+    value=_softmax_value,
+)
 WEIGHTS = Step(
-    lambda _, powers: normalised(powers),
+    lambda _, powers: divide_by_row_sums(powers),
     lambda at, rows: Weights(at.value, rows),
     lambda _, __, both: both.radius.weights,
-    _stored_weights,
+    lambda _, array: Operand(array),  # roundings of the weights that meet the values are counted with the mean
     pass_through,
     lambda _, both: both.weights,
     magnitude=abs,
 )
 LOG_SUM_EXP = Step(
-    lambda _, powers: log_sum(powers),
-    lambda at, rows: BoundedStage(at.value, log_sum_exp_bound(rows, at.value, at.rounding.of_statistics)),
+    lambda _, powers: log_row_sums(powers),
+    lambda at, rows: BoundedStage(at.value, log_sum_exp_bound(rows, at.value, at.rounding.for_statistics)),
     lambda _, __, both: both.radius.log_sum_exp,
     reach=lambda _, row: row[..., 0],
     value=lambda _, both: both.log_sum_exp,
@@ -426,33 +427,33 @@ def exact_grad_logits(
     The Jacobian of a softmax is diag(p) - p p^T.
     """
     mean = (weights * grad_weights).sum(-1)
-    gradients = weights * (grad_weights + mean if problem.absolute else grad_weights - mean)
+    gradients = weights * (grad_weights + mean if problem.is_absolute else grad_weights - mean)
     if masked.attended is not None:
         gradients = gradients.where(masked.attended, 0.0)
-    return exact_through_mask(problem, gradients)
+    return exact_zero_filled_gradients(problem, gradients)
 
 
 def weights_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
-    p, moved = rows.weights, moved_weights(rows)
+    p, moved = rows.weights, max_weight_change(rows)
     stored = rounding.output_count * rounding.output_unit
     if rounding.weight_unit != rounding.sum_unit:  # else the weight that meets the values is the one returned
         stored += rounding.weight_unit
     relative = normalisation_error(rows, rounding) + stored
-    floor = 2 * rounding.weight_underflow + rounding.output_underflow + lost_to_step(rows, rounding)
+    floor = 2 * rounding.weight_underflow + rounding.output_underflow + narrow_weight_error(rows, rounding)
     # A factor of both would overflow where a relative error does; there may be nothing that it meets.
     max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor
-    largest = largest_of(exact, max_error)
+    largest = usable_max_error(exact, max_error)
     # The weight is a factor of the whole scale: squared it would underflow.
     scale = np.fmin(p * np.sqrt(_weights_variance(rows, rounding)) + floor, largest)
-    linear = is_linear(rows)
+    linear = flag_linear_weights(rows)
     scale = scale if linear.all() else np.where(linear, scale, largest)
-    if rows.all_attended:
+    if rows.are_all_attended:
         return Bound(largest, scale)
     return Bound(np.where(rows.attended, largest, 0.0), np.where(rows.attended, scale, 0.0))
 
 
-def lost_to_step(rows: SoftmaxError, rounding: RoundingModel) -> Real | float:
+def narrow_weight_error(rows: SoftmaxError, rounding: RoundingModel) -> Real | float:
     """Return min{p^, h / Z}: what a weight loses to the least numbers of its format, and never more than itself."""
     if not rounding.has_narrow_weights:
         return 0.0
@@ -460,21 +461,21 @@ def lost_to_step(rows: SoftmaxError, rounding: RoundingModel) -> Real | float:
     if rounding.stores_exponentials:
         excess = np.where(rows.count > 0, rows.maximum + rows.maximum_error - rows.log_sum_exp, 0.0)
         share = np.minimum(np.exp(np.minimum(excess, 0)) / rows.least_sum, 1)
-    return lost_of_weights((rows.weights + rows.grown) / rows.least_sum, share, rounding)
+    return narrow_format_error((rows.weights + rows.grown) / rows.least_sum, share, rounding)
 
 
-def lost_of_weights(largest: Real, share: Real | float, rounding: RoundingModel) -> Real:
+def narrow_format_error(largest: Real, share: Real | float, rounding: RoundingModel) -> Real:
     """Return what weights lose that may be so large, where an exponential of 1 is such a ``share``."""
     if rounding.weight_step:
         return np.minimum(largest, rounding.weight_step * share)
-    return error_of_codes("weights", np.minimum(largest, 1.0), rounding, share)
+    return quantization_error("weights", np.minimum(largest, 1.0), rounding, share)
 
 
-def moved_weights(rows: SoftmaxError) -> Real:
+def max_weight_change(rows: SoftmaxError) -> Real:
     """Return G: how far perturbed exponents alone can move each weight."""
     p = rows.weights
     # R - p W cancels where one key has nearly all of the weight.
-    others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _HALF_BIT * rows.grown_sum
+    others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _FLOAT64_UNIT * rows.grown_sum
     return np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
 
 
@@ -482,17 +483,17 @@ def normalisation_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return the relative error of the sum of exponentials, and of a division by it."""
     summed = (rows.count + rows.blocks) * rounding.sum_unit + rows.count * rounding.weight_underflow
     relative: Real = summed + 3 * rounding.compute_unit
-    return relative + total_error(rows, rounding) if rounding.from_log_sum_exp else relative
+    return relative + recomputed_sum_error(rows, rounding) if rounding.from_log_sum_exp else relative
 
 
-def total_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
+def recomputed_sum_error(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     """Return how far sum_j e^(s^_j - L^) can be from 1, where L^ is a stored log_sum_exp, of scores made on their own.
 
     tau = max{ (1 + R) e^F - 1, 1 - Z e^-F },    F = B_L + (c_x + c_m) u_c lambda
     """
     shift = stored_log_sum_exp_error(rows, rounding)[..., np.newaxis]
     above = np.expm1(np.minimum(shift + np.log1p(rows.grown_sum), LARGEST_EXPONENT))
-    below = -np.expm1(-rows.fall - shift)
+    below = -np.expm1(-rows.log_sum_decrease - shift)
     return np.maximum(above, below)
 
 
@@ -523,9 +524,9 @@ def stored_log_sum_exp_variance(rows: SoftmaxError, rounding: RoundingModel) -> 
 def log_sum_exp_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound log_sum_exp, ``exact`` (..., Lq); 0 for a row without a key."""
     unit, maximum, size = rounding.compute_unit, rows.maximum[..., 0], np.abs(exact)
-    excess = np.maximum(finite(exact) - maximum, 0)  # lambda
+    excess = np.maximum(zero_nonfinite(exact) - maximum, 0)  # lambda
     largest = rows.maximum_error[..., 0]
-    moved = np.maximum(np.log1p(rows.grown_sum), rows.fall)[..., 0]
+    moved = np.maximum(np.log1p(rows.grown_sum), rows.log_sum_decrease)[..., 0]
     furthest = rows.exponent.max(axis=-1, initial=0.0)
     # A p e^E that would overflow has been cut off; no sum moves further than its largest exponent.
     cut_off = rows.grown_sum[..., 0] > _LARGEST_GROWN
@@ -541,14 +542,14 @@ def log_sum_exp_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) 
         + rounding.output_count * rounding.output_unit * (size + moved)
         + rounding.output_underflow
     )
-    return bound_of(exact, max_error, _log_sum_exp_variance(rows, exact, excess, rounding), rounding.output_underflow)
+    return make_bound(exact, max_error, _log_sum_exp_variance(rows, exact, excess, rounding), rounding.output_underflow)
 
 
 def _log_sum_exp_variance(rows: SoftmaxError, exact: Real, excess: Real, rounding: RoundingModel) -> Real:
     unit, maximum = rounding.compute_unit, rows.maximum[..., 0]
-    of_exponents = added(rows.independent_sum, rows.shared_sum)[..., 0]
+    of_exponents = add_errors(rows.independent_sum, rows.shared_sum)[..., 0]
     # The rounding of the scale moves every score in proportion, the maximum included.
-    variance = of_exponents + rows.constants(rounding) * (rows.mean_shifted[..., 0] + maximum) ** 2
+    variance = of_exponents + rows.score_scale_variance(rounding) * (rows.mean_shifted[..., 0] + maximum) ** 2
     if rows.common is not ZERO:
         variance += rows.common[..., 0] ** 2
     variance += rounding.sum_unit**2 * (rows.count + rows.rescalings)[..., 0]
@@ -573,6 +574,6 @@ def _weights_variance(rows: SoftmaxError, rounding: RoundingModel) -> Real:
     np.maximum(variance, 0, out=variance)
     if apart:
         of_row += stored_log_sum_exp_variance(rows, rounding)
-    variance += rows.constants(rounding) * (rows.shifted - rows.mean_shifted) ** 2
+    variance += rows.score_scale_variance(rounding) * (rows.shifted - rows.mean_shifted) ** 2
     variance += of_row
     return variance

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from attncheck.attention.balls import Doubles
+from attncheck.attention.balls import Float64Array
 from attncheck.attention.errors import ZERO, Ball, Logits, Operand, Real
 from attncheck.attention.exact_array import ExactArray
 from attncheck.attention.flags import Flags
@@ -39,14 +39,14 @@ class ErrorContext:
 
     problem: Computation
     rounding: RoundingModel
-    own_value: Callable[[], Any]
-    walk_in: Callable[[RoundingModel], Any]
+    compute_value: Callable[[], Any]
+    walk_with_rounding: Callable[[RoundingModel], Any]
     """The walk with the same values from the inputs, in other roundings."""
 
     @property
     def value(self) -> Any:
         """The value of the step that the rule belongs to, float64."""
-        return self.own_value()
+        return self.compute_value()
 
     @property
     def stored_unit(self) -> float:
@@ -66,7 +66,7 @@ class RadiusContext:
         return Ball(self.problem.array(name), self.radii[name])
 
 
-def stored_operand(at: ErrorContext, array: Real) -> Operand:
+def operand_from_returned(at: ErrorContext, array: Real) -> Operand:
     """Take a returned array, of which all numbers are used, as an operand.
 
     Raises ``NotFiniteError`` where it holds NaN or infinity.
@@ -77,7 +77,7 @@ def stored_operand(at: ErrorContext, array: Real) -> Operand:
     return Operand(array, unit * np.abs(array), (unit * array) ** 2)
 
 
-def stored_logits(at: ErrorContext, value: Real, *, bias: Real | None = None) -> Logits:
+def logits_from_returned(at: ErrorContext, value: Real, *, bias: Real | None = None) -> Logits:
     """Take returned logits: a compiler may have handed them on unrounded, or contracted a t + b into one operation.
 
     Raises ``NotFiniteError`` where they hold NaN or plus infinity.
@@ -100,13 +100,15 @@ def stored_logits(at: ErrorContext, value: Real, *, bias: Real | None = None) ->
     return Logits(value, size, size * size, ZERO, ZERO)
 
 
-def stored_after_bias(at: ErrorContext, value: Real) -> Logits:
+def biased_logits_from_returned(at: ErrorContext, value: Real) -> Logits:
     """Take returned logits that a bias is part of, and s + b may have been one operation with what was before it."""
     bias = at.problem.inputs.get("bias")
-    return stored_logits(at, value, bias=None if bias is None else at.problem.on_scores(bias, value.shape))
+    return logits_from_returned(
+        at, value, bias=None if bias is None else at.problem.broadcast_to_scores(bias, value.shape)
+    )
 
 
-def _undefined_rule(*_: Any) -> NoReturn:
+def _raise_undefined_rule(*_: Any) -> NoReturn:
     raise NotImplementedError("nothing asks for this rule of this step")
 
 
@@ -115,18 +117,18 @@ class Step:
     """The rules of one step."""
 
     exact: Callable[..., Any]
-    error: Callable[..., Any] = _undefined_rule
-    radius: Callable[..., Any] = _undefined_rule
-    stored: Callable[[ErrorContext, Real], Any] = stored_operand
-    reach: Callable[..., Flags] = _undefined_rule
+    error: Callable[..., Any] = _raise_undefined_rule
+    radius: Callable[..., Any] = _raise_undefined_rule
+    stored: Callable[[ErrorContext, Real], Any] = operand_from_returned
+    reach: Callable[..., Flags] = _raise_undefined_rule
     value: Callable[..., Any] | None = None
     magnitude: Callable[[ExactArray], ExactArray] | None = None
 
     def value_of(self, problem: Computation, *arrays: Any) -> Any:
-        """Evaluate in float64 a problem of ``Doubles``."""
+        """Evaluate in float64 a problem of ``Float64Array``."""
         if self.value is not None:
             return self.value(problem, *arrays)
-        return self.exact(problem, *(Doubles((array,)) for array in arrays)).numbers
+        return self.exact(problem, *(Float64Array((array,)) for array in arrays)).numbers
 
 
 @dataclass(frozen=True)
@@ -134,4 +136,4 @@ class GraphNode:
     """A step in a graph, and the nodes that it follows from."""
 
     step: Step
-    follows: tuple[str, ...]
+    operands: tuple[str, ...]

@@ -6,8 +6,8 @@
     radius_walk    how far everything moves when every input moves by its radius
     reach_walk     which elements follow from which, as flags
 
-Some query rows, and a block of keys, are walks of a problem of which only these are left (``Computation.of_rows``,
-``Computation.of_keys``).
+Some query rows, and a block of keys, are walks of a problem of which only these are left (``Computation.select_rows``,
+``Computation.select_keys``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from attncheck.attention.balls import Doubles, Scales
+from attncheck.attention.balls import Float64Array, Magnitudes
 from attncheck.attention.double_words import DoubleWords
 from attncheck.attention.errors import Ball, Operand, Real, exact_logits
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach
+from attncheck.attention.flags import Flags, ReachContext
 from attncheck.attention.graph import Graph, graph_of
 from attncheck.attention.problem import LOGITS, Computation
 from attncheck.attention.step import ErrorContext, GraphNode, RadiusContext
@@ -45,7 +45,7 @@ class Walk:
         """Return what the rule makes of a node, or of an input."""
         if name not in self.nodes:
             node = self.graph.get(name)
-            operands = () if node is None else tuple(self.node(operand) for operand in node.follows)
+            operands = () if node is None else tuple(self.node(operand) for operand in node.operands)
             self.nodes[name] = self.leaf(name) if node is None else self.rule(name, node, operands)
         return self.nodes[name]
 
@@ -63,24 +63,24 @@ def exact_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> 
 
 def magnitude_walk(problem: Computation) -> Walk:
     """Evaluate the sums of the absolute terms of stages; for double words, only their size."""
-    arithmetic = Scales if problem.arithmetic is DoubleWords else problem.arithmetic
-    return exact_walk(replace(problem, absolute=True, arithmetic=arithmetic))
+    arithmetic = Magnitudes if problem.arithmetic is DoubleWords else problem.arithmetic
+    return exact_walk(replace(problem, is_absolute=True, arithmetic=arithmetic))
 
 
-def magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
+def stage_magnitude(sums: Walk, walk: Walk, name: str) -> ExactArray:
     """Return the sum of the absolute terms of a stage that a walk evaluated, or its step's ``magnitude``."""
     for stage, node in walk.graph.items():
         if node.step.magnitude is not None and stage in walk.nodes and stage not in sums.nodes:
             size = node.step.magnitude(walk.nodes[stage])
             is_double = isinstance(size, DoubleWords)
-            sums.nodes[stage] = Scales((size.split()[0],), size.attended) if is_double else size
+            sums.nodes[stage] = Magnitudes((size.high_low_radius()[0],), size.attended) if is_double else size
     total: ExactArray = sums.node(name)
     return total
 
 
 def value_walk(problem: Computation, known: Mapping[str, Any] | None = None) -> Walk:
     """Evaluate in float64; ``problem`` is ``in_float64``."""
-    plain = replace(problem, arithmetic=Doubles)
+    plain = replace(problem, arithmetic=Float64Array)
     return Walk(
         graph_of(problem),
         problem.array,
@@ -115,11 +115,11 @@ def error_walk(
     stage has no value to follow another one from.
     """
 
-    def walk_in(other_rounding: RoundingModel) -> Walk:
+    def walk_with_rounding(other_rounding: RoundingModel) -> Walk:
         return error_walk(problem, other_rounding, values)
 
     def at(name: str) -> ErrorContext:
-        return ErrorContext(problem, rounding, partial(values.node, name), walk_in)
+        return ErrorContext(problem, rounding, partial(values.node, name), walk_with_rounding)
 
     known = {name: values.graph[name].step.stored(at(name), array) for name, array in (returned or {}).items()}
     return Walk(
@@ -145,7 +145,7 @@ def reach_walk(
     problem: Computation, flags: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
 ) -> Walk:
     """Follow flags of the inputs; where it is said which keys are ``attended``, (B, H, Lq, T), by these alone."""
-    reach = Reach(problem, flags, attended)
+    reach = ReachContext(problem, flags, attended)
     return Walk(
         graph_of(problem),
         lambda name: flags[name],

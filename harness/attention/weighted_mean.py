@@ -17,46 +17,53 @@ from attncheck.attention.errors import (
     BoundedStage,
     Operand,
     Real,
-    added,
-    bound_of,
-    finite,
-    heads_of,
-    product_factors,
-    stored_operand_of,
-    sum_error,
-    sum_of_row,
+    add_errors,
+    count_heads,
+    make_bound,
+    matmul_variance_factors,
+    quantized_operand,
+    relative_sum_error,
+    row_sums,
+    zero_nonfinite,
 )
 from attncheck.attention.exact_array import ExactArray
-from attncheck.attention.flags import Flags, Reach, any_of, flags_per_group, flags_per_head, reach_of_mean
+from attncheck.attention.flags import (
+    Flags,
+    ReachContext,
+    any_along,
+    any_in_head_groups,
+    reach_of_weighted_mean,
+    repeat_flags_for_heads,
+)
 from attncheck.attention.problem import Computation
 from attncheck.attention.softmax import (
     SoftmaxError,
     Weights,
-    lost_of_weights,
-    lost_to_step,
-    second_order,
+    narrow_format_error,
+    narrow_weight_error,
+    recomputed_sum_error,
+    second_order_variance,
     stored_log_sum_exp_variance,
-    total_error,
 )
 from attncheck.attention.step import ErrorContext, NotFiniteError, RadiusContext, Step
 from attncheck.spec.rounding import SCALE_FORMATS, RoundingModel
 
 _MIN_SQUARE = 2.0**-1000
 """Relative to the largest value of a column, what its squares may have lost to underflow."""
-_MODERATE = 2.0**-30, 2.0**30
+_SAFE_RANGE = 2.0**-30, 2.0**30
 """Squares of columns whose largest value is in between lose no more than that as they are."""
-_MANY = 1 << 14
+_MAX_SORTED_PRODUCTS = 1 << 14
 """Products of weights and values that are worth to be put into order: more would double what bounds cost."""
-_OWN_LOSS = 2.0**-48
+_FLOAT64_MEAN_LOSS = 2.0**-48
 """What a mean of float64 numbers loses for each of them, relative to the largest one and to what its weights were."""
-_SLACK = 1 + 2.0**-10
+_WEIGHT_SLACK = 1 + 2.0**-10
 """Room for the roundings of weights whose own error is known."""
-_UNCERTAIN = 0.5
+_UNCERTAIN_GROWTH = 0.5
 """Rows whose weights may change by half are worth an own maximum of the values that they attend to."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Scaled:
+class _ScaledColumns:
     """Values and output, columns divided by a power of two where squares would over- or underflow."""
 
     unit: Real | None  # (..., 1, Dv); None where there is nothing to divide by
@@ -69,118 +76,116 @@ class _Scaled:
     signed_output: Real
     square_output: Real
 
-    def restored(self, array: Real, power: int = 1) -> Real:
+    def unscale(self, array: Real, power: int = 1) -> Real:
         """Return what is in units of the columns, or of their squares, as it is."""
         return array if self.unit is None else self.unit**power * array
 
 
-def _exact(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray:
-    return weights @ value.for_heads_of(weights)
+def _exact_mean(_: Computation, weights: ExactArray, value: ExactArray) -> ExactArray:
+    return weights @ value.repeat_heads_for(weights)
 
 
-def _radius(_: RadiusContext, __: Real, weights: Ball, value: Ball) -> Real:
-    shared = value.for_query_heads(heads_of(weights.value))
-    return weights.radius_of_product(shared.value, shared.radius)
+def _mean_radius(_: RadiusContext, __: Real, weights: Ball, value: Ball) -> Real:
+    shared = value.repeat_heads(count_heads(weights.value))
+    return weights.matmul_radius(shared.value, shared.radius)
 
 
-def _error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
-    exact, value = at.value, stored_operand_of("value", value, at.rounding)
-    shared = value.for_query_heads(heads_of(weights.value))
+def _mean_error(at: ErrorContext, weights: Weights | Operand, value: Operand) -> BoundedStage:
+    exact, value = at.value, quantized_operand("value", value, at.rounding)
+    shared = value.repeat_heads(count_heads(weights.value))
     if isinstance(weights, Weights):
-        return BoundedStage(exact, output_bound(weights.rows, shared, exact, at.rounding))
+        return BoundedStage(exact, bound_output(weights.rows, shared, exact, at.rounding))
     if weights.max_error is None and not np.isfinite(weights.value).all():
         # An empty row may hold NaN by convention; then its exact mean does, too.
         expected = np.broadcast_to(np.isfinite(exact).any(axis=-1), weights.value.shape[:-1])
         if not np.isfinite(weights.value[expected]).all():
             raise NotFiniteError
-    bound = mean_bound(weights, shared, exact, at.rounding)
+    bound = bound_mean_of_returned_weights(weights, shared, exact, at.rounding)
     if weights.max_error is None:
         return BoundedStage(exact, bound)
-    largest = bound.max_error + _SLACK * (weights.max_error @ shared.magnitude)
+    largest = bound.max_error + _WEIGHT_SLACK * (weights.max_error @ shared.magnitude)
     return BoundedStage(exact, Bound(largest, largest))
 
 
-def _reach(known: Reach, weights: Flags, value: Flags) -> Flags:
-    return weights | reach_of_mean(flags_per_head(value, weights), known.attended)
+def _mean_reach(known: ReachContext, weights: Flags, value: Flags) -> Flags:
+    return weights | reach_of_weighted_mean(repeat_flags_for_heads(value, weights), known.attended)
 
 
-WEIGHTED_MEAN = Step(_exact, _error, _radius, reach=_reach)
+WEIGHTED_MEAN = Step(_exact_mean, _mean_error, _mean_radius, reach=_mean_reach)
 
 
 def exact_grad_weights(_: Computation, grad_output: ExactArray, value: ExactArray) -> ExactArray:
     """Return g v^T, (B, H, Lq, Lk)."""
-    return grad_output @ value.for_heads_of(grad_output).transposed()
+    return grad_output @ value.repeat_heads_for(grad_output).transposed()
 
 
 def exact_grad_value(_: Computation, weights: ExactArray, grad_output: ExactArray, value: ExactArray) -> ExactArray:
     """Return p^T g, (B, Hkv, Lk, Dv)."""
-    return (weights.transposed() @ grad_output).summed_in_groups(value.shape[-3])
+    return (weights.transposed() @ grad_output).sum_head_groups(value.shape[-3])
 
 
-def reach_of_grad_weights(known: Reach, grad_output: Flags, value: Flags) -> Flags:
+def reach_of_grad_weights(known: ReachContext, grad_output: Flags, value: Flags) -> Flags:
     """Follow a row of the output's gradient, and the values that the row meets."""
-    values = any_of(flags_per_head(value, grad_output), -1)
-    return any_of(grad_output, -1) | reach_of_mean(values, known.attended)
+    values = any_along(repeat_flags_for_heads(value, grad_output), -1)
+    return any_along(grad_output, -1) | reach_of_weighted_mean(values, known.attended)
 
 
-def reach_of_grad_value(_: Reach, weights: Flags, grad_output: Flags, value: Flags) -> Flags:
+def reach_of_grad_value(_: ReachContext, weights: Flags, grad_output: Flags, value: Flags) -> Flags:
     """Collect all of a head's rows."""
-    return flags_per_group(any_of(weights | grad_output, -2), value.shape[-3])
+    return any_in_head_groups(any_along(weights | grad_output, -2), value.shape[-3])
 
 
-def output_bound(rows: SoftmaxError, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
+def bound_output(rows: SoftmaxError, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights computed: value (..., Lk, Dv), exact (..., Lq, Dv)."""
-    scaled = _scaled(rows, value, exact)
+    scaled = _scale_columns(rows, value, exact)
     mean_size, mean_square = rows.weights @ scaled.absolute, rows.weights @ scaled.squares
     variance = np.maximum(mean_square - scaled.square_output, 0)
     # The difference cancels; clamped at 0 alone it would claim that there is no error.
     variance += (8 * 2.0**-53 * (rows.count + 4)) * mean_square
     variance += _MIN_SQUARE
     # What underflows: a weight, a product or a partial sum.
-    lost = scaled.restored(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
+    lost = scaled.unscale(2 * rounding.weight_underflow * _attended_sum(rows, scaled.size))
     lost = lost + 2 * (rows.count + rows.blocks) * rounding.accumulate_underflow
     if rounding.has_narrow_weights:
-        lost = lost + scaled.restored(_lost_to_codes(rows, scaled, rounding))
-    spread = scaled.restored(_variance(rows, scaled, variance, rounding), 2)
-    max_error = _max_error(rows, scaled, mean_size, variance, lost, rounding)
+        lost = lost + scaled.unscale(_narrow_weights_mean_error(rows, scaled, rounding))
+    spread = scaled.unscale(_output_variance(rows, scaled, variance, rounding), 2)
+    max_error = _output_max_error(rows, scaled, mean_size, variance, lost, rounding)
     if rounding.largest_sum < np.inf:  # of exponentials that are at most 1, each times its value
-        max_error = np.where(
-            scaled.restored(_attended_sum(rows, scaled.size)) < rounding.largest_sum, max_error, np.inf
-        )
+        max_error = np.where(scaled.unscale(_attended_sum(rows, scaled.size)) < rounding.largest_sum, max_error, np.inf)
     if not rows.count.all():
         exact = np.where(rows.count > 0, exact, np.nan)
-    return bound_of(exact, max_error, spread, lost + rounding.output_underflow)
+    return make_bound(exact, max_error, spread, lost + rounding.output_underflow)
 
 
-def mean_bound(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
+def bound_mean_of_returned_weights(weights: Operand, value: Operand, exact: Real, rounding: RoundingModel) -> Bound:
     """Bound weights times values, the weights given: those that the implementation itself returned.
 
     The values may have met weights that were not normalised or rounded yet (``docs/numerics.md``, section 6).
     """
-    w, unit, size = np.abs(weights.value), rounding.compute_unit, finite(value.magnitude)
+    w, unit, size = np.abs(weights.value), rounding.compute_unit, zero_nonfinite(value.magnitude)
     count = (w > 0).sum(axis=-1, keepdims=True, dtype=np.float64)
     terms, stored = count + np.ceil(count / rounding.block), rounding.output_count * rounding.output_unit
     # A fused kernel rounds what it returns as weights; its values never met that.
     of_weights = rounding.weight_unit + 2 * unit + (rounding.output_unit if unit < rounding.output_unit else 0)
-    relative = sum_error(rounding, terms) + (of_weights + rounding.product_error)
+    relative = relative_sum_error(rounding, terms) + (of_weights + rounding.product_error)
     underflow = 2 * rounding.weight_underflow * size.sum(axis=-2, keepdims=True)
     underflow = underflow + 2 * terms * rounding.accumulate_underflow
     max_error = relative * (w @ size)
     squares = w * w
-    of_exact, of_squares = product_factors(rounding, count)
+    of_exact, of_squares = matmul_variance_factors(rounding, count)
     variance = (of_squares + (rounding.weight_unit**2 + 2 * unit**2)) * (squares @ (size * size))
     variance += (of_exact + rounding.output_count * rounding.output_unit**2) * (exact * exact)
     if rounding.has_narrow_weights:
-        underflow = underflow + lost_of_weights(_SLACK * w, _exponential_share(w, rounding), rounding) @ size
+        underflow = underflow + narrow_format_error(_WEIGHT_SLACK * w, _exponential_share(w, rounding), rounding) @ size
     if value.max_error is not None:
-        max_error = max_error + w @ finite(value.max_error)
+        max_error = max_error + w @ zero_nonfinite(value.max_error)
     if value.variance is not None:
-        variance += squares @ finite(value.variance)
+        variance += squares @ zero_nonfinite(value.variance)
     max_error = (max_error * (1 + relative) + underflow) * (1 + stored)
     max_error = max_error + stored * np.abs(exact) + rounding.output_underflow
     if rounding.largest_sum < np.inf:
         max_error = np.where((w > 0).astype(np.float64) @ size < rounding.largest_sum, max_error, np.inf)
-    return bound_of(exact, max_error, variance, underflow + rounding.output_underflow)
+    return make_bound(exact, max_error, variance, underflow + rounding.output_underflow)
 
 
 def _exponential_share(weights: Real, rounding: RoundingModel) -> Real | float:
@@ -188,24 +193,24 @@ def _exponential_share(weights: Real, rounding: RoundingModel) -> Real | float:
     if not rounding.stores_exponentials:
         return 1.0
     rest = 1 - weights.sum(axis=-1, keepdims=True)
-    share: Real = np.minimum(_SLACK * np.maximum(weights.max(axis=-1, keepdims=True, initial=0), rest), 1)
+    share: Real = np.minimum(_WEIGHT_SLACK * np.maximum(weights.max(axis=-1, keepdims=True, initial=0), rest), 1)
     return share
 
 
-def _lost_to_codes(rows: SoftmaxError, scaled: _Scaled, rounding: RoundingModel) -> Real:
+def _narrow_weights_mean_error(rows: SoftmaxError, scaled: _ScaledColumns, rounding: RoundingModel) -> Real:
     """Bound the error of the mean by narrow weights: in blocks, all of them together lose hardly more than themselves.
 
     What rounds up is at most doubled, by a scale that may have been rounded up itself.
     """
-    lost: Real = np.asarray(lost_to_step(rows, rounding)) @ scaled.size
+    lost: Real = np.asarray(narrow_weight_error(rows, rounding)) @ scaled.size
     codes = rounding.quantization_of("weights")
     if codes is None:
         return lost
     scale = SCALE_FORMATS[codes.scale_in]
-    return np.minimum(lost, (_SLACK + 2 * scale.unit + rows.count * scale.least) * scaled.largest)
+    return np.minimum(lost, (_WEIGHT_SLACK + 2 * scale.unit + rows.count * scale.least) * scaled.largest)
 
 
-def furthest_move(rows: SoftmaxError, value: Real, mean: Real) -> Real:
+def max_mean_change(rows: SoftmaxError, value: Real, mean: Real) -> Real:
     """Return how far the mean moves at most if each weight is p e^theta over their sum, |theta| at most E.
 
     Values above some number have the largest weights then, and those below it the least ones, or the other way round.
@@ -223,22 +228,26 @@ def furthest_move(rows: SoftmaxError, value: Real, mean: Real) -> Real:
         up = ((largest[..., np.newaxis, :, :] - moved) / (all_most[..., np.newaxis, :, :] - more)).max(axis=-3)
         down = ((smallest[..., np.newaxis, :, :] + moved) / (all_least[..., np.newaxis, :, :] + more)).min(axis=-3)
         furthest: Real = np.maximum(up - mean, mean - down)
-        lost = all_most / all_least * (rows.count + 4) * _OWN_LOSS
+        lost = all_most / all_least * (rows.count + 4) * _FLOAT64_MEAN_LOSS
         furthest = furthest + lost * np.abs(value).max(axis=-2, keepdims=True, initial=0)
     return np.where(np.isnan(furthest), np.inf, furthest)
 
 
-def _max_error(
-    rows: SoftmaxError, scaled: _Scaled, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel
+def _output_max_error(
+    rows: SoftmaxError, scaled: _ScaledColumns, mean_size: Real, variance: Real, lost: Real, rounding: RoundingModel
 ) -> Real:
     """Return B."""
     unit, terms, output = rounding.compute_unit, rows.count + rows.blocks, scaled.output
     grown_size = rows.grown @ scaled.absolute
     by_variance = np.sqrt(variance * rows.grown_squares)
     moved = np.minimum(grown_size + output * rows.grown_sum, by_variance) / rows.least_sum
-    moved = np.minimum(moved, _largest_move(rows, scaled))
-    if rounding.quantized and rows.weights.size * output.shape[-1] <= _MANY and not rounding.from_log_sum_exp:
-        moved = np.minimum(moved, furthest_move(rows, scaled.value.value, scaled.signed_output))
+    moved = np.minimum(moved, _max_distance_to_values(rows, scaled))
+    if (
+        rounding.quantized
+        and rows.weights.size * output.shape[-1] <= _MAX_SORTED_PRODUCTS
+        and not rounding.from_log_sum_exp
+    ):
+        moved = np.minimum(moved, max_mean_change(rows, scaled.value.value, scaled.signed_output))
     amount = mean_size + np.minimum(grown_size + mean_size * rows.grown_sum, by_variance) / rows.least_sum
     amount = np.minimum(amount, scaled.largest)
     if scaled.value.max_error is not None:
@@ -246,17 +255,17 @@ def _max_error(
         carried = (rows.weights @ error + rows.grown @ error) / rows.least_sum
         carried = np.minimum(carried, error.max(axis=-2, keepdims=True, initial=0))
         moved, amount = moved + carried, amount + carried
-    c_pv = sum_error(rounding, terms) + (rounding.weight_unit + 2 * unit + rounding.product_error)
+    c_pv = relative_sum_error(rounding, terms) + (rounding.weight_unit + 2 * unit + rounding.product_error)
     c_row = terms * rounding.sum_unit + 2 * unit + rows.count * rounding.weight_underflow
     if rounding.from_log_sum_exp:
-        c_row = c_row + total_error(rows, rounding)
+        c_row = c_row + recomputed_sum_error(rows, rounding)
     stored = rounding.output_count * rounding.output_unit
     room = (1 + c_pv + c_row + 2 * rounding.output_unit) * (1 + stored)
     largest: Real = (moved * (1 + c_row) + amount * c_pv + output * (c_row + stored / room)) * room
-    return scaled.restored(largest) + lost * room + rounding.output_underflow
+    return scaled.unscale(largest) + lost * room + rounding.output_underflow
 
 
-def _variance(rows: SoftmaxError, scaled: _Scaled, variance: Real, rounding: RoundingModel) -> Real:
+def _output_variance(rows: SoftmaxError, scaled: _ScaledColumns, variance: Real, rounding: RoundingModel) -> Real:
     """Return S1 + .. + S6 in units of the columns."""
     p, v, o, square_o = rows.weights, scaled.value.value, scaled.signed_output, scaled.square_output
     unit = rounding.compute_unit
@@ -267,10 +276,10 @@ def _variance(rows: SoftmaxError, scaled: _Scaled, variance: Real, rounding: Rou
         variance = 4 * (variance + square_o)
     else:
         spread = np.maximum(second - 2 * o * (rows.independent_terms @ v) + of_row, 0)  # S1
-    spread += rows.constants(rounding) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
-    spread += variance * added(sum_of_row(p * second_order(rows)), rows.shared_sum)  # S2, S6
+    spread += rows.score_scale_variance(rounding) * ((p * rows.shifted) @ v - o * rows.mean_shifted) ** 2  # S2
+    spread += variance * add_errors(row_sums(p * second_order_variance(rows)), rows.shared_sum)  # S2, S6
     squares = rows.squares @ scaled.squares
-    of_output, of_squares = product_factors(rounding, rows.count)  # S4
+    of_output, of_squares = matmul_variance_factors(rounding, rows.count)  # S4
     of_weights = rounding.weight_unit**2 + 2 * unit**2  # S3
     relative = rounding.sum_unit**2 * (rows.count + rows.rescalings) + 2 * unit**2
     relative = relative + rounding.output_count * rounding.output_unit**2  # S5
@@ -282,14 +291,14 @@ def _variance(rows: SoftmaxError, scaled: _Scaled, variance: Real, rounding: Rou
     return spread
 
 
-def _scaled(rows: SoftmaxError, value: Operand, exact: Real) -> _Scaled:
+def _scale_columns(rows: SoftmaxError, value: Operand, exact: Real) -> _ScaledColumns:
     # Set to 0 the values that no query attends to: they may be anything, infinity included.
     used = np.swapaxes(rows.attended.any(axis=-2, keepdims=True), -1, -2)
-    are_all = rows.all_attended or bool(used.all())
-    operand = value.mapped(lambda part: finite(part) if are_all else np.where(used, finite(part), 0.0))
-    size, output, unit = operand.magnitude, finite(exact), None
+    are_all = rows.are_all_attended or bool(used.all())
+    operand = value.mapped(lambda part: zero_nonfinite(part) if are_all else np.where(used, zero_nonfinite(part), 0.0))
+    size, output, unit = operand.magnitude, zero_nonfinite(exact), None
     largest = size.max(axis=-2, keepdims=True, initial=0)
-    if not _MODERATE[0] < largest.min(initial=1) <= largest.max(initial=1) < _MODERATE[1]:
+    if not _SAFE_RANGE[0] < largest.min(initial=1) <= largest.max(initial=1) < _SAFE_RANGE[1]:
         unit = np.ldexp(1.0, np.minimum(np.frexp(largest)[1], 1023))
         max_error = None if operand.max_error is None else operand.max_error / unit
         variance = None if operand.variance is None else operand.variance / unit / unit
@@ -297,23 +306,23 @@ def _scaled(rows: SoftmaxError, value: Operand, exact: Real) -> _Scaled:
         size, largest, output = size / unit, largest / unit, output / unit
     absolute = size if operand.max_error is None else np.abs(operand.value)
     square, square_output = operand.value * operand.value, output * output
-    return _Scaled(unit, operand, size, largest, absolute, square, np.abs(output), output, square_output)
+    return _ScaledColumns(unit, operand, size, largest, absolute, square, np.abs(output), output, square_output)
 
 
 def _attended_sum(rows: SoftmaxError, size: Real) -> Real:
-    if rows.all_attended:
+    if rows.are_all_attended:
         total: Real = size.sum(axis=-2, keepdims=True)
         return total
     return rows.attended.astype(np.float64) @ size
 
 
-def _largest_move(rows: SoftmaxError, scaled: _Scaled) -> Real:
+def _max_distance_to_values(rows: SoftmaxError, scaled: _ScaledColumns) -> Real:
     """Return how far apart two means of the attended values can be, one of them being the output."""
     value, output = scaled.value.value, scaled.signed_output
     highest = value.max(axis=-2, keepdims=True, initial=-np.inf)
     lowest = value.min(axis=-2, keepdims=True, initial=np.inf)
-    uncertain = rows.grown_sum[..., 0] > _UNCERTAIN
-    if not rows.all_attended and uncertain.any():
+    uncertain = rows.grown_sum[..., 0] > _UNCERTAIN_GROWTH
+    if not rows.are_all_attended and uncertain.any():
         # Keys that this row does not attend to may hold much larger values. A whole tensor (Lq, Lk, Dv) is never made.
         highest, lowest = (np.broadcast_to(extreme, output.shape).copy() for extreme in (highest, lowest))
         values = np.broadcast_to(value, (*output.shape[:-2], *value.shape[-2:]))

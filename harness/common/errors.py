@@ -84,15 +84,15 @@ class OutputError(AttncheckError):
             raise cls.of(path, error) from None
 
 
-_FULL = "; free some space and repeat the command, a run with --resume"
-_FORBIDDEN = "; allow writing there, or name another place"
+_FULL_ADVICE = "; free some space and repeat the command, a run with --resume"
+_FORBIDDEN_ADVICE = "; allow writing there, or name another place"
 _ADVICE = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
+    errno.ENOSPC: _FULL_ADVICE,
+    errno.EDQUOT: _FULL_ADVICE,
     errno.EFBIG: "; raise the limit on the size of files (ulimit -f) and repeat the command, a run with --resume",
-    errno.EROFS: _FORBIDDEN,
-    errno.EACCES: _FORBIDDEN,
-    errno.EPERM: _FORBIDDEN,
+    errno.EROFS: _FORBIDDEN_ADVICE,
+    errno.EACCES: _FORBIDDEN_ADVICE,
+    errno.EPERM: _FORBIDDEN_ADVICE,
 }
 
 

@@ -17,7 +17,7 @@ from attncheck.common.errors import UsageError
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-ISA = "ATTNCHECK_ISA"
+ISA_VARIABLE = "ATTNCHECK_ISA"
 """The variable with the name of the emulated instruction set, in a command and in all processes that it starts."""
 
 
@@ -34,7 +34,7 @@ class InstructionSet:
     variables: Mapping[str, str]
 
 
-def _variables(blas: str, numpy: str, torch: str, onednn: str, mkl: str, xla: str) -> dict[str, str]:
+def _library_variables(blas: str, numpy: str, torch: str, onednn: str, mkl: str, xla: str) -> dict[str, str]:
     return {
         "OPENBLAS_CORETYPE": blas,
         "NPY_DISABLE_CPU_FEATURES": numpy,
@@ -54,28 +54,29 @@ _NO_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
 INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
     "sse4.1": InstructionSet(  # Penryn, 2008
-        frozenset({"sse4_1"}), _variables("Nehalem", _ABOVE_SSE, "default", "SSE41", "SSE4_2", "SSE4_2") | _NO_ONEDNN
+        frozenset({"sse4_1"}),
+        _library_variables("Nehalem", _ABOVE_SSE, "default", "SSE41", "SSE4_2", "SSE4_2") | _NO_ONEDNN,
     ),
     "avx2": InstructionSet(  # Haswell, 2013
         frozenset({"sse4_2", "avx", "avx2", "fma", "f16c"}),
-        _variables("Haswell", _ABOVE_AVX2, "avx2", "AVX2", "AVX2", "AVX2") | _NO_ONEDNN,
+        _library_variables("Haswell", _ABOVE_AVX2, "avx2", "AVX2", "AVX2", "AVX2") | _NO_ONEDNN,
     ),
     "avx512": InstructionSet(  # Cascade Lake, 2019
         frozenset({"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
-        _variables("SkylakeX", _ABOVE_AVX512, "avx512", "AVX512_CORE_VNNI", "AVX512", "AVX512_VNNI"),
+        _library_variables("SkylakeX", _ABOVE_AVX512, "avx512", "AVX512_CORE_VNNI", "AVX512", "AVX512_VNNI"),
     ),
     "avx512_bf16": InstructionSet(  # Cooper Lake, 2020
         frozenset({"avx512_bf16"}),
-        _variables("Cooperlake", _ABOVE_AVX512, "avx512", "AVX512_CORE_BF16", "AVX512", "AVX512_BF16"),
+        _library_variables("Cooperlake", _ABOVE_AVX512, "avx512", "AVX512_CORE_BF16", "AVX512", "AVX512_BF16"),
     ),
     "amx": InstructionSet(  # Sapphire Rapids, 2023
         frozenset({"avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"}),
-        _variables("SapphireRapids", "", "avx512", "AVX512_CORE_AMX", "AVX512", "AMX"),
+        _library_variables("SapphireRapids", "", "avx512", "AVX512_CORE_AMX", "AVX512", "AMX"),
     ),
 }
 """By name; each also has all flags of the sets before it."""
 
-_VECTORS = ("avx", "amx", "fma", "f16c", "sse4_2")
+_VECTOR_FLAG_PREFIXES = ("avx", "amx", "fma", "f16c", "sse4_2")
 """Beginnings of the flags that an emulation takes away, unless its set has them."""
 
 
@@ -91,13 +92,13 @@ def processor_flags() -> frozenset[str] | None:
 
     If a processor with fewer features is emulated, return the flags of that one.
     """
-    flags, isa = _own_flags(), emulated_isa()
-    return flags if flags is None or isa is None else _remaining_flags(flags, isa)
+    flags, isa = _read_processor_flags(), emulated_isa()
+    return flags if flags is None or isa is None else _flags_under_emulation(flags, isa)
 
 
 def emulated_isa() -> str | None:
     """Return the name of the instruction set to which this process is limited; None without a limit."""
-    name = os.environ.get(ISA)
+    name = os.environ.get(ISA_VARIABLE)
     return name if name in INSTRUCTION_SETS else None
 
 
@@ -108,8 +109,8 @@ def isas_of_this_processor() -> tuple[str, ...]:
 
 def is_this_processor(isa: str) -> bool:
     """Return whether this processor has nothing beyond an instruction set, so that emulating it changes nothing."""
-    flags = _own_flags()
-    return flags is not None and not _missing_flags(isa) and _remaining_flags(flags, isa) == flags
+    flags = _read_processor_flags()
+    return flags is not None and not _missing_flags(isa) and _flags_under_emulation(flags, isa) == flags
 
 
 def limit_to_isa(isa: str, environment: MutableMapping[str, str]) -> None:
@@ -133,19 +134,19 @@ def limit_to_isa(isa: str, environment: MutableMapping[str, str]) -> None:
         name for instruction_set in INSTRUCTION_SETS.values() for name in instruction_set.variables
     } - variables.keys():
         environment.pop(name, None)
-    environment.update(variables, **{ISA: isa})
+    environment.update(variables, **{ISA_VARIABLE: isa})
 
 
 def emulation_variables() -> dict[str, str]:
     """Return the variables that limit this process to an instruction set; none without a limit."""
     isa = emulated_isa()
-    names = [] if isa is None else [ISA, *INSTRUCTION_SETS[isa].variables]
+    names = [] if isa is None else [ISA_VARIABLE, *INSTRUCTION_SETS[isa].variables]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _missing_flags(isa: str) -> list[str]:
     """Return the flags of a set that this processor does not have."""
-    flags = _own_flags()
+    flags = _read_processor_flags()
     if flags is None:
         return ["flags that Linux would list in /proc/cpuinfo"]
     return sorted(_flags_of_set(isa) - flags)
@@ -156,12 +157,12 @@ def _flags_of_set(isa: str) -> frozenset[str]:
     return frozenset().union(*(INSTRUCTION_SETS[name].adds for name in names[: names.index(isa) + 1]))
 
 
-def _remaining_flags(flags: frozenset[str], isa: str) -> frozenset[str]:
-    return frozenset(flag for flag in flags if flag in _flags_of_set(isa) or not flag.startswith(_VECTORS))
+def _flags_under_emulation(flags: frozenset[str], isa: str) -> frozenset[str]:
+    return frozenset(flag for flag in flags if flag in _flags_of_set(isa) or not flag.startswith(_VECTOR_FLAG_PREFIXES))
 
 
 @lru_cache
-def _own_flags() -> frozenset[str] | None:
+def _read_processor_flags() -> frozenset[str] | None:
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -33,7 +33,7 @@ class Watcher:
         """Take note of a failing evaluation; subclasses may show it."""
 
 
-_FEWEST = 0.05
+_MIN_SHARE_FOR_ESTIMATE = 0.05
 """The part of a run that has to be done before the rest is estimated: the first evaluations wait for imports."""
 
 
@@ -61,7 +61,7 @@ class ProgressLines(Watcher):
         """Count a failure."""
         self.failures += 1
 
-    def tick(self) -> None:
+    def write_progress(self) -> None:
         """Write the progress of the run, once something is done and until all is done."""
         if self._begun is None or self.done == self.total:
             return
@@ -70,12 +70,12 @@ class ProgressLines(Watcher):
         if made and seconds > 0:
             rate = made / seconds
             parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
-            if made >= _FEWEST * self.total:
-                parts += [f"{duration((self.total - self.done) / rate)} left"]
+            if made >= _MIN_SHARE_FOR_ESTIMATE * self.total:
+                parts += [f"{format_duration((self.total - self.done) / rate)} left"]
         self.write(f"attncheck: {', '.join(parts)}")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a time as people do: 42 s, 3:07 min, 1:02 h."""
     whole = round(seconds)
     if whole < 60:
@@ -138,18 +138,18 @@ def show_progress(*, visible: bool) -> Iterator[Watcher]:
         with Progress(*columns, console=console, transient=True) as progress:
             yield ProgressBar(progress)
         return
-    lines = ProgressLines(_to_standard_error)
-    with _every(SECONDS_PER_LINE, lines.tick):
+    lines = ProgressLines(_print_to_stderr)
+    with _call_periodically(SECONDS_PER_LINE, lines.write_progress):
         yield lines
 
 
-def _to_standard_error(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads it any more
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+def _call_periodically(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
     """Call ``tick`` periodically in a thread, also while an evaluation hangs."""
     is_over = Event()
 

@@ -42,28 +42,28 @@ _DIGEST_BYTES = 16  # bytes of a digest: 128 bits are enough that different valu
 
 def digest_of(*parts: Any) -> str:
     """Return a digest, in hexadecimal. Raises ``TypeError`` for what is not plain data."""
-    return _hashed(json.dumps(parts, default=_parts, sort_keys=True).encode())
+    return _hex_digest(json.dumps(parts, default=_to_plain_data, sort_keys=True).encode())
 
 
-def _hashed(data: bytes) -> str:
+def _hex_digest(data: bytes) -> str:
     return blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _parts(value: Any) -> Any:
+def _to_plain_data(value: Any) -> Any:
     """Return an object that JSON does not know as plain data."""
     match value:
         case np.ndarray() | np.generic():
             array = np.asarray(value)
             if array.dtype.hasobject:
                 return {"objects": array.tolist(), "shape": array.shape}
-            data = _hashed(np.ascontiguousarray(array).tobytes())
+            data = _hex_digest(np.ascontiguousarray(array).tobytes())
             return {"array": data, "dtype": array.dtype.name, "shape": array.shape}
         case Mapping():
             return dict(value)
         case Set():
             content: Any = sorted(value)
         case bytes():
-            content = _hashed(value)
+            content = _hex_digest(value)
         case Enum():
             content = value.name
         case BaseModel():
@@ -83,11 +83,13 @@ def digest_of_code(modules: tuple[str, ...], distributions: tuple[str, ...]) -> 
         modules: Modules and packages, by the names by which they are imported; of a package everything below counts.
         distributions: Installed distributions whose version counts, beside Python's own.
     """
-    code = [(name, path.as_posix(), (root / path).read_bytes()) for name in modules for root, path in _sources(name)]
-    return digest_of(code, sys.version, [(name, _version(name)) for name in distributions])
+    code = [
+        (name, path.as_posix(), (root / path).read_bytes()) for name in modules for root, path in _source_files(name)
+    ]
+    return digest_of(code, sys.version, [(name, _installed_version(name)) for name in distributions])
 
 
-def _sources(name: str) -> Iterable[tuple[Path, Path]]:
+def _source_files(name: str) -> Iterable[tuple[Path, Path]]:
     """Return the files of a module, each below a folder."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
@@ -97,7 +99,7 @@ def _sources(name: str) -> Iterable[tuple[Path, Path]]:
     return ((folder, path.relative_to(folder)) for path in paths)
 
 
-def _version(distribution: str) -> str | None:
+def _installed_version(distribution: str) -> str | None:
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -106,23 +108,23 @@ def _version(distribution: str) -> str | None:
 
 VARIABLE = "ATTNCHECK_CACHE"
 """Names another folder than the user's cache folder."""
-FOLDER = "store"
-DEFAULT_SIZE = int(0.13 * 2**30)
+STORE_FOLDER = "store"
+DEFAULT_STORE_BYTES = int(0.13 * 2**30)
 """Bytes that a store may take, on disk."""
 
 _MAGIC = b"attncheck store 2\n"
 _CHECKSUM_BYTES = 16
-_LEAD = struct.Struct("<d")
+_LEAD_STRUCT = struct.Struct("<d")
 """The seconds by which an entry counts as used earlier than it was."""
 _LONGEST_LEAD = 24 * 3600.0
 """The lead of an entry that takes no time to make: one that was not used for a day is about to go anyway."""
-_HEADING = len(_MAGIC) + _CHECKSUM_BYTES + _LEAD.size
+_HEADING_BYTES = len(_MAGIC) + _CHECKSUM_BYTES + _LEAD_STRUCT.size
 _LARGEST_SHARE = 8
 """No entry may be larger than this part of the store."""
 _TOUCH_SECONDS = 3600
 """The time of use of an entry is written at most once in this time."""
 
-_COUNTED = ("found", "missing", "damaged", "kept", "not kept")
+_COUNTED_EVENTS = ("found", "missing", "damaged", "kept", "not kept")
 
 Result = TypeVar("Result")
 
@@ -157,7 +159,7 @@ class Store:
     """
 
     folder: Path | None
-    size: int = DEFAULT_SIZE
+    size: int = DEFAULT_STORE_BYTES
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -165,7 +167,9 @@ class Store:
         """The hits and misses so far, in words."""
         if self.folder is None:
             return "not used"
-        counted = ", ".join(f"{self.counts[what]} {what}" for what in _COUNTED if self.counts[what] or what == "found")
+        counted = ", ".join(
+            f"{self.counts[what]} {what}" for what in _COUNTED_EVENTS if self.counts[what] or what == "found"
+        )
         return f"{counted} in {self.folder}"
 
     def remembered(
@@ -187,7 +191,7 @@ class Store:
             try:
                 return decode(data)
             except UnreadableEntry:
-                self.note_damaged()
+                self.count_as_damaged()
         began = thread_time()
         result = compute()
         self.put(made, encode(result), thread_time() - began)
@@ -204,18 +208,18 @@ class Store:
         except OSError:
             self.counts["missing"] += 1
             return None
-        lead, data = entry[len(_MAGIC) + _CHECKSUM_BYTES : _HEADING], entry[_HEADING:]
-        if entry[:_HEADING] != _heading(key, lead, data):
+        lead, data = entry[len(_MAGIC) + _CHECKSUM_BYTES : _HEADING_BYTES], entry[_HEADING_BYTES:]
+        if entry[:_HEADING_BYTES] != _make_heading(key, lead, data):
             self.counts["damaged"] += 1
             return None
-        now, (seconds,) = time(), _LEAD.unpack(lead)
+        now, (seconds,) = time(), _LEAD_STRUCT.unpack(lead)
         if abs(now - seconds - last_used) > _TOUCH_SECONDS:
             with suppress(OSError):
                 os.utime(path, (now, now - seconds))
         self.counts["found"] += 1
         return data
 
-    def note_damaged(self) -> None:
+    def count_as_damaged(self) -> None:
         """Count an entry that was whole and could not be read: it was none after all."""
         self.counts["found"] -= 1
         self.counts["damaged"] += 1
@@ -228,9 +232,9 @@ class Store:
         if self.folder is None or len(data) > self.size // _LARGEST_SHARE:
             return
         path, early = self._path(key), _LONGEST_LEAD / (1 + seconds * 2**20 / max(len(data), 1))
-        lead = _LEAD.pack(early)
+        lead = _LEAD_STRUCT.pack(early)
         try:
-            _write(path, _heading(key, lead, data) + data, time() - early)
+            _write(path, _make_heading(key, lead, data) + data, time() - early)
         except OSError:
             self.counts["not kept"] += 1
         else:
@@ -240,7 +244,7 @@ class Store:
         """Remove the entries that were not used for the longest time until the rest fits; if any was added at all."""
         if self.folder is None or not self.counts["kept"]:
             return
-        entries = sorted(_entries(self.folder), reverse=True)
+        entries = sorted(_list_entries(self.folder), reverse=True)
         taken = 0
         for _, size, path in entries:
             taken += size
@@ -257,9 +261,9 @@ NO_STORE = Store(None)
 """Keeps nothing."""
 
 
-def user_store(size: int = DEFAULT_SIZE) -> Store:
+def user_store(size: int = DEFAULT_STORE_BYTES) -> Store:
     """Return the store in the user's cache folder; a store that keeps nothing if other users may write there."""
-    folder = cache_folder() / FOLDER
+    folder = cache_folder() / STORE_FOLDER
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
@@ -271,7 +275,7 @@ def user_store(size: int = DEFAULT_SIZE) -> Store:
     return Store(folder, size)
 
 
-def _heading(key: Key, lead: bytes, data: bytes) -> bytes:
+def _make_heading(key: Key, lead: bytes, data: bytes) -> bytes:
     checksum = blake2b(f"{key.kind}/{key.digest}\n".encode(), digest_size=_CHECKSUM_BYTES)
     checksum.update(lead)
     checksum.update(data)
@@ -293,7 +297,7 @@ def _write(path: Path, entry: bytes, used: float) -> None:
         raise
 
 
-def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
+def _list_entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
     """Yield the time of last use, the bytes on disk and the path of each entry, unfinished ones included."""
     waiting = [os.fspath(folder)]
     while waiting:

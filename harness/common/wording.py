@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_LONGEST: Final = 100
-_MOST_MEANT: Final = 2
+_MAX_COMPARED_LENGTH: Final = 100
+_MAX_SUGGESTIONS: Final = 2
 AND = " and "
 """Between names of conventions that a case shows together."""
 BESIDE: Final = "; and "
@@ -25,11 +25,11 @@ BUT: Final = ", but "
 """Between the words of a reading and the cases that it fits, if it does not fit all."""
 BY_ITSELF: Final = "; taken by itself: "
 """Before the diagnosis of one failing case, if all failing cases together have none."""
-_LISTED: Final = 12
+_MAX_LISTED_NAMES: Final = 12
 WEB_ADDRESS: Final = r"^https?://[A-Za-z0-9._~:/?#@!$&'*+,;=%-]+$"
 """The form of an address of the web: without what would end a link in HTML or Markdown."""
 NEAR: Final = 0.61
-_AS_NEAR: Final = 0.1
+_SIMILARITY_MARGIN: Final = 0.1
 
 
 def count_noun(number: int, noun: str) -> str:
@@ -67,14 +67,18 @@ def suggest_names(name: str, known: Iterable[str], lists_all: str = "", *, one_o
 
     names = list(known)
     lower = {candidate.lower(): candidate for candidate in reversed(names)}
-    asked = name[:_LONGEST].lower()
+    asked = name[:_MAX_COMPARED_LENGTH].lower()
     likeness = {
         candidate: difflib.SequenceMatcher(None, candidate, asked).ratio()
-        for candidate in difflib.get_close_matches(asked, lower, _MOST_MEANT, NEAR)
+        for candidate in difflib.get_close_matches(asked, lower, _MAX_SUGGESTIONS, NEAR)
     }
-    close = [lower[candidate] for candidate, alike in likeness.items() if alike >= max(likeness.values()) - _AS_NEAR]
+    close = [
+        lower[candidate]
+        for candidate, alike in likeness.items()
+        if alike >= max(likeness.values()) - _SIMILARITY_MARGIN
+    ]
     everything = f"expected {'one of ' if one_of else ''}{', '.join(names)}"
-    if lists_all and (close or len(names) > _LISTED):
+    if lists_all and (close or len(names) > _MAX_LISTED_NAMES):
         everything = f"{lists_all} lists all"
     return f"did you mean {join_words_or(close)}? ({everything})" if close else everything
 

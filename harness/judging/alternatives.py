@@ -310,7 +310,7 @@ def allowed_keys(problem: Problem) -> NDArray[np.bool_] | None:
     return Computation.as_given(plain).allowed(scores_shape(plain))
 
 
-_WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attention"})
+_OPERATIONS_WITH_SCALE = frozenset({"attention", "attention_gradients", "multi_head_attention"})
 
 
 def has_scale(problem: Problem) -> bool:
@@ -318,7 +318,7 @@ def has_scale(problem: Problem) -> bool:
     if not REPLACES["scale"].isdisjoint(problem.inputs):
         return False
     is_scored = problem.operation in ("scoring", *BY_SCORE)
-    return problem.operation in _WITH_SCALE or (
+    return problem.operation in _OPERATIONS_WITH_SCALE or (
         is_scored and score_kind(problem.operation, problem.options) in ("dot", "scaled_dot", "cosine")
     )
 
@@ -387,10 +387,12 @@ def number_readings(
     def row(name: str, words: str, number: Callable[[Problem], float | None]) -> Reading:
         def forms(problem: Problem) -> Iterator[Form]:
             value = number(problem)
-            if value is None or _rounded_text(value) == _rounded_text(meant(problem)):
+            if value is None or _format_for_comparison(value) == _format_for_comparison(meant(problem)):
                 return
-            text, others = _rounded_text(value), ((row_words, of(problem)) for _, row_words, of in rows)
-            alike = [row_words for row_words, same in others if same is not None and _rounded_text(same) == text]
+            text, others = _format_for_comparison(value), ((row_words, of(problem)) for _, row_words, of in rows)
+            alike = [
+                row_words for row_words, same in others if same is not None and _format_for_comparison(same) == text
+            ]
             changed = change(problem, value, words)
             for form in (changed,) if isinstance(changed, Form) else changed:
                 unsure = says(" or ".join(dict.fromkeys(filter(None, alike)))).format_map(
@@ -403,7 +405,7 @@ def number_readings(
     return tuple(row(*number) for number in rows)
 
 
-def _rounded_text(number: float) -> str:
+def _format_for_comparison(number: float) -> str:
     """Format a number so that numbers that differ by rounding, such as 1/8 and 1/sqrt(8) squared, are equal."""
     return f"{number:.12g}"
 

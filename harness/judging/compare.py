@@ -51,16 +51,18 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
     including NaN; if no bound is finite, arrays that differ are unverified.
     """
     anything = np.isnan(allowed) if allowed is not None and allowed.shape == first.shape else None
-    return compare_forms(first, second, anything) or _compare_values(first, second, allowed)
+    return compare_shapes_and_nonfinite(first, second, anything) or _compare_values(first, second, allowed)
 
 
-def compare_forms(first: Array, second: Array, anything: NDArray[np.bool_] | None = None) -> Comparison | None:
+def compare_shapes_and_nonfinite(
+    first: Array, second: Array, anything: NDArray[np.bool_] | None = None
+) -> Comparison | None:
     """Compare shape, dtype and the places of NaN and infinity, except if ``anything`` is right there; None if equal."""
     if first.shape != second.shape:
         return Comparison(Verdict.SHAPE, f"shape {show(first.shape)} against {show(second.shape)}")
     if first.dtype != second.dtype:
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} against {second.dtype}")
-    if not is_floating(first):
+    if not has_floating_dtype(first):
         return Comparison(Verdict.DTYPE, f"dtype {first.dtype} is not a floating one")
     odd = differing_nonfinite(first, second)
     if anything is not None:
@@ -77,11 +79,11 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
         return Comparison(Verdict.AGREE)
     difference = absolute_difference(first, second)
     if allowed is None or allowed.shape != first.shape:
-        return _unbounded(first, second, difference, allowed)
+        return _compare_without_bounds(first, second, difference, allowed)
     open_ = np.isnan(allowed)  # infinity stands in rows that were not judged
     unjudged = int((open_ & ~((first == second) | (np.isnan(first) & np.isnan(second)))).sum())
     if unjudged and not np.isfinite(allowed).any():
-        return replace(_unbounded(first, second, difference, None), unjudged=unjudged)
+        return replace(_compare_without_bounds(first, second, difference, None), unjudged=unjudged)
     difference = np.where(open_, 0.0, difference)
     ratio = quotient(difference, allowed)
     index = index_of_largest(ratio)
@@ -102,7 +104,7 @@ def _compare_values(first: Array, second: Array, allowed: NDArray[np.float64] | 
     return replace(comparison, message=message)
 
 
-def _unbounded(
+def _compare_without_bounds(
     first: Array, second: Array, difference: NDArray[np.float64], allowed: NDArray[np.float64] | None
 ) -> Comparison:
     """Return if values without bounds of their shape agree exactly; otherwise they are unverified."""
@@ -117,7 +119,7 @@ def _unbounded(
     return Comparison(Verdict.UNVERIFIED, f"values not compared: {reason}", index, *values)
 
 
-def is_floating(array: Array) -> bool:
+def has_floating_dtype(array: Array) -> bool:
     """Return whether an array has a floating dtype; NumPy does not count bfloat16 as one."""
     return np.issubdtype(array.dtype, np.floating) or str(array.dtype) in FORMATS
 
@@ -203,17 +205,17 @@ class Measured:
     causes: int = 0
 
 
-def threshold(elements: int) -> float:
+def z_threshold(elements: int) -> float:
     """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM``."""
     return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
 
 
 def noise_limit(elements: int) -> float:
     """Return the z above which one of N errors is noisier than rounding is: a warning."""
-    return max(_NOISY_Z, threshold(elements) / 2)
+    return max(_NOISY_Z, z_threshold(elements) / 2)
 
 
-def measure(
+def measure_errors(
     error: Real, radius: Real, max_error: Real, sigma: Real, judged: NDArray[np.bool_], *, supports_statistics: bool
 ) -> Measured:
     """Judge one tensor.
@@ -238,18 +240,18 @@ def measure(
     tier = Tier.WITHIN
     if ratio.flat[place] > 1 - 2.0**-50 and bool((least > max_error).any()):
         tier = Tier.PROVEN
-    causes = _count_causes(judged, count)
+    causes = _count_independent_causes(judged, count)
     if tier is Tier.WITHIN and supports_statistics:
         has_mean = count >= MIN_FOR_MEAN
         mean = mean_z if causes >= MIN_CAUSES else 0.0
-        if largest_z > threshold(count) or (has_mean and mean > 1):
+        if largest_z > z_threshold(count) or (has_mean and mean > 1):
             tier = Tier.STATISTICAL
         elif has_mean and (largest_z > noise_limit(count) or mean > _NOISY_MEAN):
             tier = Tier.WARNING
     return Measured(tier, float(ratio[index]), index, largest_z, mean_z, count, float(error[index]), causes)
 
 
-def _count_causes(judged: NDArray[np.bool_], count: int) -> int:
+def _count_independent_causes(judged: NDArray[np.bool_], count: int) -> int:
     """Count the rows with judged elements, or the columns if these are fewer.
 
     log_sum_exp (B, H, Lq) has a row per head: its queries share their keys.

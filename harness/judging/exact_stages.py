@@ -15,18 +15,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import for_bounds
+from attncheck.attention.bounds import prepare_for_bounds
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import (
     PrecisionExhausted,
-    are_blocked,
     exact_from,
-    exact_results,
+    exact_results_by_key_blocks,
     exact_stages,
-    predecessors,
+    nearest_returned_stages,
+    needs_key_blocks,
 )
 from attncheck.attention.problem import Computation, OutsideDomain
-from attncheck.attention.sampling import ADDS_QUERIES_UP, RowIndices, needs_all_rows
+from attncheck.attention.sampling import OPERATIONS_SUMMING_QUERIES, RowIndices, needs_all_rows
 from attncheck.common.store import Store
 from attncheck.judging.remembered import enclosures_from_bytes, enclosures_to_bytes, key_of
 from attncheck.reading.problem import Problem
@@ -36,7 +36,7 @@ from attncheck.spec import computed_stages
 Array = NDArray[Any]
 Stages = Mapping[str, Array]
 
-MAX_WHOLE = 1 << 22
+MAX_SCORES_OF_ALL_ROWS = 1 << 22
 """Elements of a score matrix of which all rows are judged, because gradients add them up or their numbers are known.
 The exact answer of so many takes half a minute and gigabytes."""
 
@@ -79,7 +79,7 @@ class ExactStages:
     @cached_property
     def wide_computation(self) -> Computation:
         """The same for bounds."""
-        return for_bounds(self.computation)
+        return prepare_for_bounds(self.computation)
 
     @cached_property
     def high(self) -> dict[str, Array]:
@@ -93,12 +93,12 @@ class ExactStages:
         """
         if self.inner and stage in self.values:  # no returned stage comes before it
             return ExactStep((stage,), returned, (stage,), self.values)
-        if self.canonical.operation in ADDS_QUERIES_UP:
+        if self.canonical.operation in OPERATIONS_SUMMING_QUERIES:
             return None  # no gradient follows from another
         together = next((names for names in _EVALUATED_TOGETHER if stage in names), (stage,))
         stages = tuple(name for name in together if name == stage or (name in self.values and name in returned))
         earlier = {name: array for name, array in returned.items() if name not in stages}
-        needed = sorted(predecessors(self.computation, earlier, stages[0]))
+        needed = sorted(nearest_returned_stages(self.computation, earlier, stages[0]))
         key = (*stages, *((name, earlier[name].dtype.name, digest(earlier[name])) for name in needed))
         if not needed and self.values.keys() >= {*stages}:
             return ExactStep(stages, earlier, key, self.values)
@@ -116,7 +116,7 @@ def digest(array: Array) -> bytes:
     return blake2b(array.tobytes(), digest_size=16).digest()
 
 
-def evaluate(
+def evaluate_exact_stages(
     canonical: Problem, query_rows: RowIndices | None, returned: Collection[str] | None, store: Store
 ) -> ExactStages:
     """Evaluate all stages of a problem with some query rows, or with all.
@@ -129,27 +129,27 @@ def evaluate(
         return ExactStages(canonical)
     operation, options, inputs = canonical.operation, canonical.options, canonical.inputs
     scores = score_elements(operation, options, inputs)
-    if needs_all_rows(canonical, query_rows) and scores > MAX_WHOLE:
-        reason = f"has {scores:,} scores; at most {MAX_WHOLE:,} are judged where every row counts"
+    if needs_all_rows(canonical, query_rows) and scores > MAX_SCORES_OF_ALL_ROWS:
+        reason = f"has {scores:,} scores; at most {MAX_SCORES_OF_ALL_ROWS:,} are judged where every row counts"
         raise OutsideDomain(operation, reason)
     asked = [stage for stage in computed_stages(operation, options, inputs) if stage in (returned or ())]
-    blocked = asked if asked and are_blocked(canonical, asked) else []
+    blocked = asked if asked and needs_key_blocks(canonical, asked) else []
     exact, inner = store.remembered(
         lambda: key_of("exact", operation, options, inputs, blocked or None),
-        lambda: _evaluate_stages(canonical, blocked),
+        lambda: _evaluate_enclosures(canonical, blocked),
         lambda exact_and_inner: enclosures_to_bytes(*exact_and_inner),
         enclosures_from_bytes,
     )
     return ExactStages(canonical, exact, inner)
 
 
-def _evaluate_stages(canonical: Problem, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
+def _evaluate_enclosures(canonical: Problem, blocked: Sequence[str]) -> tuple[Mapping[str, Enclosure], Stages]:
     """Return stages that are ``blocked`` with keys in blocks, if possible, and the inner ones; else all stages."""
-    if blocked and (results := exact_results(canonical, blocked)):
-        return _rounded(results.exact), results.inner
-    return _rounded(exact_stages(canonical)), {}
+    if blocked and (results := exact_results_by_key_blocks(canonical, blocked)):
+        return _round_enclosures(results.exact), results.inner
+    return _round_enclosures(exact_stages(canonical)), {}
 
 
-def _rounded(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
+def _round_enclosures(exact: Mapping[str, Enclosure]) -> dict[str, Enclosure]:
     """Return enclosures of a third of the size, even if they are not stored: a store must not change any verdict."""
     return {stage: enclosure.rounded() for stage, enclosure in exact.items()}

@@ -15,18 +15,25 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.sampling import RowIndices, has_rows, queries_of, rows_of_stage, scatter_rows, whole_index
+from attncheck.attention.sampling import (
+    RowIndices,
+    has_rows,
+    index_in_whole_stage,
+    queries_of,
+    scatter_rows,
+    select_stage_rows,
+)
 from attncheck.common.store import NO_STORE, Store
 from attncheck.common.wording import READ_AS, format_distinct, format_element, index_text
 from attncheck.execution.operations import OVERWRITTEN, SECOND_CALL, UNWRITTEN
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_forms
+from attncheck.judging.compare import Comparison, Index, Measured, compare_arrays, compare_shapes_and_nonfinite
 from attncheck.judging.exact_stages import Stages
 from attncheck.judging.judge_implementation import JudgedStages, KnownEmptyRows, judge_implementation, with_faults
 from attncheck.judging.judge_numbers import judge_numbers
 from attncheck.judging.judge_stages import StageJudgement, in_order
 from attncheck.judging.truth import Truth, truth_of_case
-from attncheck.judging.undefined import JudgedProblem, holds_nonfinite
+from attncheck.judging.undefined import JudgedProblem, has_nonfinite_inputs
 from attncheck.judging.xfail import ExpectedFailureRecord, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -39,7 +46,7 @@ from attncheck.spec.verdicts import HARMLESS, Verdict
 Bounds = Mapping[str, NDArray[Any]]
 """Stage -> the largest error that an implementation's class allows, per element."""
 
-MAX_KEPT = 1 << 22
+MAX_STORED_ELEMENTS = 1 << 22
 """Elements of the largest array that a results directory keeps: 32 MiB of float64. Score matrices of long sequences are
 larger, and no report draws them."""
 
@@ -97,15 +104,19 @@ def judge(
                 else truth
             )
             call = template, case, own_truth, outcome, classes[name], known
-            own_rows = judge_to_rows(*call)
+            own_rows = judge_outcome_to_rows(*call)
             if diagnosis is not None and name in expected_failures and disagrees(own_rows):
                 own_rows = _with_expected_diagnosis(own_rows, diagnosis.rows(*call), expected_failures[name])
             rows += own_rows
             if own_truth is not truth:
                 del computed[name]
     several = computed if len(computed) > 1 else {}  # of one alone there are no pairs
-    bounds = {name: _bounds_of_judged(truth.for_returned(stages), classes[name]) for name, stages in several.items()}
-    pairs = judge_pairs(computed, bounds, truth.judged.query_rows, is_finite=not holds_nonfinite(truth.judged.problem))
+    bounds = {
+        name: _max_errors_of_judged_rows(truth.for_returned(stages), classes[name]) for name, stages in several.items()
+    }
+    pairs = judge_pairs(
+        computed, bounds, truth.judged.query_rows, is_finite=not has_nonfinite_inputs(truth.judged.problem)
+    )
     rows += [pair_row(blank, first, second, stage, pair) for (first, second, stage), pair in pairs.items()]
     rows += _mark_semantic_numbers(rows, judge_numbers(case, inputs, truth, computed, classes, blank))
     return CaseJudgement(tuple(rows), truth)
@@ -120,7 +131,7 @@ class Diagnosis(Protocol):
     def rows(
         self, blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
     ) -> list[Row]:
-        """Judge as ``judge_to_rows`` does, and diagnose stages that fail."""
+        """Judge as ``judge_outcome_to_rows`` does, and diagnose stages that fail."""
 
 
 def _with_expected_diagnosis(
@@ -131,7 +142,7 @@ def _with_expected_diagnosis(
     return [named if mark.xfail else row for row, named, mark in zip(plain, diagnosed, marked, strict=True)]
 
 
-def judge_to_rows(
+def judge_outcome_to_rows(
     blank: Row, case: Case, truth: Truth, outcome: Computed, rounding_model: str, known: KnownEmptyRows
 ) -> list[Row]:
     """Judge the stages that one implementation returned; each becomes a row that is filled in from ``blank``."""
@@ -147,9 +158,9 @@ def stage_rows(blank: Row, judged: JudgedStages, outcome: Computed, case: Case, 
         array = outcome.stages[judgement.stage]
         row = replace(
             template,
-            **_columns(judgement, _OF_JUDGEMENT),
-            **_columns(judgement.accumulated, _OF_ACCUMULATED),
-            **_columns(judgement.introduced, _OF_INTRODUCED),
+            **_column_values(judgement, _JUDGEMENT_COLUMNS),
+            **_column_values(judgement.accumulated, _ACCUMULATED_COLUMNS),
+            **_column_values(judgement.introduced, _INTRODUCED_COLUMNS),
             shape=show(array.shape),
             index=_index_text(judgement.index),
             begins_at=judged.begins_at or None,
@@ -187,39 +198,39 @@ def _mark_semantic_numbers(stages: list[Row], numbers: list[Row]) -> list[Row]:
     return [followed(row) for row in numbers]
 
 
-def worst_bounds(truth: Truth, rounding_model: str) -> Bounds:
+def max_errors_of_whole_stages(truth: Truth, rounding_model: str) -> Bounds:
     """Return B of every whole stage that has an exact answer.
 
     In rows that were not judged it is infinite, or NaN if the inputs hold NaN or infinity: then nothing is known there.
 
     Stages that are too large to be kept are left out, here and below.
     """
-    elsewhere = np.nan if holds_nonfinite(truth.judged.problem) else np.inf
-    return _whole_stages(_bounds_of_judged(truth, rounding_model), truth.judged, elsewhere)
+    elsewhere = np.nan if has_nonfinite_inputs(truth.judged.problem) else np.inf
+    return _scatter_judged_rows(_max_errors_of_judged_rows(truth, rounding_model), truth.judged, elsewhere)
 
 
 def exact_values(truth: Truth) -> Stages:
     """Return the exact value of every whole stage in float64; NaN if there is none, or the row was not judged."""
     known = {stage: np.where(np.isfinite(exact.radius), exact.high, np.nan) for stage, exact in truth.exact.items()}
-    return _whole_stages(known, truth.judged, np.nan)
+    return _scatter_judged_rows(known, truth.judged, np.nan)
 
 
-def kept_stages(stages: Stages) -> Stages:
+def stages_to_store(stages: Stages) -> Stages:
     """Return the stages of an implementation that are not too large to be kept."""
-    return {stage: array for stage, array in stages.items() if array.size <= MAX_KEPT}
+    return {stage: array for stage, array in stages.items() if array.size <= MAX_STORED_ELEMENTS}
 
 
-def _whole_stages(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
+def _scatter_judged_rows(stages: Stages, judged: JudgedProblem, elsewhere: float) -> Stages:
     """Return whole stages that are not too large to be kept; rows that were not judged are ``elsewhere``."""
     rows, queries = judged.query_rows, queries_of(judged.problem.inputs)
     return {
         stage: scatter_rows(stage, array, rows, queries, elsewhere)
         for stage, array in stages.items()
-        if (array.size if rows is None else array.size // len(rows) * queries) <= MAX_KEPT
+        if (array.size if rows is None else array.size // len(rows) * queries) <= MAX_STORED_ELEMENTS
     }
 
 
-def _bounds_of_judged(truth: Truth, rounding_model: str) -> Bounds:
+def _max_errors_of_judged_rows(truth: Truth, rounding_model: str) -> Bounds:
     """Return B of the judged rows; NaN for elements without an exact answer."""
     return {stage: truth.reference(stage, rounding_model).max_error for stage in truth.bounds.of(rounding_model)}
 
@@ -240,15 +251,15 @@ def judge_pairs(
     for first, second in combinations(computed, 2):
         for stage in in_order(computed[first]):
             if stage in computed[second]:
-                arrays = in_one_dtype(stage, computed[first][stage], computed[second][stage])
+                arrays = widen_to_common_dtype(stage, computed[first][stage], computed[second][stage])
                 first_bound, second_bound = bounds[first].get(stage), bounds[second].get(stage)
                 allowed = None if first_bound is None or second_bound is None else first_bound + second_bound
-                compared = _compare(stage, *arrays, allowed, query_rows, is_finite=is_finite)
+                compared = _compare_judged_rows(stage, *arrays, allowed, query_rows, is_finite=is_finite)
                 comparisons[first, second, stage] = compared
     return comparisons
 
 
-def in_one_dtype(stage: str, first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def widen_to_common_dtype(stage: str, first: NDArray[Any], second: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Widen one of two log_sum_exps if the other may be wider, and is."""
     if str(first.dtype) == wide_dtype(stage, str(second.dtype)):
         return first, second.astype(first.dtype)
@@ -257,7 +268,7 @@ def in_one_dtype(stage: str, first: NDArray[Any], second: NDArray[Any]) -> tuple
     return first, second
 
 
-def _compare(
+def _compare_judged_rows(
     stage: str,
     first: NDArray[Any],
     second: NDArray[Any],
@@ -268,13 +279,13 @@ def _compare(
 ) -> Comparison:
     if rows is None or allowed is None:
         return compare_arrays(first, second, allowed)
-    differing = compare_forms(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
+    differing = compare_shapes_and_nonfinite(first, second, None if is_finite else np.ones(first.shape, dtype=np.bool_))
     if differing is not None:
         return differing
     if not has_rows(stage, first, rows):
         return compare_arrays(first, second, None)
-    comparison = compare_arrays(rows_of_stage(stage, first, rows), rows_of_stage(stage, second, rows), allowed)
-    return replace(comparison, index=whole_index(stage, comparison.index, rows))
+    comparison = compare_arrays(select_stage_rows(stage, first, rows), select_stage_rows(stage, second, rows), allowed)
+    return replace(comparison, index=index_in_whole_stage(stage, comparison.index, rows))
 
 
 def pair_row(blank: Row, first: str, second: str, stage: str, comparison: Comparison) -> Row:
@@ -287,22 +298,28 @@ def _index_text(index: Index | None) -> str | None:
     return None if index is None else index_text(index)
 
 
-OTHER_CALL = "numbers-of-another-call"
+OTHER_CALL_DIAGNOSIS = "numbers-of-another-call"
 """The diagnosis of a stage with numbers of another call. One case alone does not give it."""
-NEVER_WRITTEN = "memory-left-unwritten"
-NEXT_CALL = "overwritten-by-the-next-call"
-_MEMORY_DIAGNOSES = {OVERWRITTEN: NEXT_CALL, UNWRITTEN: NEVER_WRITTEN, SECOND_CALL: OTHER_CALL}
+NEVER_WRITTEN_DIAGNOSIS = "memory-left-unwritten"
+NEXT_CALL_DIAGNOSIS = "overwritten-by-the-next-call"
+_MEMORY_DIAGNOSES = {
+    OVERWRITTEN: NEXT_CALL_DIAGNOSIS,
+    UNWRITTEN: NEVER_WRITTEN_DIAGNOSIS,
+    SECOND_CALL: OTHER_CALL_DIAGNOSIS,
+}
 """The beginning of a message about wrong memory -> the diagnosis of its stage."""
 
 
-_ALIKE = ("stage", "verdict", "value", "against", "judged_rows", "query_rows", "unjudged", "empty_rows")
-_OF_JUDGEMENT = {"reference": "exact", "difference": "error", "allowed": "bound"} | {name: name for name in _ALIKE}
-_OF_ACCUMULATED = {name: name for name in ("tier", "ratio", "largest_z", "mean_z", "elements")}
-_OF_INTRODUCED = {"introduced_tier": "tier", "introduced_ratio": "ratio", "introduced_z": "largest_z"}
+_SAME_NAMED_COLUMNS = ("stage", "verdict", "value", "against", "judged_rows", "query_rows", "unjudged", "empty_rows")
+_JUDGEMENT_COLUMNS = {"reference": "exact", "difference": "error", "allowed": "bound"} | {
+    name: name for name in _SAME_NAMED_COLUMNS
+}
+_ACCUMULATED_COLUMNS = {name: name for name in ("tier", "ratio", "largest_z", "mean_z", "elements")}
+_INTRODUCED_COLUMNS = {"introduced_tier": "tier", "introduced_ratio": "ratio", "introduced_z": "largest_z"}
 """Columns of ``Row`` -> attributes of a judgement, and of its measured errors against the exact answer and step."""
 
 
-def _columns(measured: StageJudgement | Measured | None, names: Mapping[str, str]) -> dict[str, Any]:
+def _column_values(measured: StageJudgement | Measured | None, names: Mapping[str, str]) -> dict[str, Any]:
     return {} if measured is None else {column: getattr(measured, name) for column, name in names.items()}
 
 

@@ -31,7 +31,7 @@ from attncheck.spec.verdicts import WRONG_NUMBERS, Verdict
 
 _Basis = Literal["declared", "recorded", "not asked"]
 """Why an implementation may follow another convention for a query without a key."""
-_BECAUSE: Mapping[_Basis, str] = {
+_BASIS_TEXTS: Mapping[_Basis, str] = {
     "declared": " (declared)",
     "recorded": "",
     "not asked": ", for which it has no keyword empty_rows",
@@ -77,9 +77,14 @@ def judge_implementation(
     judgements = judgements or judge_stages(truth, stages, shapes, rounding_model)
     if not failed_stages(judgements):
         return JudgedStages(tuple(judgements), first_faulty_stage(judgements))
-    starting_points = [StartingPoint(truth, judgements)]
-    possible = _own_starting_points(truth, judgements, stages, shapes, rounding_model, known or KnownEmptyRows())
-    nearest = _nearest(starting_points[0], possible)
+    case = StartingPoint(truth, judgements)
+    starting_points = [case]
+    possible = _starting_points_by_convention(
+        truth, judgements, stages, shapes, rounding_model, known or KnownEmptyRows()
+    )
+    # Smallest errors first, then most explained stages; no other point if none is better than the case itself.
+    better = [start for start in possible if start.explained or start.unexplained_ratio < case.unexplained_ratio]
+    nearest = min(better, key=lambda start: (start.unexplained_ratio, -len(start.explained)), default=None)
     if nearest is not None:
         starting_points = [nearest] if nearest.explained else [*starting_points, nearest]
     start = starting_points[-1]
@@ -100,7 +105,7 @@ def with_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
     if not faults:
         return judged
     judgements = [
-        _with_fault(judgement, faults[judgement.stage]) if judgement.stage in faults else judgement
+        _mark_fault(judgement, faults[judgement.stage]) if judgement.stage in faults else judgement
         for judgement in judged.judgements
     ]
     if any(map(is_state_fault, faults.values())):
@@ -113,7 +118,7 @@ def with_faults(judged: AnyStages, faults: Mapping[str, str]) -> AnyStages:
     )
 
 
-def _with_fault(judgement: StageJudgement, fault: str) -> StageJudgement:
+def _mark_fault(judgement: StageJudgement, fault: str) -> StageJudgement:
     if (
         is_state_fault(fault) and judgement.verdict in WRONG_NUMBERS
     ):  # numbers of another call, even if a diagnosis fits
@@ -136,7 +141,7 @@ class StartingPoint:
     explained: frozenset[str] = frozenset()
 
     @property
-    def size(self) -> float:
+    def unexplained_ratio(self) -> float:
         """The largest unexplained error over its bound; infinite if a value is not a finite number."""
         wrong = [judged for judged in self.judgements if judged.verdict in WRONG_NUMBERS]
         errors = [judged.accumulated for judged in wrong if judged.stage not in self.explained]
@@ -153,10 +158,10 @@ class OwnStartingPoint(StartingPoint):
     @property
     def description(self) -> str:
         """The convention in words, the convention of the case, and why the implementation may follow another."""
-        return self.convention.description + _BECAUSE[self.basis]
+        return self.convention.description + _BASIS_TEXTS[self.basis]
 
 
-def _own_starting_points(
+def _starting_points_by_convention(
     truth: Truth,
     judgements: Sequence[StageJudgement],
     stages: Mapping[str, NDArray[Any]],
@@ -198,12 +203,6 @@ def _possible_conventions(problem: Problem, known: KnownEmptyRows) -> dict[str, 
     if not known.is_asked and case not in (None, DEFAULT_EMPTY_ROWS):  # the default needs no keyword
         bases |= {value: "not asked" for value in (DEFAULT_EMPTY_ROWS, *EMPTY_ROWS) if value not in bases}
     return bases
-
-
-def _nearest(case: StartingPoint, starting_points: Iterator[OwnStartingPoint]) -> OwnStartingPoint | None:
-    """Return the point with the smallest errors, then the most explained stages; None if none beats the case."""
-    better = (start for start in starting_points if start.explained or start.size < case.size)
-    return min(better, key=lambda start: (start.size, -len(start.explained)), default=None)
 
 
 def with_excuses(

@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import propagate
+from attncheck.attention.bounds import propagate_radii
 from attncheck.attention.errors import Ball, Real
 from attncheck.attention.flags import Flags
 from attncheck.common.wording import format_element, index_text
-from attncheck.judging.compare import absolute_difference, differing_nonfinite, index_of_largest, is_floating, quotient
+from attncheck.judging.compare import (
+    absolute_difference,
+    differing_nonfinite,
+    has_floating_dtype,
+    index_of_largest,
+    quotient,
+)
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.truth import Truth, truth_of_case
 from attncheck.reading.case import Case, Expected
@@ -32,32 +38,32 @@ from attncheck.spec.dtypes import round_to
 from attncheck.spec.quantities import QUANTITIES
 from attncheck.spec.verdicts import Verdict
 
-_PRECISIONS = ("float64", "float32")
+_DOCUMENT_PRECISIONS = ("float64", "float32")
 """In these a document's rounding explains only last digits; rounding to 16 bits would explain most wrong digits."""
 
 
-def misses(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
+def flag_misses(target: ComparisonTarget, numbers: PrintedArray) -> Flags:
     """Flag printed numbers that the exact answer itself misses; none without an exact answer."""
-    slack = numbers.open_towards(target.exact) + target.moved
+    slack = numbers.open_towards(target.exact) + target.max_shift
     # The exact numbers are rounded to float64 here, and so are the printed ones.
     rounding = 2 * np.spacing(np.abs(numbers.value))
     missed: Flags = absolute_difference(target.exact, numbers.value) > slack + rounding
     return missed | (differing_nonfinite(target.exact, numbers.value) & np.isfinite(slack))
 
 
-def hints_of(reference: NumberReference, expected: Expected, numbers: PrintedArray) -> NDArray[Any]:
+def misprint_hints(reference: NumberReference, expected: Expected, numbers: PrintedArray) -> NDArray[Any]:
     """Return for every misprint a possible explanation, and how a case declares it; empty if there is none."""
     hints = np.full(numbers.shape, "", dtype=object)
     if reference.case.computed_in is None:
-        for precision in _PRECISIONS:
-            target = reference.target(expected, precision)
-            explained = ~misses(target, numbers) & np.isfinite(target.moved)
+        for precision in _DOCUMENT_PRECISIONS:
+            target = reference.find_target(expected, precision)
+            explained = ~flag_misses(target, numbers) & np.isfinite(target.max_shift)
             hints[explained & (hints == "")] = (
                 f"rounding in {precision} would explain it: if the document was computed in {precision}, say "
                 f"`computed_in: {precision}` in its `source` or in the case"
             )
-    target = reference.target(expected, reference.case.computed_in)
-    if numbers.half_unit.any() and not misses(target, replace(numbers, truncated=True))[numbers.given].any():
+    target = reference.find_target(expected, reference.case.computed_in)
+    if numbers.half_unit.any() and not flag_misses(target, replace(numbers, truncated=True))[numbers.given].any():
         hints[...] = "all of these numbers hold if digits were cut off and not rounded: `digits: truncated` says so"
     return hints
 
@@ -79,7 +85,7 @@ class ComparisonTarget:
     document: Real
 
     @property
-    def moved(self) -> Real:
+    def max_shift(self) -> Real:
         """The largest distance of the number from the exact one before it was printed."""
         return self.propagated + self.document
 
@@ -94,16 +100,16 @@ class NumberReference:
     _balls: dict[str | None, tuple[Mapping[str, Ball], Inputs]] = field(default_factory=dict)
     _documents: dict[str, tuple[Truth, Inputs]] = field(default_factory=dict)
 
-    def target(self, expected: Expected, computed_in: str | None) -> ComparisonTarget:
+    def find_target(self, expected: Expected, computed_in: str | None) -> ComparisonTarget:
         """Return the numbers with which an expectation is compared; without ``computed_in``, the exact ones."""
         nothing = np.full(expected.shape, np.nan)
         if expected.of not in self.truth.exact:
             return ComparisonTarget(nothing, nothing, nothing)
         exact = self.truth.exact[expected.of]
         values = np.where(np.isfinite(exact.radius), exact.high, np.nan)
-        document = np.zeros(expected.shape) if computed_in is None else self._document(expected, computed_in)
-        propagated = self._propagated(expected, computed_in)
-        return ComparisonTarget(derived(expected, values, self.inputs), propagated, document)
+        document = np.zeros(expected.shape) if computed_in is None else self._document_error(expected, computed_in)
+        propagated = self._propagated_radius(expected, computed_in)
+        return ComparisonTarget(expected_quantity(expected, values, self.inputs), propagated, document)
 
     def why_open(self, expected: Expected, target: ComparisonTarget, index: tuple[int, ...]) -> str:
         """Return why a number cannot be compared."""
@@ -118,7 +124,7 @@ class NumberReference:
         at = index if expected.name == expected.of else index_of_largest(~np.isfinite(truth.exact[expected.of].radius))
         return f"there is no exact answer: {truth.why_open(expected.of, at)}"
 
-    def _propagated(self, expected: Expected, computed_in: str | None) -> Real:
+    def _propagated_radius(self, expected: Expected, computed_in: str | None) -> Real:
         if computed_in not in self._balls:
             case, inputs = self.case, self.inputs
             if computed_in is not None:
@@ -128,19 +134,19 @@ class NumberReference:
             radii = {**inputs.radius, **counts}
             problem = Problem(case.operation, case.options, radii).without_layout()
             radius = {**problem.canonical().inputs, **rows_of_tables(radii, of_past=(0, 0))}
-            self._balls[computed_in] = propagate(self.truth.judged.canonical, radius), inputs
+            self._balls[computed_in] = propagate_radii(self.truth.judged.canonical, radius), inputs
         balls, inputs = self._balls[computed_in]
         ball = balls[expected.of]
         value, radius_of_stage = ball.value, ball.radius
         if expected.name != expected.of:
             with np.errstate(all="ignore"):
                 radius_of_stage = QUANTITIES[expected.name].radius(ball.radius, value, inputs.arrays, inputs.radius)
-            value = derived(expected, value, inputs)
+            value = expected_quantity(expected, value, inputs)
         # Where the value is infinite or NaN no radius applies: it has to be the same.
         open_ = np.isfinite(value) & ~np.isfinite(radius_of_stage)
         return np.where(open_, np.nan, np.where(np.isfinite(radius_of_stage), radius_of_stage, 0.0))
 
-    def _document(self, expected: Expected, computed_in: str) -> Real:
+    def _document_error(self, expected: Expected, computed_in: str) -> Real:
         """Return the largest error of a document that was computed in a precision."""
         if computed_in not in self._documents:
             truth, inputs = self.truth, self.inputs
@@ -151,12 +157,14 @@ class NumberReference:
         truth, inputs = self._documents[computed_in]
         value = np.full(expected.shape, np.nan)
         if expected.of in truth.exact:
-            value = derived(expected, truth.exact[expected.of].high, Inputs(_as_float64(inputs), {}, "float64"))
+            value = expected_quantity(
+                expected, truth.exact[expected.of].high, Inputs(_as_float64(inputs), {}, "float64")
+            )
         rounded = round_to(value, computed_in)
-        return largest_error(expected, truth, CLASS_OF_DOCUMENT[computed_in], inputs, rounded)
+        return max_error_of_quantity(expected, truth, CLASS_OF_DOCUMENT[computed_in], inputs, rounded)
 
 
-def derived(expected: Expected, stage: Array, inputs: Inputs) -> Array:
+def expected_quantity(expected: Expected, stage: Array, inputs: Inputs) -> Array:
     """Return the expected quantity: the stage itself, or a quantity derived from it."""
     if expected.name == expected.of:
         return stage
@@ -164,7 +172,7 @@ def derived(expected: Expected, stage: Array, inputs: Inputs) -> Array:
         return QUANTITIES[expected.name].compute(stage, inputs.arrays)
 
 
-def largest_error(expected: Expected, truth: Truth, rounding_model: str, inputs: Inputs, value: Array) -> Real:
+def max_error_of_quantity(expected: Expected, truth: Truth, rounding_model: str, inputs: Inputs, value: Array) -> Real:
     """Return the largest error of a class, NaN if it is unknown.
 
     A derived quantity inherits the error of its stage, and rounds once more: to ``value``, in the dtype of that.
@@ -201,7 +209,7 @@ class _ComparedValue:
     @property
     def open(self) -> NDArray[np.bool_]:
         """Flags of elements that cannot be compared."""
-        return ~np.isfinite(self.target.moved + self.bound)
+        return ~np.isfinite(self.target.max_shift + self.bound)
 
     def why_open(self, index: tuple[int, ...]) -> str:
         """Return why an element cannot be compared."""
@@ -220,32 +228,34 @@ def judge_numbers(
     reference = NumberReference(case, inputs, truth)
     rows: list[Row] = []
     for expected in case.expected:
-        target = reference.target(expected, case.computed_in if expected.basis == "printed" else None)
+        target = reference.find_target(expected, case.computed_in if expected.basis == "printed" else None)
         template = replace(blank, comparison=_COMPARISONS[expected.basis], stage=expected.name, called=expected.called)
         for name, stages in computed.items():
             stage = stages.get(expected.of)
-            if stage is None or stage.shape != case.stage_shapes[expected.of] or not is_floating(stage):
+            if stage is None or stage.shape != case.stage_shapes[expected.of] or not has_floating_dtype(stage):
                 continue  # a row of the stage reports another shape or dtype
-            value = derived(expected, stage, inputs)
-            bound = largest_error(expected, truth.for_returned(stages), classes[name], inputs, value)
+            value = expected_quantity(expected, stage, inputs)
+            bound = max_error_of_quantity(expected, truth.for_returned(stages), classes[name], inputs, value)
             compared = _ComparedValue(reference, expected, target, value, bound)
             row = replace(template, implementation=name)
             if expected.numbers is None:
-                rows += _against_exact(row, compared)
+                rows += _rows_against_exact(row, compared)
                 continue
-            comparison, printed = _NumberComparison.of(compared, expected.numbers), expected.numbers.given
-            judged = [comparison.row(row, index) for index in _document_order(value, expected) if printed[index]]
+            comparison, printed = _NumberComparison.compare_all(compared, expected.numbers), expected.numbers.given
+            judged = [
+                comparison.row(row, index) for index in _indices_in_document_order(value, expected) if printed[index]
+            ]
             rows += _mark_erratum(judged, expected.erratum) if expected.erratum else judged
     return rows
 
 
-def _against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
+def _rows_against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
     """Compare a quantity that a document computes and does not print with the exact answer."""
     value, exact, bound = compared.value, compared.target.exact, compared.bound
     difference, odd = absolute_difference(value, exact), differing_nonfinite(value, exact)
     ratio, open_ = quotient(difference, bound), compared.open
     rows = []
-    for index in _document_order(value, compared.expected):
+    for index in _indices_in_document_order(value, compared.expected):
         row = replace(template, index=index_text(index), value=float(value[index]))
         if open_[index]:
             rows.append(replace(row, verdict=Verdict.UNVERIFIED, message=f"not compared: {compared.why_open(index)}"))
@@ -260,7 +270,9 @@ def _against_exact(template: Row, compared: _ComparedValue) -> list[Row]:
             allowed=float(bound[index]),
             ratio=float(ratio[index]),
         )
-        rows.append(row if verdict is Verdict.AGREE else replace(row, message=_explain(row, compared.expected)))
+        rows.append(
+            row if verdict is Verdict.AGREE else replace(row, message=_describe_difference(row, compared.expected))
+        )
     return rows
 
 
@@ -280,20 +292,20 @@ class _NumberComparison:
     open: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, compared: _ComparedValue, numbers: PrintedArray) -> _NumberComparison:
+    def compare_all(cls, compared: _ComparedValue, numbers: PrintedArray) -> _NumberComparison:
         """Compare all numbers at once."""
         value = compared.value
         difference, odd = absolute_difference(value, numbers.value), differing_nonfinite(value, numbers.value)
-        missed_by_truth = misses(compared.target, numbers) & (compared.expected.basis == "printed")
+        missed_by_truth = flag_misses(compared.target, numbers) & (compared.expected.basis == "printed")
         return cls(compared, numbers, difference, odd, numbers.open_towards(value), missed_by_truth, compared.open)
 
     @cached_property
     def allowed(self) -> Array:
         """The largest difference that is allowed: by the digits that are not given, and by rounding."""
-        return self.half_unit + self.compared.target.moved + self.compared.bound
+        return self.half_unit + self.compared.target.max_shift + self.compared.bound
 
     @property
-    def declared(self) -> str | None:
+    def declared_dtype(self) -> str | None:
         """The dtype that a document was computed in, if it declares one."""
         return self.compared.reference.case.computed_in if self.compared.expected.basis == "printed" else None
 
@@ -314,23 +326,25 @@ class _NumberComparison:
         row = replace(
             row,
             propagated=float(target.propagated[index]),
-            document_bound=float(target.document[index]) if self.declared else None,
+            document_bound=float(target.document[index]) if self.declared_dtype else None,
             allowed=float(self.allowed[index]),
             exact=float(target.exact[index]),
         )
         if self.difference[index] > self.allowed[index] or self.odd[index]:
             return self._missed_row(row, index)
-        if self.declared and self.difference[index] > self.allowed[index] - target.document[index]:
-            return replace(row, message=f"{_explain(row, expected)}{_document_share(row, self.declared)}")
+        if self.declared_dtype and self.difference[index] > self.allowed[index] - target.document[index]:
+            return replace(
+                row, message=f"{_describe_difference(row, expected)}{_document_share(row, self.declared_dtype)}"
+            )
         return row
 
     def _missed_row(self, row: Row, index: tuple[int, ...]) -> Row:
         """Return the row of a wrong number; its verdict says if the document or the implementation is wrong."""
-        message = f"{_explain(row, self.compared.expected)}{_document_share(row, self.declared)}"
+        message = f"{_describe_difference(row, self.compared.expected)}{_document_share(row, self.declared_dtype)}"
         if not self.missed_by_truth[index]:
             verdict = Verdict.NONFINITE if self.odd[index] else Verdict.NUMERIC
             return replace(row, verdict=verdict, message=message)
-        hint = hints_of(self.compared.reference, self.compared.expected, self.numbers)[index]
+        hint = misprint_hints(self.compared.reference, self.compared.expected, self.numbers)[index]
         message = f"{message}; the exact answer is {float(self.compared.target.exact[index]):.17g}"
         message = f"{message}; {hint}" if hint else message
         return replace(row, verdict=Verdict.MISPRINT, message=message, hint=hint or None)
@@ -344,22 +358,22 @@ def _uncompared_row(row: Row, expected: Expected, why: str, *, is_odd: bool) -> 
     if not row.difference and not is_odd:
         return replace(row, verdict=Verdict.AGREE)
     word = "printed as" if row.comparison == "printed" else "known to be"
-    message = f"{_element_text(row, expected)} is {word} {row.reference_text}, computed {row.value:.17g}"
+    message = f"{_describe_element(row, expected)} is {word} {row.reference_text}, computed {row.value:.17g}"
     is_meant = is_odd and row.comparison == "known" and not np.isfinite(row.reference or 0.0)
     verdict = Verdict.NONFINITE if is_meant else Verdict.UNVERIFIED
     return replace(row, verdict=verdict, message=f"{message}; not compared: {why}")
 
 
-def _element_text(row: Row, expected: Expected) -> str:
+def _describe_element(row: Row, expected: Expected) -> str:
     """Return the text of the number's element, with indices as the document counts them."""
     return format_element(row.index or "", row.called or row.stage, expected.layout)
 
 
-def _explain(row: Row, expected: Expected) -> str:
+def _describe_difference(row: Row, expected: Expected) -> str:
     word = {"printed": "is printed as", "known": "is known to be", "exact": "is exactly"}[row.comparison]
     reference = f"{row.reference:.17g}" if row.reference_text is None else row.reference_text
     return (
-        f"{_element_text(row, expected)} {word} {reference}, computed {row.value:.17g}; "
+        f"{_describe_element(row, expected)} {word} {reference}, computed {row.value:.17g}; "
         f"off by {row.difference:.3g}, allowed {row.allowed:.3g}"
     )
 
@@ -380,7 +394,7 @@ def _mark_erratum(rows: list[Row], erratum: str) -> list[Row]:
     return [replace(row, xfail=True, message=erratum) if row.verdict == Verdict.MISPRINT else row for row in rows]
 
 
-def _document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:
+def _indices_in_document_order(value: Array, expected: Expected) -> list[tuple[int, ...]]:
     """Return the indices in the order in which the document prints the numbers."""
     indices = list(np.ndindex(value.shape))
     if expected.transpose:

@@ -16,9 +16,9 @@ import numpy as np
 
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
-from attncheck.attention.sampling import queries_of, rows_of_stage, whole_index
+from attncheck.attention.sampling import index_in_whole_stage, queries_of, select_stage_rows
 from attncheck.common.wording import format_ratio
-from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure
+from attncheck.judging.compare import Index, Measured, Tier, index_of_largest, measure_errors
 from attncheck.judging.exact_stages import Array, Stages
 from attncheck.judging.stage_bounds import StageReference
 from attncheck.judging.truth import Truth
@@ -91,14 +91,16 @@ def judge_stages(
         judge_stage(truth, stage, stages[stage], sound, shapes, rounding_model)
         for stage in in_order(stages, truth.judged.canonical.options)
     ]
-    return mark_first_fault(judgements)
+    return explain_first_fault(judgements)
 
 
-def mark_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement]:
+def explain_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement]:
     """Replace the message of the first wrong stage, if it says that the error comes from an earlier stage."""
     begins_at = first_faulty_stage(judgements)
     return [
-        replace(judged, message=judged.message.replace(FROM_BEFORE, ADDED_UP)) if judged.stage == begins_at else judged
+        replace(judged, message=judged.message.replace(ERROR_FROM_EARLIER_STAGE, ERROR_ACCUMULATES))
+        if judged.stage == begins_at
+        else judged
         for judged in judgements
     ]
 
@@ -106,7 +108,7 @@ def mark_first_fault(judgements: list[StageJudgement]) -> list[StageJudgement]:
 def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
     """Return the judged rows of the stages that have the right shape and dtype."""
     return {
-        stage: rows_of_stage(stage, array, truth.judged.query_rows)
+        stage: select_stage_rows(stage, array, truth.judged.query_rows)
         for stage, array in stages.items()
         if array.shape == shapes.get(stage) and str(array.dtype) == truth.bounds.dtype_of(stage)
     }
@@ -145,12 +147,12 @@ def judge_stage(
         reason = truth.outside or f"no exact answer is known for a stage of this name: {stage}"
         return StageJudgement(stage, Verdict.UNVERIFIED, unjudged=array.size, message=reason)
     rows, reference = sound[stage], truth.reference(stage, rounding_model, sound[stage])
-    odd, unjudged = reference.odd(rows), int(reference.open.sum())
+    odd, unjudged = reference.flag_wrong_nonfinite(rows), int(reference.open.sum())
     if odd.any():
-        judgement = _nonfinite(stage, reference.exact, rows, odd)
+        judgement = _judge_nonfinite(stage, reference.exact, rows, odd)
     else:
         step = truth.step(stage, sound, rounding_model) if has_step else None
-        judgement = _numeric(stage, rows, reference, step, is_whole=truth.judged.query_rows is None)
+        judgement = _judge_finite(stage, rows, reference, step, is_whole=truth.judged.query_rows is None)
     if unjudged and judgement.verdict is Verdict.AGREE:
         why = truth.why_open(stage, index_of_largest(reference.open))
         judgement = _with_unjudged_elements(judgement, reference.open, why)
@@ -168,14 +170,14 @@ def _with_unjudged_elements(judgement: StageJudgement, open_: Flags, why: str) -
 
 def failing_elements(reference: StageReference, array: Array) -> Flags:
     """Flag the elements of the judged rows of a stage that are proved to be wrong."""
-    return reference.beyond(array) | reference.odd(array)
+    return reference.flag_beyond_bound(array) | reference.flag_wrong_nonfinite(array)
 
 
 def agrees(reference: StageReference, array: Array) -> bool:
     """Return whether the judged rows of a stage are right."""
     if reference.exact.shape != array.shape:  # a reading may give a stage another shape, which no returned stage has
         return False
-    return not reference.odd(array).any() and not _measure(reference, array).tier.fails
+    return not reference.flag_wrong_nonfinite(array).any() and not _measure_stage(reference, array).tier.fails
 
 
 def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> StageJudgement:
@@ -185,19 +187,19 @@ def _with_whole_indices(judgement: StageJudgement, judged: JudgedProblem) -> Sta
         return judgement
 
     def moved(measured: Measured | None) -> Measured | None:
-        return None if measured is None else replace(measured, index=whole_index(stage, measured.index, rows))
+        return None if measured is None else replace(measured, index=index_in_whole_stage(stage, measured.index, rows))
 
     return replace(
         judgement,
         accumulated=moved(judgement.accumulated),
         introduced=moved(judgement.introduced),
-        index=whole_index(stage, judgement.index, rows),
+        index=index_in_whole_stage(stage, judgement.index, rows),
         judged_rows=len(rows),
         query_rows=queries_of(judged.problem.inputs),
     )
 
 
-def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJudgement:
+def _judge_nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJudgement:
     index = index_of_largest(odd)
     value, truth = float(array[index]), float(exact.high[index])
     swallowed = "NaN swallowed: " if np.isnan(truth) else ""
@@ -207,17 +209,17 @@ def _nonfinite(stage: str, exact: Enclosure, array: Array, odd: Flags) -> StageJ
     )
 
 
-def _measure(reference: StageReference, array: Array) -> Measured:
+def _measure_stage(reference: StageReference, array: Array) -> Measured:
     exact, bound, has_statistics = reference.exact, reference.bound, reference.supports_statistics
     errors = exact.error_of(array), exact.radius, bound.max_error, bound.sigma
-    return measure(*errors, reference.measured, supports_statistics=has_statistics)
+    return measure_errors(*errors, reference.measured, supports_statistics=has_statistics)
 
 
-def _numeric(
+def _judge_finite(
     stage: str, array: Array, reference: StageReference, step: StageReference | None, *, is_whole: bool
 ) -> StageJudgement:
     """Judge a stage by its errors, with the worst element of the failing comparison; a failing step goes first."""
-    accumulated, introduced = _measure(reference, array), None if step is None else _measure(step, array)
+    accumulated, introduced = _measure_stage(reference, array), None if step is None else _measure_stage(step, array)
     fails, named, failing = accumulated.tier.fails, accumulated, reference
     against: Literal["exact", "step"] = "exact"
     if step is not None and introduced is not None and introduced.tier.fails:
@@ -235,16 +237,16 @@ def _numeric(
     verdict = Verdict.NUMERIC if fails else Verdict.AGREE
     message = explain_errors(accumulated, introduced) if fails else ""
     if fails and named.tier is Tier.PROVEN:
-        wrong = failing.beyond(array)
+        wrong = failing.flag_beyond_bound(array)
         if named.ratio == np.inf:
             message = explain_without_bound(stage, array, exact, wrong & (bound.max_error == 0), against)
         is_own = introduced is None or introduced.tier.fails
-        message = "; ".join(filter(None, (message, where_wrong(stage, wrong) if is_whole and is_own else "")))
+        message = "; ".join(filter(None, (message, describe_wrong_ranges(stage, wrong) if is_whole and is_own else "")))
     return StageJudgement(stage, verdict, accumulated, introduced, index, message=message, **details)
 
 
-FROM_BEFORE = "this step is right, the error comes from before it"
-ADDED_UP = "no step is wrong by itself: what is rounded in each adds up"
+ERROR_FROM_EARLIER_STAGE = "this step is right, the error comes from before it"
+ERROR_ACCUMULATES = "no step is wrong by itself: what is rounded in each adds up"
 """Message of the first stage that fails, if no stage that was returned before it fails."""
 
 
@@ -256,7 +258,7 @@ def explain_errors(accumulated: Measured, introduced: Measured | None) -> str:
         )
     if introduced.tier.fails:
         return _format_error("in this step", introduced)
-    return f"{_format_error('against the exact answer', accumulated)}; {FROM_BEFORE}"
+    return f"{_format_error('against the exact answer', accumulated)}; {ERROR_FROM_EARLIER_STAGE}"
 
 
 def explain_without_bound(stage: str, array: Array, exact: Enclosure, elements: Flags, against: str) -> str:
@@ -279,22 +281,22 @@ def _format_error(against: str, measured: Measured) -> str:
     )
 
 
-_MIN_WRONG = 2
+_MIN_WRONG_ELEMENTS = 2
 """The index of a single element says more than a range."""
-_NAMES = {"Lq": ("query row", "query rows"), "Lk": ("key", "keys"), "T": ("key", "keys")}
+_AXIS_NAMES = {"Lq": ("query row", "query rows"), "Lk": ("key", "keys"), "T": ("key", "keys")}
 _COLUMN = ("column", "columns")
 
 
-def where_wrong(stage: str, wrong: Flags) -> str:
+def describe_wrong_ranges(stage: str, wrong: Flags) -> str:
     """Describe the part of a stage that has all wrong elements by ranges of its axes; empty if that is the whole stage.
 
     Ranges are those of indices, ends included. An axis is left out if its wrong indices are not one range.
     """
     count = int(wrong.sum())
-    if count < _MIN_WRONG:
+    if count < _MIN_WRONG_ELEMENTS:
         return ""
     parts = []
-    for axis, (one, many) in enumerate(_axes(stage, wrong.ndim)):
+    for axis, (one, many) in enumerate(_axis_names(stage, wrong.ndim)):
         others = tuple(another for another in range(wrong.ndim) if another != axis)
         indices = np.flatnonzero(wrong.any(axis=others))
         first, last, length = int(indices[0]), int(indices[-1]), wrong.shape[axis]
@@ -303,11 +305,11 @@ def where_wrong(stage: str, wrong: Flags) -> str:
     return f"all {count} wrong elements are in {', '.join(parts)} (counted from 0)" if parts else ""
 
 
-def _axes(stage: str, rank: int) -> list[tuple[str, str]]:
+def _axis_names(stage: str, rank: int) -> list[tuple[str, str]]:
     """Return the names of a stage's axes, for one index and for several."""
     batch, head = ("batch entry", "batch entries"), ("head", "heads")
     letters = STAGE_SPECS[stage].axes[2:] if stage in STAGE_SPECS else ("Lq", "")
-    rest = [_NAMES.get(letter, _COLUMN) for letter in letters]
+    rest = [_AXIS_NAMES.get(letter, _COLUMN) for letter in letters]
     is_merged = rank == 3 and len(rest) == 2  # the merged heads of multi_head_attention
-    axes = [batch, _NAMES["Lq"], _COLUMN] if is_merged else [batch, head, *rest]
+    axes = [batch, _AXIS_NAMES["Lq"], _COLUMN] if is_merged else [batch, head, *rest]
     return axes[-rank:] if rank <= len(axes) else []

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_PARTS = (
+_JUDGING_PARTS = (
     *("spec", "reading", "attention", "judging", "diagnosis", "results.format"),
     *("backends.codes", "backends.composed", "backends.contract", "backends.derived", "backends.entry"),
     *("backends.families", "backends.numpy_backend"),
@@ -40,15 +40,15 @@ _PARTS = (
     *("execution.operations", "execution.worker"),
     "common",
 )
-JUDGING_CODE = tuple(f"attncheck.{part}" for part in _PARTS)
+JUDGING_CODE = tuple(f"attncheck.{part}" for part in _JUDGING_PARTS)
 """All code of this package on which a verdict depends."""
-_COMPUTES_WITH = ("numpy", "python-flint", "ml_dtypes", "attncheck")
+_LIBRARIES = ("numpy", "python-flint", "ml_dtypes", "attncheck")
 
 
 @lru_cache
 def judging_version() -> str:
     """Return a digest of the code that judges, of its libraries, and of the processor's features."""
-    return digest_of(digest_of_code(JUDGING_CODE, _COMPUTES_WITH), cpu_features())
+    return digest_of(digest_of_code(JUDGING_CODE, _LIBRARIES), cpu_features())
 
 
 def key_of(kind: str, *parts: Any) -> Key:
@@ -56,7 +56,7 @@ def key_of(kind: str, *parts: Any) -> Key:
     return Key(kind, digest_of(judging_version(), *parts))
 
 
-def key_of_rows(
+def store_key_of_rows(
     case: Case, dtype: str, inputs: Inputs, outcomes: Mapping[str, Outcome], judged_by: Sequence[Mapping[str, Any]]
 ) -> Key:
     """Return the key of the rows of one case in one dtype.
@@ -84,18 +84,21 @@ def rows_from_bytes(data: bytes) -> tuple[Row, ...]:
 
 def enclosures_to_bytes(exact: Mapping[str, Enclosure], inner: Arrays) -> bytes:
     """Serialise exact stages, and the float64 stages between; low and radius in units of the last place of high."""
-    from attncheck.attention.exact_array import last_place
+    from attncheck.attention.exact_array import unit_in_last_place
 
     parts = {f"high {stage}": enclosure.high for stage, enclosure in exact.items()}
     for stage, enclosure in exact.items():
-        unit = last_place(enclosure.high)
-        parts |= {f"low {stage}": _in_units(enclosure.low, unit), f"radius {stage}": _in_units(enclosure.radius, unit)}
+        unit = unit_in_last_place(enclosure.high)
+        parts |= {
+            f"low {stage}": _divide_if_lossless(enclosure.low, unit),
+            f"radius {stage}": _divide_if_lossless(enclosure.radius, unit),
+        }
     return arrays_to_bytes({**parts, **{f"inner {stage}": array for stage, array in inner.items()}})
 
 
 def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, NDArray[Any]]]:
     """Read what ``enclosures_to_bytes`` wrote. Raises ``UnreadableEntry``."""
-    from attncheck.attention.exact_array import Enclosure, last_place
+    from attncheck.attention.exact_array import Enclosure, unit_in_last_place
 
     parts: dict[str, dict[str, NDArray[Any]]] = {"high": {}, "low": {}, "radius": {}, "inner": {}}
     try:
@@ -105,14 +108,14 @@ def enclosures_from_bytes(data: bytes) -> tuple[dict[str, Enclosure], dict[str, 
         exact = {}
         for stage, high in parts["high"].items():
             stored = parts["low"][stage], parts["radius"][stage]
-            low, radius = (part if part.dtype == np.float64 else part * last_place(high) for part in stored)
+            low, radius = (part if part.dtype == np.float64 else part * unit_in_last_place(high) for part in stored)
             exact[stage] = Enclosure(high, low, radius)
     except (KeyError, ValueError) as error:
         raise UnreadableEntry from error
     return exact, parts["inner"]
 
 
-def _in_units(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
+def _divide_if_lossless(array: NDArray[Any], unit: NDArray[Any]) -> NDArray[Any]:
     """Return numbers in units, in float32; unchanged if that would lose a bit of any."""
     with np.errstate(all="ignore"):
         scaled = (array / unit).astype(np.float32)

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attncheck.attention.bounds import Bound, accumulated_bounds, bounds_by_rows, bounds_of, introduced_bounds
+from attncheck.attention.bounds import Bound, accumulated_bounds, bound_stages, bounds_by_rows, introduced_bounds
 from attncheck.attention.errors import Real
 from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.flags import Flags
 from attncheck.attention.problem import Computation
 from attncheck.judging.exact_stages import Array, ExactStages, ExactStep, Stages
-from attncheck.judging.undefined import UndefinedRows, without_overflown
+from attncheck.judging.undefined import UndefinedRows, unbound_overflown
 from attncheck.spec import GRADIENTS, OPERATIONS, THROUGH_SCORES, stage_dtype, wide_dtype
 from attncheck.spec.classes import rounding_model_named
 from attncheck.spec.rounding import FORMATS, RoundingModel
 
-_OF_WEIGHTS = frozenset(GRADIENTS).difference(THROUGH_SCORES)
+_GRADIENTS_FROM_WEIGHTS = frozenset(GRADIENTS).difference(THROUGH_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class StageBounds:
         dtype = stage_dtype(self.stages.canonical.operation, stage, self.dtype)
         return (wide_dtype(stage, dtype) if self.has_wide_statistics else None) or dtype
 
-    def is_wide(self, stages: Stages) -> bool:
+    def has_wider_stage(self, stages: Stages) -> bool:
         """Return whether a stage has a wider dtype than these bounds are for, and may have it."""
         return any(str(array.dtype) == wide_dtype(stage, self.dtype_of(stage)) for stage, array in stages.items())
 
@@ -62,7 +62,7 @@ class StageBounds:
     def of(self, rounding_model: str) -> Mapping[str, Bound]:
         """Return the bounds of every stage against its exact value."""
         if rounding_model not in self._known:
-            self._known[rounding_model] = self._find(rounding_model)
+            self._known[rounding_model] = self._compute_bounds(rounding_model)
         return self._known[rounding_model]
 
     def with_known(self, rounding_model: str, bounds: Mapping[str, Bound]) -> StageBounds:
@@ -71,7 +71,7 @@ class StageBounds:
         bounds_with._known[rounding_model] = bounds
         return bounds_with
 
-    def _find(self, rounding_model: str) -> dict[str, Bound]:
+    def _compute_bounds(self, rounding_model: str) -> dict[str, Bound]:
         if not self.stages.values:
             return {}
         rounding, rows, canonical = self.rounding(rounding_model), self.uniform_rows, self.stages.canonical
@@ -82,18 +82,20 @@ class StageBounds:
         if self.stages.inner:
             bounds = bounds_by_rows(canonical, rounding, exact, tuple(values))
         elif rows is not None:
-            bounds = bounds_of(Computation.of(canonical), rounding, exact, exact)
-            if sums := [stage for stage in exact if stage in _OF_WEIGHTS]:  # uniform weights take part, without a key
+            bounds = bound_stages(Computation.of(canonical), rounding, exact, exact)
+            if sums := [
+                stage for stage in exact if stage in _GRADIENTS_FROM_WEIGHTS
+            ]:  # uniform weights take part, without a key
                 bounds |= accumulated_bounds(rows.with_equal_scores(canonical.options), rounding, exact, sums)
             bounds = self._without_overflown(rounding, bounds)
         else:
-            bounds = bounds_of(self.stages.wide_computation, rounding, exact, exact)
+            bounds = bound_stages(self.stages.wide_computation, rounding, exact, exact)
             bounds = self._without_overflown(rounding, bounds)
             if not OPERATIONS[canonical.operation].has_projections:
                 self._from_inputs[rounding] = bounds
         return {stage: _zero_unless_finite(bound, values[stage]) for stage, bound in bounds.items()}
 
-    def of_step(self, step: ExactStep, rounding_model: str) -> Mapping[str, Bound] | None:
+    def step_bounds(self, step: ExactStep, rounding_model: str) -> Mapping[str, Bound] | None:
         """Return the bounds of a step; None if a stage before it is missing or not finite.
 
         The last ones are kept for implementations with the same stages before it.
@@ -113,7 +115,7 @@ class StageBounds:
 
     def _without_overflown(self, rounding: RoundingModel, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
         """Remove the bounds of elements that depend on scores that overflow the format in which they are stored."""
-        return without_overflown(self.stages.canonical, rounding, self.stages.high.get("raw_scores"), bounds)
+        return unbound_overflown(self.stages.canonical, rounding, self.stages.high.get("raw_scores"), bounds)
 
 
 def _zero_unless_finite(bound: Bound, exact: Array) -> Bound:
@@ -137,7 +139,7 @@ class StageReference:
     @cached_property
     def measured(self) -> Flags:
         """The elements with an error: the exact value is a number of the dtype, and its bound is finite."""
-        return within_range(self.exact, self.dtype) & np.isfinite(self.bound.max_error)
+        return flag_within_range(self.exact, self.dtype) & np.isfinite(self.bound.max_error)
 
     @cached_property
     def prescribed(self) -> Flags:
@@ -156,7 +158,7 @@ class StageReference:
         """The largest error that is possible, NaN for elements without an exact answer."""
         return np.where(self.open, np.nan, self.bound.max_error)
 
-    def odd(self, array: Array) -> Flags:
+    def flag_wrong_nonfinite(self, array: Array) -> Flags:
         """Flag values that are NaN or infinite if the exact one is not, or the other way round."""
         stored = array.astype(np.float64)
         odd: Flags = ~np.isfinite(stored) & self.measured
@@ -165,7 +167,7 @@ class StageReference:
             odd |= self.prescribed & ~((stored == high) | (np.isnan(stored) & np.isnan(high)))
         return odd
 
-    def beyond(self, array: Array) -> Flags:
+    def flag_beyond_bound(self, array: Array) -> Flags:
         """Flag errors that are larger than their bounds."""
         with np.errstate(invalid="ignore"):  # unjudged elements may have an infinite error and an infinite radius
             error = self.exact.error_of(array) - self.exact.radius
@@ -173,7 +175,7 @@ class StageReference:
         return beyond
 
 
-def within_range(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
+def flag_within_range(exact: Enclosure, dtype: str) -> NDArray[np.bool_]:
     """Flag exact values in the range of a dtype: enclosed, and no larger than its largest number."""
     return np.isfinite(exact.radius) & (np.abs(exact.high) <= FORMATS[dtype].largest)
 
@@ -205,7 +207,7 @@ def condition_numbers(
     return numbers
 
 
-def conditioning_of(reference: StageReference) -> Conditioning | None:
+def measure_conditioning(reference: StageReference) -> Conditioning | None:
     """Return the condition numbers of a stage; None if no element is measured."""
     measured, unit_roundoff = reference.measured, FORMATS[reference.dtype].unit_roundoff
     if not measured.any():

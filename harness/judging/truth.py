@@ -18,7 +18,7 @@ from attncheck.attention.exact_array import Enclosure
 from attncheck.attention.oracle import PrecisionExhausted
 from attncheck.attention.problem import OutsideDomain
 from attncheck.common.store import NO_STORE, Store
-from attncheck.judging.exact_stages import Array, ExactStages, Stages, evaluate
+from attncheck.judging.exact_stages import Array, ExactStages, Stages, evaluate_exact_stages
 from attncheck.judging.stage_bounds import StageBounds, StageReference
 from attncheck.judging.undefined import JudgedProblem, Undefined, find_undefined, judged_problem
 from attncheck.reading.case import Case
@@ -62,7 +62,7 @@ class Truth:
 
     def for_returned(self, stages: Stages) -> Truth:
         """Return the truth for an implementation: another one if its log_sum_exp is wider than its outputs."""
-        return self.with_wide_statistics if self.bounds.is_wide(stages) else self
+        return self.with_wide_statistics if self.bounds.has_wider_stage(stages) else self
 
     def reference(self, stage: str, rounding_model: str, returned: Array | None = None) -> StageReference:
         """Return the exact answer of a stage with its bound; if several are right, the one that was returned."""
@@ -79,7 +79,7 @@ class Truth:
         """
         clean = {name: self.undefined.without_undefined(name, array) for name, array in returned.items()}
         step = self.stages.step(stage, clean)
-        bounds = None if step is None else self.bounds.of_step(step, rounding_model)
+        bounds = None if step is None else self.bounds.step_bounds(step, rounding_model)
         if step is None or bounds is None:
             return None
         value = self.undefined.apply_to_step(stage, step.values[stage], step.earlier)
@@ -112,7 +112,7 @@ def find_truth(
     """
     judged, outside = judged_problem(problem, whole=whole), ""
     try:
-        stages = evaluate(judged.canonical, judged.query_rows, returned, store)
+        stages = evaluate_exact_stages(judged.canonical, judged.query_rows, returned, store)
     except (OutsideDomain, PrecisionExhausted) as error:
         judged, stages, outside = replace(judged, query_rows=None), ExactStages(judged.canonical), str(error)
     return truth_of_stages(judged, stages, outside=outside, store=store)

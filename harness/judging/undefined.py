@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from attncheck.attention.errors import Bound
 from attncheck.attention.exact_array import Enclosure
-from attncheck.attention.flags import Flags, any_of
+from attncheck.attention.flags import Flags, any_along
 from attncheck.attention.problem import MAY_BE_MINUS_INFINITY, Computation
 from attncheck.attention.sampling import RowIndices, queries_of, sampled_rows
 from attncheck.attention.walk import Walk, reach_walk, reach_walk_from, value_walk
@@ -55,7 +55,7 @@ Array = NDArray[Any]
 Inputs = Mapping[str, Array]
 Options = Mapping[str, Any]
 
-_QUERIES = frozenset(name for name in (*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS) if query_axis(name) is not None)
+_QUERY_STAGES = frozenset(name for name in (*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS) if query_axis(name) is not None)
 MAX_AT_A_TIME = 1 << 24
 """Flags of so many elements of a score matrix are made at a time, a byte each."""
 
@@ -78,9 +78,9 @@ class UndefinedRows:
     _of_empty: dict[tuple[str, Shape], Flags] = field(default_factory=dict, init=False)
 
     @cached_property
-    def _hidden(self) -> Flags:
+    def _fully_masked_nan_rows(self) -> Flags:
         """Rows with NaN none of whose own keys may be attended: only a fill, or a sink, remains."""
-        if not self.problem.own_keys:
+        if not self.problem.own_key_count:
             return self.nan_rows
         return self.nan_rows & (False if self.forbidden is None else self.forbidden.all(axis=-1))
 
@@ -90,7 +90,7 @@ class UndefinedRows:
 
     def apply(self, stage: str, exact: Enclosure) -> Enclosure:
         """Set elements whose exact answer is NaN, and withdraw elements without an exact answer."""
-        nan, open_ = self._unusual(stage, exact.shape)
+        nan, open_ = self._nan_and_open_elements(stage, exact.shape)
         if not (nan.any() or open_.any()):
             return exact
         nan = nan & ~open_
@@ -106,7 +106,7 @@ class UndefinedRows:
         open_ = self.affected_by_empty(stage, exact.shape)
         return Enclosure(exact.high, exact.low, np.where(open_, np.inf, exact.radius))
 
-    def by_masking(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
+    def select_by_returned(self, stage: str, exact: Enclosure, selected: Enclosure, returned: Array) -> Enclosure:
         """Return the exact answer of elements that depend on how a kernel masks: NaN, or the number of a selection.
 
         ``returned`` shows which. ``exact`` leaves these elements open, ``selected`` is the answer if a mask selects.
@@ -143,7 +143,7 @@ class UndefinedRows:
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set elements of a returned stage that are rightly NaN to 0, so that others can be computed from it."""
-        nan, _ = self._unusual(stage, returned.shape)
+        nan, _ = self._nan_and_open_elements(stage, returned.shape)
         if not nan.any():
             return returned
         return np.where(nan & np.isnan(returned.astype(np.float64)), np.zeros((), returned.dtype), returned)
@@ -170,18 +170,18 @@ class UndefinedRows:
         reached = reach_walk_from(problem, known).node(stage)
         return np.broadcast_to(problem.without_added(stage, reached), shape)
 
-    def _unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
+    def _nan_and_open_elements(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         """Flag the elements of a stage that are exactly NaN, and those without an exact answer."""
         if (stage, shape) not in self._unusual_elements:
-            self._unusual_elements[stage, shape] = self._find_unusual(stage, shape)
+            self._unusual_elements[stage, shape] = self._find_nan_and_open(stage, shape)
         return self._unusual_elements[stage, shape]
 
-    def _find_unusual(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
+    def _find_nan_and_open(self, stage: str, shape: Shape) -> tuple[Flags, Flags]:
         empty, nan_rows = self.affected_by_empty(stage, shape), self.affected_by_nan(stage, shape)
         nowhere = np.zeros(shape, dtype=np.bool_)
-        if self._hidden.any():
-            empty = empty | self.affected_elements(stage, shape, self._hidden)
-        if stage in LOGITS or stage in _QUERIES:
+        if self._fully_masked_nan_rows.any():
+            empty = empty | self.affected_elements(stage, shape, self._fully_masked_nan_rows)
+        if stage in LOGITS or stage in _QUERY_STAGES:
             # A masked element depends on how the kernel masks: by selection -inf, by addition NaN.
             forbidden = nowhere if stage != "masked" or self.forbidden is None else self.forbidden
             return nan_rows, nan_rows & forbidden
@@ -201,7 +201,7 @@ class UndefinedRows:
 
 def without_nan(inputs: Inputs) -> dict[str, Array]:
     """Return the inputs with ones instead of nonfinite elements in query rows with NaN."""
-    rows = _rows_with_nan(inputs)
+    rows = _flag_nan_rows(inputs)
     if not rows.any():
         return dict(inputs)
     query = inputs["query"]
@@ -213,18 +213,18 @@ def find_undefined_rows(plain: Problem, convention: str) -> UndefinedRows:
     """Find the undefined rows of a problem in canonical form, which may have NaN."""
     operation, options, inputs, shape = plain.operation, plain.options, plain.inputs, scores_shape(plain)
     as_given, problem = (make(plain) for make in (Computation.as_given, Computation.of))
-    nan_rows = _rows_with_nan(inputs)
+    nan_rows = _flag_nan_rows(inputs)
     nan_rows = nan_rows[:, np.newaxis] if OPERATIONS[operation].has_projections else nan_rows
     if options.get("norm_over") == "full":  # one norm of all heads
-        nan_rows = any_of(nan_rows, -2)
+        nan_rows = any_along(nan_rows, -2)
     nan_rows = np.broadcast_to(nan_rows, shape[:-1])
     empty = np.zeros(shape[:-1], dtype=np.bool_)
     if shape[-1]:  # the mean of no values is 0 in every convention
         *leading, keys = shape
-        empty = ~any_of(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
+        empty = ~any_along(~problem.unattended((*leading, keys + problem.added_keys)), -1)[..., 0]
     allowed = as_given.kept(shape) if nan_rows.any() else None
     forbidden = None if allowed is None else ~allowed
-    return UndefinedRows(as_given, convention, empty, nan_rows, forbidden, _nan_elements(operation, inputs))
+    return UndefinedRows(as_given, convention, empty, nan_rows, forbidden, _flag_nan_query_elements(operation, inputs))
 
 
 def empty_rows_convention(problem: Problem) -> str:
@@ -254,13 +254,13 @@ def scores_shape(plain: Problem) -> Shape:
     return (*batch, *heads, queries, keys)
 
 
-def _rows_with_nan(inputs: Inputs) -> Flags:
+def _flag_nan_rows(inputs: Inputs) -> Flags:
     if "query" not in inputs:
         return np.zeros(inputs["scores"].shape[:-1], dtype=np.bool_)
-    return any_of(np.isnan(inputs["query"].astype(np.float64)), -1)[..., 0]
+    return any_along(np.isnan(inputs["query"].astype(np.float64)), -1)[..., 0]
 
 
-def _nan_elements(operation: str, inputs: Inputs) -> Flags | None:
+def _flag_nan_query_elements(operation: str, inputs: Inputs) -> Flags | None:
     if "query" not in inputs or OPERATIONS[operation].has_projections:
         return None
     query = inputs["query"].astype(np.float64)
@@ -268,13 +268,13 @@ def _nan_elements(operation: str, inputs: Inputs) -> Flags | None:
     if not flags.any():
         return None
     # A row with infinity and NaN may become either in any element: all of it is flagged.
-    return np.asarray(flags | any_of(flags, -1) & any_of(np.isinf(query), -1))
+    return np.asarray(flags | any_along(flags, -1) & any_along(np.isinf(query), -1))
 
 
-_LOGITS = frozenset({*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS, *LOGITS})
+_STAGES_BEFORE_SOFTMAX = frozenset({*PROJECTIONS, *NORMALIZATIONS, *ROTATIONS, *LOGITS})
 """Stages with separate elements for every key: masks do not change what reaches them."""
 
-_SPOILT_TOGETHER: Mapping[str, tuple[int, ...]] = {
+_AXES_SHARING_NAN: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys({*SUMS_OF_QUERIES, *optional_gradients("attention_gradients")}, (-2, -1)),
     **{name: () for name, spec in STAGE_SPECS.items() if spec.axes[-1] in {"Lq", "H"}},
 }
@@ -283,7 +283,7 @@ return 0 next to NaN, as TensorFlow's does, so that a sum over queries is NaN on
 
 NONFINITE = "holds NaN or an infinity that no mask explains"
 NO_DIRECTION = "has a vector of length 0, which has no direction"
-BEHIND_A_MASK = (
+NONFINITE_BEHIND_MASK = (
     "only keys that may not be attended hold NaN or infinity: what adds to their scores or multiplies by their weights "
     "makes NaN of it, and what leaves them out does not"
 )
@@ -308,7 +308,7 @@ class UndefinedElements:
             for name, array in inputs.items()
         }
 
-    def of(self, stage: str, shape: Shape) -> Flags:
+    def flags_of(self, stage: str, shape: Shape) -> Flags:
         """Flag the undefined elements of a stage."""
         return np.broadcast_to(self.stages.get(stage, np.zeros((), dtype=np.bool_)), shape)
 
@@ -316,19 +316,19 @@ class UndefinedElements:
         """Flag the elements that are undefined only because of keys that may not be attended."""
         if stage not in self.by_selection:
             return np.zeros(shape, dtype=np.bool_)
-        return self.of(stage, shape) & ~np.broadcast_to(self.by_selection[stage], shape)
+        return self.flags_of(stage, shape) & ~np.broadcast_to(self.by_selection[stage], shape)
 
-    def withdrawn(self, stage: str, exact: Enclosure, returned: Array | None = None) -> Enclosure:
+    def withdraw(self, stage: str, exact: Enclosure, returned: Array | None = None) -> Enclosure:
         """Withdraw the exact value of undefined elements.
 
         Elements that are undefined only because of masked keys depend on ``returned``: a row with NaN or infinity there
         is undefined, and so is a head of a sum over queries; any other row has its exact value.
         """
-        flags = self.of(stage, exact.shape)
+        flags = self.flags_of(stage, exact.shape)
         if returned is not None:
             behind = self.behind_a_mask(stage, exact.shape)
             odd = behind & ~np.isfinite(returned.astype(np.float64))
-            flags = flags & ~(behind & ~any_of(odd, _SPOILT_TOGETHER.get(stage, -1)))
+            flags = flags & ~(behind & ~any_along(odd, _AXES_SHARING_NAN.get(stage, -1)))
         if not flags.any():
             return exact
         high, low = np.where(flags, np.nan, exact.high), np.where(flags, 0.0, exact.low)
@@ -336,7 +336,7 @@ class UndefinedElements:
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set elements of a returned stage that are rightly not finite to 0, so that others can be computed from it."""
-        by_right = self.of(stage, returned.shape) & ~np.isfinite(returned.astype(np.float64))
+        by_right = self.flags_of(stage, returned.shape) & ~np.isfinite(returned.astype(np.float64))
         return np.where(by_right, np.zeros((), returned.dtype), returned)
 
 
@@ -357,20 +357,20 @@ class Undefined:
         if self.rows is not None:
             values = {stage: self.rows.apply(stage, value) for stage, value in values.items()}
         if self.elements is not None:
-            values = {stage: self.elements.withdrawn(stage, value) for stage, value in values.items()}
+            values = {stage: self.elements.withdraw(stage, value) for stage, value in values.items()}
         return values
 
     def apply_to_returned(self, stage: str, value: Enclosure, returned: Array) -> Enclosure:
         """Return the exact answer of a stage; if several are right, the one that was returned."""
         exact = value
         if self.rows is not None:
-            exact = self.rows.by_masking(stage, self.rows.apply(stage, exact), value, returned)
-        return exact if self.elements is None else self.elements.withdrawn(stage, exact, returned)
+            exact = self.rows.select_by_returned(stage, self.rows.apply(stage, exact), value, returned)
+        return exact if self.elements is None else self.elements.withdraw(stage, exact, returned)
 
     def apply_to_step(self, stage: str, value: Enclosure, earlier: Collection[str]) -> Enclosure:
         """Return the exact answer of a step from the stages before it."""
         exact = value if self.rows is None else self.rows.apply_to_step(stage, value, earlier)
-        return exact if self.elements is None else self.elements.withdrawn(stage, exact)
+        return exact if self.elements is None else self.elements.withdraw(stage, exact)
 
     def without_undefined(self, stage: str, returned: Array) -> Array:
         """Set elements of a returned stage that are rightly not finite to 0, so that others can be computed from it."""
@@ -381,8 +381,8 @@ class Undefined:
     def reason(self, stage: str, shape: Shape, index: tuple[int, ...]) -> str:
         """Return why an element of a stage has no exact answer; empty if it has one."""
         rows, elements = self.rows, self.elements
-        if elements is not None and elements.of(stage, shape)[index]:
-            return BEHIND_A_MASK if elements.behind_a_mask(stage, shape)[index] else elements.reason
+        if elements is not None and elements.flags_of(stage, shape)[index]:
+            return NONFINITE_BEHIND_MASK if elements.behind_a_mask(stage, shape)[index] else elements.reason
         if rows is not None and rows.affected_elements(stage, shape, rows.empty | rows.nan_rows)[index]:
             return "what a query without a key, or one that holds NaN, gives here is a matter of convention"
         return ""
@@ -435,7 +435,7 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
     for name, array in inputs.items():
         if array.dtype == np.bool_:
             continue
-        odd = nonfinite_elements(name, array)
+        odd = flag_nonfinite(name, array)
         if odd.any():
             reasons.append(f"{name} {NONFINITE}")
         if name in ("query", "key") and score_kind(operation, options) == "cosine":
@@ -448,49 +448,52 @@ def find_undefined_elements(plain: Problem) -> UndefinedElements | None:
         return None
     undefined = {name: elements for name, elements in flags.items() if elements.any()}
     problem = Computation.of(plain)
-    flags = {name: problem.input_with_added(name, elements) for name, elements in flags.items()}
-    stages = _stages(reach_walk(problem, flags, None), problem)
+    flags = {name: problem.input_with_added_key(name, elements) for name, elements in flags.items()}
+    stages = _stage_flags(reach_walk(problem, flags, None), problem)
     if "key" not in inputs or OPERATIONS[operation].has_score_kinds:  # nothing is masked
         return UndefinedElements(undefined, "; ".join(reasons), stages)
     *leading, keys = scores_shape(plain)
     attended = ~problem.unattended((*leading, keys + problem.added_keys))
-    by_selection = _stages(reach_walk(problem, flags, attended), problem)
+    by_selection = _stage_flags(reach_walk(problem, flags, attended), problem)
     return UndefinedElements(
-        undefined, "; ".join(reasons), stages, {stage: by_selection[stage] for stage in by_selection.keys() - _LOGITS}
+        undefined,
+        "; ".join(reasons),
+        stages,
+        {stage: by_selection[stage] for stage in by_selection.keys() - _STAGES_BEFORE_SOFTMAX},
     )
 
 
-def holds_nonfinite(problem: Problem) -> bool:
+def has_nonfinite_inputs(problem: Problem) -> bool:
     """Return whether inputs contain NaN or infinity, except for -inf that forbids a key."""
-    return any(nonfinite_elements(name, array).any() for name, array in problem.inputs.items())
+    return any(flag_nonfinite(name, array).any() for name, array in problem.inputs.items())
 
 
-def nonfinite_elements(name: str, array: Array) -> Flags:
+def flag_nonfinite(name: str, array: Array) -> Flags:
     """Flag NaN and infinity in an input, except for -inf in scores and bias, which forbids a key."""
     odd: Flags = ~np.isfinite(array)
     return odd & (array != -np.inf) if name in MAY_BE_MINUS_INFINITY else odd
 
 
-def _stages(walk: Walk, problem: Computation) -> dict[str, Flags]:
+def _stage_flags(walk: Walk, problem: Computation) -> dict[str, Flags]:
     """Return the flags of every stage, in shapes that broadcast to the stages' own."""
     stages = computed_stages(problem.operation, problem.options, problem.inputs)
     return {stage: problem.without_added(stage, walk.node(stage)) for stage in stages}
 
 
-def follow_scores(plain: Problem, scores: Flags) -> dict[str, Flags]:
+def stages_reached_by_scores(plain: Problem, scores: Flags) -> dict[str, Flags]:
     """Follow flags of scores, (B, H, Lq, T), to every later stage, in shapes that broadcast to the stages'."""
     problem = Computation.of(plain)
     known = {stage: problem.with_added(stage, scores) for stage in ("scores", "raw_scores")}
-    return _stages(reach_walk_from(problem, known), problem)
+    return _stage_flags(reach_walk_from(problem, known), problem)
 
 
 _WIDE_RANGE = 1e30
 """A format with a larger range has room for the products that overflow in others."""
-_NEARLY = 1 - 2.0**-8
+_OVERFLOW_MARGIN = 1 - 2.0**-8
 """A product this near to the largest number may overflow when it is rounded or summed up."""
 
 
-def without_overflown(
+def unbound_overflown(
     plain: Problem,
     rounding: RoundingModel,
     raw_scores: Array | None,
@@ -502,22 +505,22 @@ def without_overflown(
     """
     stored = FORMATS[rounding.dtype]
     largest = min(
-        rounding.of_scores.largest_sum, stored.largest if rounding.score_unit == stored.unit_roundoff else np.inf
+        rounding.for_scores.largest_sum, stored.largest if rounding.score_unit == stored.unit_roundoff else np.inf
     )
     if largest > _WIDE_RANGE:
         return dict(bounds)
-    raw = _raw_scores(plain) if raw_scores is None else raw_scores
+    raw = _approximate_raw_scores(plain) if raw_scores is None else raw_scores
     if raw is None:
         return dict(bounds)
-    flags = np.abs(raw) > _NEARLY * largest
+    flags = np.abs(raw) > _OVERFLOW_MARGIN * largest
     if not flags.any():
         return dict(bounds)
-    reached = follow_scores(plain, flags)
+    reached = stages_reached_by_scores(plain, flags)
     infinite = {stage: partial(np.where, flags, np.inf) for stage, flags in reached.items()}
     return {stage: bound.mapped(infinite[stage]) if stage in infinite else bound for stage, bound in bounds.items()}
 
 
-def _raw_scores(plain: Problem) -> Array | None:
+def _approximate_raw_scores(plain: Problem) -> Array | None:
     """Return the products of query and key of ``attention_gradients``, in float64."""
     if plain.operation != "attention_gradients":
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attncheck.common.store import NO_STORE, Key, Store, UnreadableEntry
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.worker import Computed, Failure, Outcome
-from attncheck.judging.remembered import key_of_rows, rows_from_bytes, rows_to_bytes
+from attncheck.judging.remembered import rows_from_bytes, rows_to_bytes, store_key_of_rows
 from attncheck.judging.xfail import KnownEmptyRows, blank_row, failure_row
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure, recorded_empty_rows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Evaluation: TypeAlias = tuple[str, str, str]
 """An implementation, a case and a dtype."""
 
-_MAX_KEPT_BYTES = 1 << 20
+_MAX_UNDIAGNOSED_BYTES = 1 << 20
 """Largest stages of an implementation in one case that are kept for a later diagnosis."""
 
 
@@ -79,8 +79,8 @@ class Judge:
 
         ``remembered`` is the result of ``remembered()``, if it was called before.
         """
-        question = self._question(case, dtype, inputs, collected)
-        rows, truth = question.remembered_rows(self.store) if remembered is None else remembered.rows, None
+        question = self._make_unit(case, dtype, inputs, collected)
+        rows, truth = question.load_rows(self.store) if remembered is None else remembered.rows, None
         if rows is None:
             from attncheck.judging.judge import judge
 
@@ -93,39 +93,41 @@ class Judge:
             )
             rows, truth = judged.rows, judged.truth
             question.remember(self.store, rows)
-        arrays = question.arrays(truth, self) if self._keeps_arrays(case, rows) else ()
-        return UnitResult(_with_seconds(rows, question.outcomes), tuple(arrays), _undiagnosed(rows, question.outcomes))
+        arrays = question.arrays(truth, self) if self._should_keep_arrays(case, rows) else ()
+        return UnitResult(
+            _add_seconds(rows, question.outcomes), tuple(arrays), _undiagnosed_outcomes(rows, question.outcomes)
+        )
 
     def known_of(self, case: Case, dtype: str, name: str, returned: Computed) -> KnownEmptyRows:
         """Return the known results of an implementation for a query without a key in a case."""
         item = next(item for item in self.implementations if item.name == name)
-        expected = self._expected_of(name, case, dtype)
+        expected = self._concerning_failures(name, case, dtype)
         return replace(own_empty_rows(item, expected, case.id, dtype), is_asked=not returned.not_asked)
 
-    def _expected_of(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
+    def _concerning_failures(self, name: str, case: Case, dtype: str) -> list[ExpectedFailure]:
         return [item for item in self.expected_failures if item.is_about(name) and item.concerns(name, case.id, dtype)]
 
     def of_failures(self, case: Case, dtype: str, collected: Mapping[str, Outcome]) -> UnitResult | None:
         """Return the result of ``judge`` for a unit without any stage or array to keep; None for any other unit."""
         if case.is_document or any(isinstance(outcome, Computed) for outcome in collected.values()):
             return None
-        outcomes, blank = self._in_order(dtype, collected), blank_row(case, dtype)
+        outcomes, blank = self._ordered_outcomes(dtype, collected), blank_row(case, dtype)
         failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
         rows = tuple(failure_row(blank, name, failure) for name, failure in failures.items())
         # Without any returned array there is nothing to compare an exact one with, even if all are kept.
         if disagrees(rows):
             return None
-        return UnitResult(_with_seconds(rows, outcomes), ())
+        return UnitResult(_add_seconds(rows, outcomes), ())
 
     def remembered(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> Remembered | None:
         """Look up the result of ``judge`` in the store; None if all arrays are kept, which requires judging."""
         if self.store.folder is None or self.keep_all_arrays:
             return None
-        question = self._question(case, dtype, inputs, collected)
-        rows, outcomes = question.remembered_rows(self.store), question.outcomes
-        if rows is None or self._keeps_arrays(case, rows):
+        question = self._make_unit(case, dtype, inputs, collected)
+        rows, outcomes = question.load_rows(self.store), question.outcomes
+        if rows is None or self._should_keep_arrays(case, rows):
             return Remembered(rows, None)
-        return Remembered(rows, UnitResult(_with_seconds(rows, outcomes), (), _undiagnosed(rows, outcomes)))
+        return Remembered(rows, UnitResult(_add_seconds(rows, outcomes), (), _undiagnosed_outcomes(rows, outcomes)))
 
     def rounding_model(self, name: str, dtype: str) -> str:
         """Return the rounding model by which an implementation is judged in a dtype."""
@@ -135,20 +137,20 @@ class Judge:
         """Return the conventions that an implementation declares, except for queries without a key."""
         return next(item.reads_calls_as for item in self.implementations if item.name == name)
 
-    def _keeps_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
+    def _should_keep_arrays(self, case: Case, rows: Sequence[Row]) -> bool:
         return self.keep_all_arrays or case.is_document or disagrees(rows)
 
-    def _question(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> _Question:
-        outcomes = self._in_order(dtype, collected)
+    def _make_unit(self, case: Case, dtype: str, inputs: Inputs, collected: Mapping[str, Outcome]) -> _EvaluatedUnit:
+        outcomes = self._ordered_outcomes(dtype, collected)
         asked = {item.name: item for item in self.implementations if item.name in outcomes}
         classes = {name: model for name, item in asked.items() if (model := item.rounding_model(dtype))}
-        concerning = {name: self._expected_of(name, case, dtype) for name in asked}
+        concerning = {name: self._concerning_failures(name, case, dtype) for name in asked}
         known = {name: own_empty_rows(item, concerning[name], case.id, dtype) for name, item in asked.items()}
         expected = {name: entries for name, entries in concerning.items() if entries}
         conventions = {name: dict(item.reads_calls_as) for name, item in asked.items() if item.reads_calls_as}
-        return _Question(case, dtype, inputs, outcomes, classes, known, expected, conventions)
+        return _EvaluatedUnit(case, dtype, inputs, outcomes, classes, known, expected, conventions)
 
-    def _in_order(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    def _ordered_outcomes(self, dtype: str, collected: Mapping[str, Outcome]) -> dict[str, Outcome]:
         """Return the outcomes in order; implementations that do not declare the dtype are unsupported."""
         absent = Failure("unsupported", f"declares no {dtype}", (dtype,))
         return {
@@ -159,7 +161,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _EvaluatedUnit:
     """All on which the rows of one case in one dtype depend."""
 
     case: Case
@@ -174,15 +176,15 @@ class _Question:
     @cached_property
     def _key(self) -> Key:
         judged_by = [self.classes, self.known, self.expected_failures, self.conventions]
-        return key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
+        return store_key_of_rows(self.case, self.dtype, self.inputs, self.outcomes, judged_by)
 
-    def remembered_rows(self, store: Store) -> tuple[Row, ...] | None:
+    def load_rows(self, store: Store) -> tuple[Row, ...] | None:
         """Return the rows in the store, which contain no durations."""
         data = None if store.folder is None else store.get(self._key)
         try:
             return None if data is None else rows_from_bytes(data)
         except UnreadableEntry:
-            store.note_damaged()
+            store.count_as_damaged()
             return None
 
     def remember(self, store: Store, rows: Sequence[Row]) -> None:
@@ -192,7 +194,7 @@ class _Question:
 
     def arrays(self, truth: Truth | None, judge: Judge) -> Iterator[StoredArray]:
         """Return the stages of the implementations, exact values and bounds, which reports draw and compare."""
-        from attncheck.judging.judge import exact_values, kept_stages, returned_stages, worst_bounds
+        from attncheck.judging.judge import exact_values, max_errors_of_whole_stages, returned_stages, stages_to_store
 
         if truth is None:
             from attncheck.judging.truth import truth_of_case
@@ -202,9 +204,11 @@ class _Question:
         if len(self.classes) == 1 and self.conventions and judge.diagnosis is not None:
             truth = judge.diagnosis.truth_under_declared_conventions(truth, next(iter(self.conventions.values())))
         computed = {name: outcome for name, outcome in self.outcomes.items() if isinstance(outcome, Computed)}
-        kept = {name: kept_stages(outcome.stages) for name, outcome in computed.items()}
+        kept = {name: stages_to_store(outcome.stages) for name, outcome in computed.items()}
         kept |= {INPUTS: self.inputs.arrays, EXACT: exact_values(truth)}
-        kept |= {bound_name(name): worst_bounds(truth, name) for name in sorted(set(self.classes.values()))}
+        kept |= {
+            bound_name(name): max_errors_of_whole_stages(truth, name) for name in sorted(set(self.classes.values()))
+        }
         return (
             StoredArray(self.case.id, self.dtype, name, stage, array)
             for name, stages in kept.items()
@@ -212,7 +216,7 @@ class _Question:
         )
 
 
-def _undiagnosed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[str, Computed]:
+def _undiagnosed_outcomes(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[str, Computed]:
     """Return the outcomes of implementations that fail by their numbers, unless these are large."""
     failing = {row.implementation for row in rows if is_undiagnosed(row)}
     return {
@@ -220,7 +224,7 @@ def _undiagnosed(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> dict[s
         for name, outcome in outcomes.items()
         if name in failing
         and isinstance(outcome, Computed)
-        and sum(array.nbytes for array in outcome.stages.values()) <= _MAX_KEPT_BYTES
+        and sum(array.nbytes for array in outcome.stages.values()) <= _MAX_UNDIAGNOSED_BYTES
     }
 
 
@@ -230,7 +234,7 @@ def is_undiagnosed(row: Row) -> bool:
     return is_open and row.comparison == "stage"
 
 
-def _with_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
+def _add_seconds(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> tuple[Row, ...]:
     """Set the duration of its evaluation in the first row of each implementation."""
     untimed = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
     return tuple(

@@ -41,7 +41,7 @@ def failure_row(blank: Row, implementation: str, failure: Failure) -> Row:
     )
 
 
-_SAYS_NOTHING = frozenset(
+_INCONCLUSIVE = frozenset(
     {Verdict.UNSUPPORTED, Verdict.UNVERIFIED, Verdict.ERROR, Verdict.TIMEOUT, Verdict.CRASH, Verdict.MISPRINT}
 )
 """Verdicts that neither confirm nor refute an entry, unless it names them."""
@@ -119,7 +119,7 @@ def exceeded_ratio_message(
     )
 
 
-_MOST_ALIKE = 2
+_MAX_SIMILAR_ENTRIES = 2
 
 
 def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:
@@ -143,14 +143,14 @@ def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[E
                 cases.setdefault(place, set()).add(row.case)
     said = []
     fitting = [place for place, fitted in cases.items() if 2 * len(fitted & unnamed) > len(unnamed)]
-    for place in sorted(fitting, key=lambda place: -len(cases[place]))[:_MOST_ALIKE]:
+    for place in sorted(fitting, key=lambda place: -len(cases[place]))[:_MAX_SIMILAR_ENTRIES]:
         entry, thread = entries[place].entry, entries[place].entry.thread or "no thread known"
         share = f"{len(cases[place])} of its {count_noun(len(failing), 'case')}"
         said.append(f"{entry.implementation} fails alike in {share}: {entry.reason.rstrip('.')} ({thread})")
     return "; ".join(said)
 
 
-_Numbered: TypeAlias = tuple[int, ExpectedFailure]
+_NumberedEntry: TypeAlias = tuple[int, ExpectedFailure]
 """An entry with its position in the lists."""
 
 
@@ -163,15 +163,15 @@ class ExpectedFailureRecord:
     judged: dict[int, Row] = field(default_factory=dict)
     unsupported: dict[int, Row] = field(default_factory=dict)
     tried: set[int] = field(default_factory=set)
-    _of_implementation: dict[str, list[_Numbered]] = field(default_factory=dict)
-    _of_evaluation: tuple[tuple[str, str, str], list[_Numbered]] = (("", "", ""), [])
+    _of_implementation: dict[str, list[_NumberedEntry]] = field(default_factory=dict)
+    _of_evaluation: tuple[tuple[str, str, str], list[_NumberedEntry]] = (("", "", ""), [])
 
     def mark(self, rows: Sequence[Row]) -> tuple[Row, ...]:
         """Return the rows of one case in one dtype, with expected failures marked and explained."""
         marked = []
         for row in rows:
             entry = None if row.comparison == "pair" else self._entry_for(row)
-            marked.append(row if entry is None else _xfail(row, entry.entry.reason, entry.entry.thread))
+            marked.append(row if entry is None else _mark_expected(row, entry.entry.reason, entry.entry.thread))
         if not any(row.fails_run for row in marked):
             return tuple(marked)
         stages = expected_stages(marked)
@@ -180,7 +180,7 @@ class ExpectedFailureRecord:
             member = inherited(row, [stages[name] for name in (row.implementation, row.other) if name in stages])
             if member.fails_run and member.comparison != "pair":  # its error may be larger than an entry allows
                 key = (member.implementation, member.case, member.dtype, member.stage, member.verdict)
-                beyond = exceeded_ratio_message(self.expected_failures, *key, ratio=_ratio(member))
+                beyond = exceeded_ratio_message(self.expected_failures, *key, ratio=_largest_row_ratio(member))
                 member = replace(member, message="; ".join(filter(None, (member.message, beyond))))
             explained.append(member)
         return tuple(explained)
@@ -195,7 +195,7 @@ class ExpectedFailureRecord:
         """Return a failing row for every entry that ran and did not happen, or whose cases are all unsupported."""
         unable = {number: row for number, row in self.unsupported.items() if number not in self.tried}
         return [
-            _xpass(self.expected_failures[number], row)
+            _make_xpass_row(self.expected_failures[number], row)
             for number, row in sorted({**unable, **self.judged}.items())
             if number not in self.happened and self.expected_failures[number].must_happen
         ]
@@ -205,7 +205,7 @@ class ExpectedFailureRecord:
         excusing: ExpectedFailure | None = None
         for number, expected in self._entries_about(row.implementation, row.case, row.dtype):
             if row.verdict == Verdict.UNSUPPORTED:
-                _keep_first(self.unsupported, number, row)
+                _keep_earliest(self.unsupported, number, row)
                 continue
             if row.verdict == Verdict.UNTRIED:  # it is unknown if it would happen; an expected end excuses it
                 is_end = expected.entry.verdict in (Verdict.CRASH, Verdict.TIMEOUT)
@@ -214,13 +214,13 @@ class ExpectedFailureRecord:
             self.tried.add(number)
             if row.fails_run and expected.explains(row.stage, row.verdict, row.empty_rows):
                 self.happened.add(number)  # at whatever size
-                if expected.excuses(row.stage, row.verdict, _ratio(row), row.empty_rows):
+                if expected.excuses(row.stage, row.verdict, _largest_row_ratio(row), row.empty_rows):
                     excusing = excusing or expected
-            elif row.comparison == "stage" and row.verdict not in _SAYS_NOTHING:
-                _keep_first(self.judged, number, row)
+            elif row.comparison == "stage" and row.verdict not in _INCONCLUSIVE:
+                _keep_earliest(self.judged, number, row)
         return excusing
 
-    def _entries_about(self, implementation: str, case: str, dtype: str) -> list[_Numbered]:
+    def _entries_about(self, implementation: str, case: str, dtype: str) -> list[_NumberedEntry]:
         """Return the entries about an evaluation, of which there are hundreds.
 
         The last result is cached: the rows of one evaluation come one after the other.
@@ -237,7 +237,7 @@ class ExpectedFailureRecord:
         return self._of_evaluation[1]
 
 
-def _keep_first(rows: dict[int, Row], number: int, row: Row) -> None:
+def _keep_earliest(rows: dict[int, Row], number: int, row: Row) -> None:
     """Keep the row of the first case and dtype: parallel workers return rows in any order."""
     kept = rows.setdefault(number, row)
     if unit_order(row) < unit_order(kept):
@@ -266,23 +266,23 @@ def inherited(row: Row, members: Iterable[ExpectedStage]) -> Row:
         return row
     for expected in members:
         if stage_position(expected.stage) <= stage_position(row.stage):
-            return _xfail(row, f"{expected.implementation}: {expected.reason}", expected.thread)
+            return _mark_expected(row, f"{expected.implementation}: {expected.reason}", expected.thread)
     return row
 
 
-def _ratio(row: Row) -> float:
+def _largest_row_ratio(row: Row) -> float:
     """Return the largest error of a row over its bound; the row of a number has only one difference."""
     if row.difference is not None and row.allowed and row.comparison != "stage":
         return row.difference / row.allowed
     return largest_ratio(row.ratio, row.introduced_ratio)
 
 
-def _xfail(row: Row, reason: str, thread: str | None) -> Row:
+def _mark_expected(row: Row, reason: str, thread: str | None) -> Row:
     message = f"{row.message}; expected failure: {reason}" if row.message else f"expected failure: {reason}"
     return replace(row, xfail=True, message=message, reason=reason, thread=thread)
 
 
-def _xpass(expected: ExpectedFailure, row: Row) -> Row:
+def _make_xpass_row(expected: ExpectedFailure, row: Row) -> Row:
     entry = expected.entry
     instead = "supports none of it" if row.verdict == Verdict.UNSUPPORTED else f"no longer gives {entry.verdict}"
     message = (

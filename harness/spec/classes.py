@@ -29,7 +29,16 @@ from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 from attncheck.spec import ROUNDING_MODELS
-from attncheck.spec.rounding import FORMATS, GRIDS, SCALE_FORMATS, Format, Grid, Quantization, RoundingModel, Sums
+from attncheck.spec.rounding import (
+    FORMATS,
+    GRIDS,
+    SCALE_FORMATS,
+    Format,
+    Grid,
+    Quantization,
+    RoundingModel,
+    SumRounding,
+)
 
 _EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4  # allowances for libraries (docs/numerics.md, section 3)
 
@@ -41,21 +50,21 @@ def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
     text = PRESETS[rounding_model].parts if rounding_model in PRESETS else rounding_model
     if WITH in text:
-        return replace(_composed(text, dtype), rounding_model=rounding_model)
+        return replace(_compose_model(text, dtype), rounding_model=rounding_model)
     if rounding_model not in ROUNDING_MODELS:
         raise ValueError(f"rounding model: one of {', '.join((*ROUNDING_MODELS, *PRESETS))}, not {rounding_model}")
     stored = FORMATS[dtype]
     if dtype not in ROUNDING_MODELS[rounding_model]:
         raise ValueError(f"there is no rounding model {rounding_model} in {dtype}")
-    if rounding_model in _REDUCED:
-        return _REDUCED[rounding_model].rounding(rounding_model)
-    if rounding_model.endswith(_FROM_LOG_SUM_EXP):
-        rounding = rounding_model_named(rounding_model.removesuffix(_FROM_LOG_SUM_EXP), dtype)
+    if rounding_model in _REDUCED_PRODUCTS:
+        return _REDUCED_PRODUCTS[rounding_model].rounding(rounding_model)
+    if rounding_model.endswith(_LOG_SUM_EXP_SUFFIX):
+        rounding = rounding_model_named(rounding_model.removesuffix(_LOG_SUM_EXP_SUFFIX), dtype)
         return replace(rounding, rounding_model=rounding_model, from_log_sum_exp=True)
-    return _base_model(rounding_model, stored)
+    return _model_without_parts(rounding_model, stored)
 
 
-def _base_model(rounding_model: str, stored: Format) -> RoundingModel:
+def _model_without_parts(rounding_model: str, stored: Format) -> RoundingModel:
     match rounding_model:
         case "native":
             model = _native(stored)
@@ -65,11 +74,11 @@ def _base_model(rounding_model: str, stored: Format) -> RoundingModel:
             model = _fused("fused_bwd", stored, stored_gradient=True)
         case "fused_fp8":
             model = _fused("fused", stored, stored_gradient=False)
-            model = _weights_in(model, "float8_e4m3fn")
+            model = _with_narrow_weights(model, "float8_e4m3fn")
         case "eager_pre":
-            model = _storing_everything("eager_pre", stored, FORMATS["float32"], stored)
+            model = _model_storing_everything("eager_pre", stored, FORMATS["float32"], stored)
         case _:
-            model = _storing_everything("eager", stored, FORMATS["float32"], FORMATS["float32"])
+            model = _model_storing_everything("eager", stored, FORMATS["float32"], FORMATS["float32"])
     if rounding_model == "eager_cut":
         # A cut is off by less than twice the unit. What is stored without a product before it errs by half of that.
         cut = 2 * stored.unit_roundoff
@@ -77,11 +86,11 @@ def _base_model(rounding_model: str, stored: Format) -> RoundingModel:
     return replace(model, rounding_model=rounding_model)
 
 
-_FROM_LOG_SUM_EXP = "_lse"
+_LOG_SUM_EXP_SUFFIX = "_lse"
 
 
 @dataclass(frozen=True)
-class _Reduced:
+class _ReducedProducts:
     """The way products of float32 matrices are taken: ``terms`` products for each, of factors with so many bits."""
 
     precision: int
@@ -94,7 +103,7 @@ class _Reduced:
         return replace(
             _native(single),
             rounding_model=name,
-            accumulate_unit=(1 if self.terms == 1 else 2) * _cut_at(single.precision),
+            accumulate_unit=(1 if self.terms == 1 else 2) * _truncated_sum_unit(single.precision),
             cuts_sums=True,
             product_precision=self.precision,
             product_unit=self.unit,
@@ -102,7 +111,7 @@ class _Reduced:
         )
 
 
-def _cut_at(bits: int) -> float:
+def _truncated_sum_unit(bits: int) -> float:
     """Return u_acc of a unit that adds up two products or more and a running sum at once, and cuts them off.
 
     It aligns them to the largest, cuts off what is below so many bits of it, and cuts the sum to float32's bits or
@@ -111,19 +120,19 @@ def _cut_at(bits: int) -> float:
     return math.ldexp(1.0, 1 - min(bits, FORMATS["float32"].precision)) + math.ldexp(1.0, 1 - bits)
 
 
-_REDUCED: Mapping[str, _Reduced] = {
-    "tf32_products": _Reduced(11, 2.0**-10),
-    "bf16_products": _Reduced(8, 2.0**-7),
+_REDUCED_PRODUCTS: Mapping[str, _ReducedProducts] = {
+    "tf32_products": _ReducedProducts(11, 2.0**-10),
+    "bf16_products": _ReducedProducts(8, 2.0**-7),
     # x = high + low + rest: the rests, and the product of both lows, are at most 2^-14 of a product each.
-    "bf16x3_products": _Reduced(8, 1.5 * 2.0**-14, terms=3),
+    "bf16x3_products": _ReducedProducts(8, 1.5 * 2.0**-14, terms=3),
 }
 
 
 def _native(stored: Format) -> RoundingModel:
-    return _storing_everything("native", stored, stored, stored)
+    return _model_storing_everything("native", stored, stored, stored)
 
 
-def _storing_everything(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
+def _model_storing_everything(name: str, stored: Format, wide: Format, prescaled: Format) -> RoundingModel:
     """Store every intermediate, with sums and functions in a format that may be wider: their results are then rounded.
 
     ``prescaled`` is the format of the query or key once it is scaled.
@@ -150,7 +159,7 @@ def _storing_everything(name: str, stored: Format, wide: Format, prescaled: Form
         weight_underflow=underflow,
         output_underflow=underflow,
         weight_gradient_unit=unit,
-        recomputes=wide is stored,
+        recomputes_weights=wide is stored,
         gradient_tile=None,
     )
 
@@ -175,13 +184,13 @@ def _fused(name: Literal["fused", "fused_bwd"], stored: Format, *, stored_gradie
 
 
 WITH, _AND = " with ", " and "
-_POWER = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
-_BLOCKS = re.compile(r"([0-9]+) (rows of a channel|rows|columns)")
-_MEAN = re.compile(r"mean(?: of ([1-9][0-9]*) rows)?")
-_PER = ("none", "tensor", "head", "row", "channel")
-_CUT = re.compile(r"cut at ([1-9][0-9]) bits")
-_PRODUCTS = re.compile(r"(.*) per ([1-9][0-9]*) products")
-_SUMS = ("float32", "bfloat16", "float16")
+_POWER_PATTERN = re.compile(r"2\^(-?[0-9]+(?:\.[0-9]+)?)")
+_BLOCK_PATTERN = re.compile(r"([0-9]+) (rows of a channel|rows|columns)")
+_MEAN_PATTERN = re.compile(r"mean(?: of ([1-9][0-9]*) rows)?")
+_SCALE_GROUPS = ("none", "tensor", "head", "row", "channel")
+_CUT_PATTERN = re.compile(r"cut at ([1-9][0-9]) bits")
+_PRODUCT_COUNT_PATTERN = re.compile(r"(.*) per ([1-9][0-9]*) products")
+_SUM_FORMATS = ("float32", "bfloat16", "float16")
 
 
 class Preset(NamedTuple):
@@ -241,9 +250,9 @@ PRESETS: Mapping[str, Preset] = {
 """Composed classes of published kernels, by name."""
 
 
-def _relative(field: str, model: RoundingModel, declared: str) -> RoundingModel:
+def _with_function_error(field: str, model: RoundingModel, declared: str) -> RoundingModel:
     """Return the model with a larger relative error of a function: (1 + d) with |d| at most the declared number."""
-    power = _POWER.fullmatch(declared)
+    power = _POWER_PATTERN.fullmatch(declared)
     try:
         error = 2.0 ** float(power[1]) if power else float(declared)
     except (ValueError, OverflowError):
@@ -260,39 +269,39 @@ def _relative(field: str, model: RoundingModel, declared: str) -> RoundingModel:
     return replace(model, **changes)
 
 
-def _stored_in(unit: str, underflow: str, model: RoundingModel, declared: str) -> RoundingModel:
+def _with_storage_format(unit: str, underflow: str, model: RoundingModel, declared: str) -> RoundingModel:
     """Return the model with the unit roundoff and the underflow of a coarser format for one kind of number."""
     form = FORMATS.get(declared)
     if form is None:
-        raise ValueError(f"{declared!r} is no format of sums or stages; expected one of {', '.join(_SUMS)}")
+        raise ValueError(f"{declared!r} is no format of sums or stages; expected one of {', '.join(_SUM_FORMATS)}")
     if form.unit_roundoff < getattr(model, unit):
         raise ValueError(f"{declared} is finer than what {model.rounding_model} permits already; leave it out")
     changes: dict[str, Any] = {unit: form.unit_roundoff, **({underflow: form.underflow} if underflow else {})}
     return replace(model, **changes)
 
 
-def _sums(declared: str) -> Sums:
+def _parse_sums(declared: str) -> SumRounding:
     """Return a way to add products up: in a format, within its range, exactly, or by a unit that cuts off."""
-    single, promoted = FORMATS["float32"], _PRODUCTS.fullmatch(declared)
+    single, promoted = FORMATS["float32"], _PRODUCT_COUNT_PATTERN.fullmatch(declared)
     if promoted:
-        unit, within = single.unit_roundoff, _sums(promoted[1])
+        unit, within = single.unit_roundoff, _parse_sums(promoted[1])
         return within._replace(
             accumulate_unit=within.accumulate_unit + unit, sum_length=float(promoted[2]), promoted_unit=unit
         )
     if declared in FORMATS:
         kept = FORMATS[declared]
-        return Sums(kept.unit_roundoff, kept.underflow, kept.largest if declared == "float16" else math.inf)
+        return SumRounding(kept.unit_roundoff, kept.underflow, kept.largest if declared == "float16" else math.inf)
     if declared == "int32":  # and rounded once
-        return Sums(single.unit_roundoff, single.underflow, sum_length=1)
-    if cut := _CUT.fullmatch(declared):
-        return Sums(_cut_at(int(cut[1])), single.underflow, cuts_sums=True)
-    expected = f"{', '.join(_SUMS)}, cut at 14 bits, or cut at 14 bits per 128 products"
+        return SumRounding(single.unit_roundoff, single.underflow, sum_length=1)
+    if cut := _CUT_PATTERN.fullmatch(declared):
+        return SumRounding(_truncated_sum_unit(int(cut[1])), single.underflow, cuts_sums=True)
+    expected = f"{', '.join(_SUM_FORMATS)}, cut at 14 bits, or cut at 14 bits per 128 products"
     raise ValueError(f"{declared!r} is no way to add products up; expected one of {expected}")
 
 
-def _sums_in(model: RoundingModel, declared: str) -> RoundingModel:
+def _with_sums(model: RoundingModel, declared: str) -> RoundingModel:
     """Return the model with all products added up in the declared way."""
-    sums = _sums(declared)
+    sums = _parse_sums(declared)
     if declared == "int32":
         raise ValueError("int32 adds up products of codes alone, those of query and key; say score_sums int32")
     if sums.accumulate_unit < model.accumulate_unit:
@@ -300,28 +309,28 @@ def _sums_in(model: RoundingModel, declared: str) -> RoundingModel:
     return replace(model, **sums._asdict())
 
 
-_OF_WHOLE_ROWS = ("none", "tensor", "head", "row", "rows")
+_SCALE_GROUPS_OF_WHOLE_ROWS = ("none", "tensor", "head", "row", "rows")
 """Scales that all products of a sum share, so that int32 can add up products of whole codes."""
 
 
-def _weights_in(model: RoundingModel, declared: str) -> RoundingModel:
+def _with_narrow_weights(model: RoundingModel, declared: str) -> RoundingModel:
     """Return the model with exponentials, at most 1, in a narrow format before they multiply the values."""
     if declared in FORMATS:
-        return _stored_in("weight_unit", "weight_underflow", model, declared)
+        return _with_storage_format("weight_unit", "weight_underflow", model, declared)
     if " per " in declared:
-        return _operand_in("weights", model, declared)
-    grid = _grid(declared)
+        return _with_quantized_operand("weights", model, declared)
+    grid = _find_grid(declared)
     if not grid.precision:  # multiplied by the largest code, which is that of 1
         return replace(model, weight_step=0.5 / grid.largest)
     return replace(model, weight_unit=max(model.weight_unit, grid.unit), weight_step=grid.step / 2)
 
 
-def _operand_in(name: str, model: RoundingModel, declared: str) -> RoundingModel:
+def _with_quantized_operand(name: str, model: RoundingModel, declared: str) -> RoundingModel:
     """Return the model with an operand in codes with scales: ``int8 per 64 rows scaled in float16 less mean``."""
     text, less, mean = declared.partition(" less ")
     text, _, scale_in = text.partition(" scaled in ")
     grid, _, per = text.partition(" per ")
-    centred = _MEAN.fullmatch(mean)
+    centred = _MEAN_PATTERN.fullmatch(mean)
     if less and not centred:
         raise ValueError(f"less {mean}: expected less mean, the mean of the head's rows, or less mean of 128 rows")
     if less and name not in ("query", "key"):
@@ -330,20 +339,22 @@ def _operand_in(name: str, model: RoundingModel, declared: str) -> RoundingModel
         raise ValueError(f"less {mean}: keys lose the mean of all of a head, which no weight notices")
     if name == "weights" and not per.endswith(" columns"):
         raise ValueError(f"per {per}: weights share scales among columns, which are keys, as 16 columns")
-    block = _BLOCKS.fullmatch(per)
-    if (int(block[1]) < 1) if block else (per and per not in _PER[1:]):
-        raise ValueError(f"per {per}: expected per {', '.join(_PER[1:])}, or a number of rows or columns, as 64 rows")
-    if not per and not _grid(grid).precision:
+    block = _BLOCK_PATTERN.fullmatch(per)
+    if (int(block[1]) < 1) if block else (per and per not in _SCALE_GROUPS[1:]):
+        raise ValueError(
+            f"per {per}: expected per {', '.join(_SCALE_GROUPS[1:])}, or a number of rows or columns, as 64 rows"
+        )
+    if not per and not _find_grid(grid).precision:
         raise ValueError(f"{grid} needs a scale; say what shares it, as {grid} per 64 rows")
     if scale_in and (not per or scale_in not in SCALE_FORMATS):
         raise ValueError(f"scaled in {scale_in}: expected what shares a scale, and one of {', '.join(SCALE_FORMATS)}")
     shared, count = (block[2], int(block[1])) if block else (per or "none", 1)
     mean_of = int(centred[1]) if centred and centred[1] else 0
-    quantization = Quantization(_grid(grid), shared, count, bool(less), scale_in or "float32", mean_of)
+    quantization = Quantization(_find_grid(grid), shared, count, bool(less), scale_in or "float32", mean_of)
     return replace(model, quantized=(*model.quantized, (name, quantization)))
 
 
-def _grid(name: str) -> Grid:
+def _find_grid(name: str) -> Grid:
     if name not in GRIDS:
         raise ValueError(f"{name!r} is no narrow format; expected one of {', '.join(GRIDS)}")
     return GRIDS[name]
@@ -353,25 +364,25 @@ class Part(NamedTuple):
     """One accuracy that a class may give up: its meaning, and a function from a model and a text to a model."""
 
     meaning: str
-    applied: Callable[[RoundingModel, str], RoundingModel]
+    apply: Callable[[RoundingModel, str], RoundingModel]
 
 
 PARTS: Mapping[str, Part] = {
-    "exp": Part("relative error of an exponential", partial(_relative, "exp_error")),
-    "log": Part("relative error of a logarithm", partial(_relative, "log_error")),
-    "tanh": Part("relative error of a hyperbolic tangent", partial(_relative, "tanh_error")),
-    "sums": Part("format in which products of matrices are added up, or bits at which they are cut", _sums_in),
+    "exp": Part("relative error of an exponential", partial(_with_function_error, "exp_error")),
+    "log": Part("relative error of a logarithm", partial(_with_function_error, "log_error")),
+    "tanh": Part("relative error of a hyperbolic tangent", partial(_with_function_error, "tanh_error")),
+    "sums": Part("format in which products of matrices are added up, or bits at which they are cut", _with_sums),
     "score_sums": Part(
         "the same of query and key alone, where it is finer",
-        lambda model, declared: replace(model, score_sums=_sums(declared)),
+        lambda model, declared: replace(model, score_sums=_parse_sums(declared)),
     ),
-    "scores": Part("format in which scores are stored", partial(_stored_in, "score_unit", "score_underflow")),
-    "weights": Part("format of the exponentials that meet the values, on the way forward", _weights_in),
+    "scores": Part("format in which scores are stored", partial(_with_storage_format, "score_unit", "score_underflow")),
+    "weights": Part("format of the exponentials that meet the values, on the way forward", _with_narrow_weights),
     "weight_gradients": Part(
-        "format in which gradients of weights are stored", partial(_stored_in, "weight_gradient_unit", "")
+        "format in which gradients of weights are stored", partial(_with_storage_format, "weight_gradient_unit", "")
     ),
     **{
-        name: Part(f"codes and scales of the {words}", partial(_operand_in, name))
+        name: Part(f"codes and scales of the {words}", partial(_with_quantized_operand, name))
         for name, words in {
             "query": "query that meets the keys",
             "key": "keys that meet the query",
@@ -410,7 +421,7 @@ def class_name(declared: object, dtype: str) -> str:
     return declared
 
 
-def _composed(text: str, dtype: str) -> RoundingModel:
+def _compose_model(text: str, dtype: str) -> RoundingModel:
     like, _, parts = text.partition(WITH)
     model = rounding_model_named(like, dtype)
     seen: set[str] = set()
@@ -421,13 +432,13 @@ def _composed(text: str, dtype: str) -> RoundingModel:
             raise ValueError(f"{name!r} {problem}; expected {', '.join(PARTS)}, each once")
         seen.add(name)
         try:
-            model = PARTS[name].applied(model, declared)
+            model = PARTS[name].apply(model, declared)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     codes = (model.quantization_of("query"), model.quantization_of("key"))
-    are_whole = all(code and not code.grid.precision and code.per in _OF_WHOLE_ROWS for code in codes)
-    if model.score_sums == _sums("int32") and not are_whole:
+    are_whole = all(code and not code.grid.precision and code.per in _SCALE_GROUPS_OF_WHOLE_ROWS for code in codes)
+    if model.score_sums == _parse_sums("int32") and not are_whole:
         raise ValueError("score_sums: int32 needs query and key in int8 or int4, with a scale per tensor, head or rows")
-    if model.of_scores.accumulate_unit > model.accumulate_unit:
+    if model.for_scores.accumulate_unit > model.accumulate_unit:
         raise ValueError("score_sums: coarser than the sums of all products; say it of sums")
     return model

@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 
 from attncheck.backends.contract import CODE_FORMATS
 
-_ADDED = {
+_EXTENSION_DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", *(form.elements for form in CODE_FORMATS.values()), "float8_e8m0fnu")
     if hasattr(ml_dtypes, name)
 }
 """Dtypes that NumPy lacks: bfloat16, codes of 8 bits and fewer, and scales of blocks of them."""
-_WHOLE = frozenset(form.elements for form in CODE_FORMATS.values() if "int" in form.elements)
+_INTEGER_CODES = frozenset(form.elements for form in CODE_FORMATS.values() if "int" in form.elements)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's dtype of this name."""
-    return _ADDED[name] if name in _ADDED else np.dtype(name)
+    return _EXTENSION_DTYPES[name] if name in _EXTENSION_DTYPES else np.dtype(name)
 
 
 @cache
 def largest_number(name: str) -> float:
     """Return the largest magnitude of a finite number of a dtype."""
     dtype = numpy_dtype(name)
-    if name in _WHOLE:
+    if name in _INTEGER_CODES:
         return float(max(ml_dtypes.iinfo(dtype).max, -ml_dtypes.iinfo(dtype).min))
     return float(ml_dtypes.finfo(dtype).max)
 
@@ -38,12 +38,14 @@ def largest_number(name: str) -> float:
 def has_nan(name: str) -> bool:
     """Return whether a dtype has a NaN; codes of few bits and whole numbers have none."""
     with np.errstate(invalid="ignore"):
-        return name not in _WHOLE and bool(np.isnan(np.array(np.nan).astype(numpy_dtype(name)).astype(np.float64)))
+        return name not in _INTEGER_CODES and bool(
+            np.isnan(np.array(np.nan).astype(numpy_dtype(name)).astype(np.float64))
+        )
 
 
 def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
     """Return the largest error of numbers of at most this size by rounding to a dtype, subnormals flushed."""
-    if name in _WHOLE:
+    if name in _INTEGER_CODES:
         return np.full(size.shape, 0.5)
     info = ml_dtypes.finfo(numpy_dtype(name))
     return np.asarray(size, dtype=np.float64) * float(info.eps) / 2 + float(info.smallest_normal)
@@ -51,16 +53,16 @@ def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
 
 def round_to(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Round numbers to a dtype: to the nearest, ties to even; codes saturate."""
-    if name in _WHOLE:
+    if name in _INTEGER_CODES:
         info = ml_dtypes.iinfo(numpy_dtype(name))
         return np.clip(np.rint(array.astype(np.float64)), int(info.min), int(info.max)).astype(numpy_dtype(name))
     with np.errstate(over="ignore"):  # what is too large for a dtype is infinite in it
-        if name in _ADDED and array.dtype != np.float32:
-            array = _float32_by_odd(array.astype(np.float64))
+        if name in _EXTENSION_DTYPES and array.dtype != np.float32:
+            array = _round_to_odd_float32(array.astype(np.float64))
         return array.astype(numpy_dtype(name))
 
 
-def _float32_by_odd(array: NDArray[np.float64]) -> NDArray[np.float32]:
+def _round_to_odd_float32(array: NDArray[np.float64]) -> NDArray[np.float32]:
     """Round to float32 such that rounding once more, to at most 22 bits, gives what rounding at once would give.
 
     ml_dtypes goes by float32 on its way to bfloat16, and what is then in the middle between two numbers of bfloat16 may

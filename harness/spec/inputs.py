@@ -278,27 +278,27 @@ _KEY_SCALE_WORDS = ("k_scale", "k_descale", "key_descale", "scale_k")
 _VALUE_SCALE_WORDS = ("v_scale", "v_descale", "value_descale", "scale_v")
 
 
-def _scale_of_blocks(name: str, *axes: str, needs: str | None = None) -> InputSpec:
+def _block_scale_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name[0]}_sf", f"{name}_block_scales", f"{name}_sf")
     return optional(*axes, neutral=1, broadcast=True, of_blocks=True, needs=needs, synonyms=words)
 
 
-def _zero_of_blocks(name: str, *axes: str, needs: str | None = None) -> InputSpec:
+def _block_zero_point_input(name: str, *axes: str, needs: str | None = None) -> InputSpec:
     words = (f"{name}_zero_point", f"{name[0]}_zeros")
     return optional(*axes, broadcast=True, of_blocks=True, coded_with=f"{name}_scale", needs=needs, synonyms=words)
 
 
-def _of_codes(*lies: str, needs: str | None = None) -> Mapping[str, InputSpec]:
+def _code_scale_inputs(*lies: str, needs: str | None = None) -> Mapping[str, InputSpec]:
     """Return what makes numbers of codes beside the scales of keys and values, which lie on these axes."""
     rows = ("B", "H", "Lq")
     words = ("q_scale", "q_descale", "query_descale", "scale_q")
     return {
         "query_scale": optional(*rows, neutral=None, broadcast=True, needs=needs, synonyms=words),
-        "query_block_scale": _scale_of_blocks("query", *rows, "D", needs="query_scale"),
-        "key_block_scale": _scale_of_blocks("key", *lies, "D", needs=needs),
-        "value_block_scale": _scale_of_blocks("value", *lies, "Dv", needs=needs),
-        "key_zero": _zero_of_blocks("key", *lies, "D", needs=needs),
-        "value_zero": _zero_of_blocks("value", *lies, "Dv", needs=needs),
+        "query_block_scale": _block_scale_input("query", *rows, "D", needs="query_scale"),
+        "key_block_scale": _block_scale_input("key", *lies, "D", needs=needs),
+        "value_block_scale": _block_scale_input("value", *lies, "Dv", needs=needs),
+        "key_zero": _block_zero_point_input("key", *lies, "D", needs=needs),
+        "value_zero": _block_zero_point_input("value", *lies, "Dv", needs=needs),
     }
 
 
@@ -320,7 +320,7 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
     "value_scale": optional(
         *("Np", "Lp", "Hkv"), neutral=None, broadcast=True, needs="key_scale", synonyms=_VALUE_SCALE_WORDS
     ),
-    **_of_codes("Np", "Lp", "Hkv", needs="key_scale"),
+    **_code_scale_inputs("Np", "Lp", "Hkv", needs="key_scale"),
     **OF_HEADS,
 }
 """Keys and values in the pages of a cache, and which pages hold those of each batch entry.
@@ -333,7 +333,7 @@ QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "value": replace(ATTENTION_INPUTS["value"], coded_with="value_scale"),
     "key_scale": replace(_SCALE, synonyms=_KEY_SCALE_WORDS),
     "value_scale": replace(_SCALE, synonyms=_VALUE_SCALE_WORDS),
-    **_of_codes("B", "Hkv", "Lk"),
+    **_code_scale_inputs("B", "Hkv", "Lk"),
     **{name: INPUTS_ON_ROWS[name] for name in ("mask", "key_lengths")},
     **OF_HEADS,
 }

@@ -217,19 +217,19 @@ _NORMS = frozenset({"norm", "norm_over", "epsilon", "norm_after_rotation"})
 _BEFORE_MASKING = tuple(name for name in LOGITS if name not in ("biased", "masked"))
 _SEQUENCE_OPTIONS = frozenset({"scale", "softcap", "is_causal", "window", "poison"})
 _OF_CODES = frozenset({"stored_as", "packing", "swizzle"})
-_WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
-_WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
+_LOGITS_WITHOUT_BIAS = tuple(name for name in LOGITS if name != "biased")
+_LOGITS_WITHOUT_CAP = tuple(name for name in LOGITS if name != "capped")
 
 _GRAD_OUTPUT = InputSpec(("B", "H", "Lq", "Dv"))
 _VALUE = InputSpec(("B", "H", "Lk", "Dv"), synonyms=specs.ATTENTION_INPUTS["value"].synonyms)
 
 
-def _gradients_by(inputs: Mapping[str, InputSpec]) -> tuple[str, ...]:
+def _gradient_stages(inputs: Mapping[str, InputSpec]) -> tuple[str, ...]:
     """Return the names of the gradients of some inputs."""
     return tuple(stage for stage in GRADIENTS if stage.removeprefix("grad_") in inputs)
 
 
-def _attention_by(score: str) -> Operation:
+def _attention_operation(score: str) -> Operation:
     """Return attention with scores other than the dot product."""
     kind, name = SCORE_SPECS[score], f"{score}_attention"
     operands = {"query": kind.inputs["query"], "key": kind.inputs["key"], "value": _VALUE}
@@ -270,12 +270,12 @@ OPERATIONS: Mapping[str, Operation] = {
             (*ROTATIONS, *LOGITS, *_SOFTMAX, "output"),
             for_lowered={"normalized_query": "query_norm", "normalized_key": "key_norm", "context": "gate"},
         ),
-        *map(_attention_by, ("general", "additive", "cosine")),
+        *map(_attention_operation, ("general", "additive", "cosine")),
         Operation(
             "attention_gradients",
             {**specs.ATTENTION_INPUTS, "grad_output": _GRAD_OUTPUT},
             _ATTENTION_OPTIONS,
-            _gradients_by(specs.ATTENTION_INPUTS),
+            _gradient_stages(specs.ATTENTION_INPUTS),
             results="all",
             for_lowered={"grad_gate": "gate"},
         ),
@@ -298,7 +298,7 @@ OPERATIONS: Mapping[str, Operation] = {
             "packed_attention",
             {**specs.PACKED_INPUTS, **specs.USED_KEYS},
             _SEQUENCE_OPTIONS,
-            (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
             is_folded=True,
         ),
@@ -306,7 +306,7 @@ OPERATIONS: Mapping[str, Operation] = {
             "packed_attention_gradients",
             {**specs.PACKED_INPUTS, "grad_output": _GRAD_OUTPUT, **specs.USED_KEYS},
             _SEQUENCE_OPTIONS,
-            _gradients_by({**specs.PACKED_INPUTS, **specs.USED_KEYS}),
+            _gradient_stages({**specs.PACKED_INPUTS, **specs.USED_KEYS}),
             results="all",
             lowers_to="attention_gradients",
             is_folded=True,
@@ -315,14 +315,14 @@ OPERATIONS: Mapping[str, Operation] = {
             "paged_attention",
             specs.PAGED_INPUTS,
             _SEQUENCE_OPTIONS | _OF_CODES,
-            (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
             "quantized_attention",
             specs.QUANTIZED_INPUTS,
             _OF_CODES | {"scale", "softcap", "is_causal", "window"},
-            (*_WITHOUT_BIAS, *_SOFTMAX, "output"),
+            (*_LOGITS_WITHOUT_BIAS, *_SOFTMAX, "output"),
             lowers_to="attention",
         ),
         Operation(
@@ -359,7 +359,7 @@ OPERATIONS: Mapping[str, Operation] = {
                 **specs.PAST_INPUTS,
             },
             (_ATTENTION_OPTIONS | {"projections"}) - {"softcap"},
-            (*PROJECTIONS, *ROTATIONS, *_WITHOUT_CAP, *_SOFTMAX, *MEANS),
+            (*PROJECTIONS, *ROTATIONS, *_LOGITS_WITHOUT_CAP, *_SOFTMAX, *MEANS),
             stage_axes={"output": (("B", "Lq", "Eo"), ("B", "Lq", "H*Dv"))},
         ),
         Operation(
@@ -379,7 +379,7 @@ PER_HEAD = tuple(
 )
 """Operations on queries, keys and values that have an axis of heads, or come with their heads side by side."""
 
-_ASKING: Mapping[str, InputSpec | OptionSpec] = {
+_STAGE_REQUESTERS: Mapping[str, InputSpec | OptionSpec] = {
     **specs.PACKED_INPUTS,
     **specs.INPUTS_ON_ROWS,
     **specs.ROTARY_INPUTS,
@@ -388,8 +388,8 @@ _ASKING: Mapping[str, InputSpec | OptionSpec] = {
 }
 REQUESTED_BY: Mapping[str, frozenset[str]] = {
     **{
-        stage: frozenset(name for name, spec in _ASKING.items() if spec.asks_for == stage)
-        for stage in dict.fromkeys(spec.asks_for for spec in _ASKING.values())
+        stage: frozenset(name for name, spec in _STAGE_REQUESTERS.items() if spec.asks_for == stage)
+        for stage in dict.fromkeys(spec.asks_for for spec in _STAGE_REQUESTERS.values())
         if stage is not None
     },
     **{f"grad_{name}": frozenset({name}) for name, spec in specs.INPUTS_ON_ROWS.items() if spec.differentiable},
@@ -405,7 +405,9 @@ REPLACES: Mapping[str, frozenset[str]] = {
     for option in OPTIONS
 }
 """By option, the inputs that replace it."""
-IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {name: spec for name, spec in _ASKING.items() if spec.called}
+IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {
+    name: spec for name, spec in _STAGE_REQUESTERS.items() if spec.called
+}
 """Inputs and options that an implementation may take and leave without effect."""
 
 

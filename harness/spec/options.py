@@ -20,7 +20,7 @@ from attncheck.backends.contract import (
 
 ScoreKind = Literal["dot", "scaled_dot", "general", "additive", "cosine"]
 DEFAULT_SCORE: ScoreKind = "scaled_dot"
-_FORBIDDING = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_seqlens_q", "bias", "scores")
+_CAN_FORBID_KEYS = ("is_causal", "window", "mask", "key_lengths", "query_mask", "cu_seqlens_q", "bias", "scores")
 """Options and inputs that can forbid a key, a bias and scores by minus infinity."""
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -189,7 +189,7 @@ class Options(Mapping[str, Any]):
     mask_fill: float | None = option(
         "The number that takes the place of a score where the mask, causality, the window or the key lengths say "
         "no, rounded to the dtype; minus infinity if absent, and where the dtype has no such number.",
-        with_one_of=_FORBIDDING,
+        with_one_of=_CAN_FORBID_KEYS,
         usual=(-1e9, -1e6, -1e4, -60.0, -4.0, -0.5, -1e-9, 0.0, 2.0),
         synonyms=("mask_value", "masked_value", "fill_value", "mask_filter_value", "neg_inf"),
     )
@@ -229,7 +229,7 @@ class Options(Mapping[str, Any]):
         "What a query that may attend to no key gives: zero (if absent), uniform (the mean of all values) "
         "or nan. Asked of every implementation that has the keyword. Only where something can forbid a key.",
         convention=True,
-        with_one_of=_FORBIDDING,
+        with_one_of=_CAN_FORBID_KEYS,
     )
     lse_base: LseBase | None = option(
         "The base of the logarithms that merge_states is given and returns: e (if absent) or 2.",

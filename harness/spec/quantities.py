@@ -31,7 +31,7 @@ class Quantity:
     needs: str | None = None
 
 
-def _applied_radius(
+def _applied_values_radius(
     stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
 ) -> Array:
     weights, radius = np.swapaxes(np.abs(stage), -1, -2), np.swapaxes(stage_radius, -1, -2)
@@ -39,7 +39,7 @@ def _applied_radius(
     return moved
 
 
-def _applied_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
+def _applied_values_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
     if len(stage) != 4 or stage[-1] != inputs["value"][-2]:
         raise ValueError("applied_values needs a weight for each key")
     if stage[-2] != 1:
@@ -47,13 +47,13 @@ def _applied_shape(stage: Shape, inputs: Mapping[str, Shape]) -> Shape:
     return inputs["value"]
 
 
-def _logarithm(stage: Array, inputs: Mapping[str, Array]) -> Array:
+def _log_weights(stage: Array, inputs: Mapping[str, Array]) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         logarithm: Array = np.log(stage)
     return logarithm
 
 
-def _logarithm_radius(
+def _log_weights_radius(
     stage_radius: Array, stage: Array, inputs: Mapping[str, Array], input_radius: Mapping[str, Array]
 ) -> Array:
     # |log b - log a| <= -log(1 - r / a) for |b - a| <= r < a; what may be 0 has a logarithm of any size.
@@ -64,11 +64,11 @@ def _logarithm_radius(
     return radius
 
 
-def _is_allowed(stage: Array, _: Mapping[str, Array]) -> Array:
+def _allowed_as_numbers(stage: Array, _: Mapping[str, Array]) -> Array:
     return np.where(np.isnan(stage), stage, (stage > -np.inf).astype(stage.dtype))
 
 
-def _unmoved(stage_radius: Array, *_: object) -> Array:
+def _allowed_radius(stage_radius: Array, *_: object) -> Array:
     # A logit that moves by something finite stays on its side of minus infinity.
     return np.where(np.isfinite(stage_radius), 0.0, np.inf)
 
@@ -83,25 +83,25 @@ QUANTITIES: Mapping[str, Quantity] = {
             lambda stage_radius, *_: stage_radius.max(axis=-1, keepdims=True),  # |max a - max b| <= max |a - b|
             lambda stage, _: (*stage[:-1], 1),
         ),
-        Quantity("log_weights", "the logarithm of each weight: a log-softmax", _logarithm, _logarithm_radius),
+        Quantity("log_weights", "the logarithm of each weight: a log-softmax", _log_weights, _log_weights_radius),
         Quantity(
             "allowed",
             "1 where a key may be attended, 0 where it is minus infinity: a mask, of `masked` or `biased`",
-            _is_allowed,
-            _unmoved,
+            _allowed_as_numbers,
+            _allowed_radius,
         ),
         Quantity(
             "forbidden",
             "0 where a key may be attended, 1 where it is minus infinity: a mask whose true forbids",
-            lambda stage, inputs: 1 - _is_allowed(stage, inputs),
-            _unmoved,
+            lambda stage, inputs: 1 - _allowed_as_numbers(stage, inputs),
+            _allowed_radius,
         ),
         Quantity(
             "applied_values",
             "each value (a row) times its weight, for a single query: what is summed to the output",
             lambda stage, inputs: np.swapaxes(stage, -1, -2) * inputs["value"],
-            _applied_radius,
-            _applied_shape,
+            _applied_values_radius,
+            _applied_values_shape,
             needs="value",
         ),
     )

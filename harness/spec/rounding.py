@@ -142,13 +142,13 @@ class Quantization:
     mean_of: int = 0
 
     @property
-    def lost_to_scale(self) -> float:
+    def scale_error(self) -> float:
         """The relative error of the largest element if its scale is rounded down, so that its code saturates."""
         kept = SCALE_FORMATS[self.scale_in]
         return 1 - math.frexp(self.grid.largest)[0] if kept.is_power else kept.unit
 
 
-class Sums(NamedTuple):
+class SumRounding(NamedTuple):
     """The way products of matrices are added up, in fields of ``RoundingModel``."""
 
     accumulate_unit: float
@@ -192,7 +192,9 @@ class RoundingModel:
     weight_underflow: float  # eta_p
     output_underflow: float  # eta_o
     weight_gradient_unit: float  # u_dp: storage of the weights' gradient
-    recomputes: bool  # whether a backward pass may take weights from log_sum_exp and the row sums from the output
+    recomputes_weights: (
+        bool  # whether a backward pass may take weights from log_sum_exp and the row sums from the output
+    )
     gradient_tile: int | None  # rows per tile whose sums are added up in the output's format; None: never
     folding: Folding = "scale"
     prescale_count: int = 4  # n_pre: roundings of the constant and of what it multiplies
@@ -211,7 +213,7 @@ class RoundingModel:
     cuts_sums: bool = False  # whether sums of products are cut off, and not rounded to nearest
     sum_length: float = math.inf  # N: products that are added up so, before their sum is added to others
     promoted_unit: float = 0.0  # what that costs for each product beyond N
-    score_sums: Sums | None = None  # sums of products of query and key, where they are finer
+    score_sums: SumRounding | None = None  # sums of products of query and key, where they are finer
 
     def quantization_of(self, operand: str) -> Quantization | None:
         """Return how an operand of a product is stored; None where it is used as it is."""
@@ -223,7 +225,7 @@ class RoundingModel:
         return self.weight_step > 0 or self.quantization_of("weights") is not None
 
     @property
-    def of_statistics(self) -> RoundingModel:
+    def for_statistics(self) -> RoundingModel:
         """The same for a log_sum_exp that is returned: everything before its own storage is as it is.
 
         In base 2 its sum, the constant log(2) and their product are rounded once each.
@@ -241,12 +243,12 @@ class RoundingModel:
         return self.compute_unit < self.output_unit and not self.from_log_sum_exp
 
     @cached_property
-    def of_scores(self) -> RoundingModel:
+    def for_scores(self) -> RoundingModel:
         """The same for the product of query and key."""
         return self if self.score_sums is None else replace(self, **self.score_sums._asdict())
 
     @cached_property
-    def unfolded(self) -> RoundingModel:
+    def without_folding(self) -> RoundingModel:
         """The same for a product that is a stage of its own: nothing is multiplied into the query or the key."""
         return replace(self, folding="none")
 

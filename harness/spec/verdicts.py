@@ -67,11 +67,11 @@ class PropertyOutcome(_Outcome):
     """A recorded failure that no longer happens."""
 
 
-_ANY_HOLDING = frozenset(PropertyOutcome) - {PropertyOutcome.BROKEN, PropertyOutcome.XPASS}
+_OUTCOMES_WITHOUT_FAILURE = frozenset(PropertyOutcome) - {PropertyOutcome.BROKEN, PropertyOutcome.XPASS}
 MEETS_CLAIM: Mapping[str, frozenset[PropertyOutcome]] = {
-    "": _ANY_HOLDING,
+    "": _OUTCOMES_WITHOUT_FAILURE,
     "bitwise": frozenset({PropertyOutcome.BITWISE, PropertyOutcome.UNSUPPORTED, PropertyOutcome.FAILED}),
-    "within bounds": _ANY_HOLDING - {PropertyOutcome.NAN},
+    "within bounds": _OUTCOMES_WITHOUT_FAILURE - {PropertyOutcome.NAN},
 }
 """By claim: the outcomes that it allows. What could not be run says nothing of a claim."""
 

@@ -19,7 +19,7 @@ from tables import tables_beside
 from attncheck.backends import BACKENDS
 from attncheck.common import processors
 from attncheck.common.errors import UsageError
-from attncheck.common.processors import ISA, available_processors, limit_to_isa
+from attncheck.common.processors import ISA_VARIABLE, available_processors, limit_to_isa
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reports.difference import Bisection, bisection_lines, read_frames
@@ -45,12 +45,12 @@ TEXTS = tables_beside(__file__)["environments"]
 
 
 def on(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str] | None, isa: str | None = None) -> None:
-    monkeypatch.setattr(processors, "_own_flags", lambda: flags)
+    monkeypatch.setattr(processors, "_read_processor_flags", lambda: flags)
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     if isa is None:
-        monkeypatch.delenv(ISA, raising=False)
+        monkeypatch.delenv(ISA_VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(ISA, isa)
+        monkeypatch.setenv(ISA_VARIABLE, isa)
 
 
 def test_what_a_processor_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,9 @@ from attncheck.judging.remembered import (
     JUDGING_CODE,
     enclosures_from_bytes,
     enclosures_to_bytes,
-    key_of_rows,
     rows_from_bytes,
     rows_to_bytes,
+    store_key_of_rows,
 )
 from attncheck.judging.units import Judge, Remembered, UnitResult
 from attncheck.reading.case import READING_CODE, UNJUDGED_FIELDS, Case
@@ -338,8 +338,8 @@ def test_a_key_has_all_that_a_verdict_follows_from(document: Unit) -> None:
         "outcomes": {"one": document.outcome},
         "judged_by": [{"one": "native"}],
     }
-    key = key_of_rows(**asked)
-    assert key == key_of_rows(**{**asked, "outcomes": {"one": replace(document.outcome, seconds=7.0)}})
+    key = store_key_of_rows(**asked)
+    assert key == store_key_of_rows(**{**asked, "outcomes": {"one": replace(document.outcome, seconds=7.0)}})
     stage, array = next(iter(document.outcome.stages.items()))
     moved = {**document.outcome.stages, stage: np.nextafter(array, 2, dtype=array.dtype)}
     name, given = next(iter(document.inputs.arrays.items()))
@@ -352,12 +352,12 @@ def test_a_key_has_all_that_a_verdict_follows_from(document: Unit) -> None:
         {"outcomes": {"one": Failure("error", "no")}},
         {"judged_by": [{"one": "float32_accumulation"}]},
     ]
-    assert len({key, *(key_of_rows(**{**asked, **other}) for other in others)}) == len(others) + 1
+    assert len({key, *(store_key_of_rows(**{**asked, **other}) for other in others)}) == len(others) + 1
 
 
 def test_of_a_case_counts_everything_but_where_it_stands_and_what_it_is_called(document: Unit) -> None:
     def key(case: Case) -> str:
-        return key_of_rows(case, document.dtype, document.inputs, {"one": document.outcome}, []).digest
+        return store_key_of_rows(case, document.dtype, document.inputs, {"one": document.outcome}, []).digest
 
     same = set()
     for name in (each.name for each in fields(Case)):

@@ -39,7 +39,7 @@ def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> N
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    progress._to_standard_error("attncheck: a line")
+    progress._print_to_stderr("attncheck: a line")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")

@@ -10,11 +10,11 @@ import pytest
 from problems import FORWARD, NAMES, Array, Arrays, Problem, draw
 from tables import tables_beside
 
-from attncheck.attention.bounds import accumulated_bounds, introduced_bounds, propagate
+from attncheck.attention.bounds import accumulated_bounds, introduced_bounds, propagate_radii
 from attncheck.attention.errors import Ball
 from attncheck.attention.oracle import exact_from, exact_stages
 from attncheck.attention.problem import Computation
-from attncheck.attention.sampling import rows_of_stage
+from attncheck.attention.sampling import select_stage_rows
 from attncheck.attention.walk import value_walk
 from attncheck.execution.operations import run_operation
 from attncheck.judging.judge_stages import judge_stages
@@ -66,9 +66,9 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
     )
     assert list(whole) == list(part)
     for stage, exact in whole.items():
-        kept = rows_of_stage(stage, exact.high, rows)
+        kept = select_stage_rows(stage, exact.high, rows)
         np.testing.assert_array_equal(part[stage].high, kept, stage)
-        expected = rows_of_stage(stage, bounds[stage].max_error, rows)
+        expected = select_stage_rows(stage, bounds[stage].max_error, rows)
         np.testing.assert_allclose(own[stage].max_error, expected, rtol=1e-9, err_msg=stage)
 
 
@@ -249,7 +249,7 @@ def balls_of(problem: Problem, radii: Arrays) -> dict[str, Ball]:
     counts = {name: array for name, array in problem.inputs.items() if problem.specs[name].whole}
     given = {**radii, **counts}
     laid_out = Problem(problem.operation, problem.options, given).laid_out().inputs
-    return propagate(problem.laid_out(), {**laid_out, **rows_of_tables(given, of_past=(0, 0))})
+    return propagate_radii(problem.laid_out(), {**laid_out, **rows_of_tables(given, of_past=(0, 0))})
 
 
 @pytest.mark.parametrize("name", NUMBERS)

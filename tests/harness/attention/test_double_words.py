@@ -65,7 +65,7 @@ def computed(rng: np.random.Generator, *shape: int, size: float = 1.0, side: flo
 
 def outside(found: ExactArray, truth: Balls) -> int:
     """Count the truths that an enclosure leaves out."""
-    high, low, radius = (part.ravel().tolist() for part in found.split())
+    high, low, radius = (part.ravel().tolist() for part in found.high_low_radius())
     truths = np.broadcast_to(truth.parts[0], found.shape).ravel()
     return sum(
         not (abs(ball - first - second) - rest <= arb(0, ball.rad()) + ball.rad() * 2)
@@ -99,7 +99,7 @@ def test_exponents_and_logarithms_are_enclosed_over_their_whole_range() -> None:
     offenders += [("ends", 0)] * (outside(ends.exp(), exact.exp()) + outside(wide.exp(), exact_wide.exp()))
     assert ends.exp().radius.max() <= 2.0**-102
     x, exact = both_of(-np.abs(np.random.default_rng(8).uniform(2.0**-20, 2.0**-12, (20, 20))))
-    less_one = DoubleWords(double_words._exponential_less_one(*x.parts))
+    less_one = DoubleWords(double_words._expm1_with_radius(*x.parts))
     offenders += [("e^x - 1", 0)] * outside(less_one, Balls((np.frompyfunc(arb.expm1, 1, 1)(exact.parts[0]),)))
     assert (less_one.radius >= 9 * U2 * np.abs(less_one.parts[0])).all()  # a product and a sum with one number
     assert not offenders
@@ -137,7 +137,7 @@ def test_radii_are_as_small_as_derived_and_none_is_below(name: str) -> None:
         assert (found.radius >= bound * (1 - 2.0**-30)).all(), radii
         assert (found.radius <= np.maximum(bound * 4, 2.0**-99)).all(), radii
     rng = np.random.default_rng(3)
-    high, _, radius = of(name, *(both_of(drawn(rng, 40, 25, spread=0.1))[0] for _ in range(2))).split()
+    high, _, radius = of(name, *(both_of(drawn(rng, 40, 25, spread=0.1))[0] for _ in range(2))).high_low_radius()
     is_known = np.isfinite(radius) & np.isfinite(high)
     assert is_known.mean() > 0.9
     assert most == np.inf or (radius[is_known] <= most * U2 * np.abs(high[is_known]) * (1 + 2.0**-30)).all()
@@ -146,7 +146,7 @@ def test_radii_are_as_small_as_derived_and_none_is_below(name: str) -> None:
 def test_radii_of_sums_and_products_of_rows_and_of_tangents_are_small() -> None:
     rng = np.random.default_rng(3)
     x, y = (both_of(drawn(rng, 40, 25, spread=0.1))[0] for _ in range(2))
-    high, _, radius = x.tanh().split()
+    high, _, radius = x.tanh().high_low_radius()
     assert (radius <= 2.0**-89 * np.abs(high)).all()  # what the reduction leaves of numbers near 2^-11
     assert ((x @ y.transposed()).radius <= 2.0**-100 * (np.abs(x.parts[0]) @ np.abs(y.parts[0].T))).all()
     assert (x.sum(-1).radius <= 2.0**-100 * np.abs(x.parts[0]).sum(-1, keepdims=True)).all()
@@ -169,7 +169,7 @@ def test_products_of_matrices_do_not_depend_on_the_order_of_their_sums() -> None
         assert not outside(found, left[1] @ right[1]), inner
         order = rng.permutation(inner)
         turned = both_of(x[:, order])[0] @ both_of(y[order])[0]
-        for one, other in zip(found.split(), turned.split(), strict=True):
+        for one, other in zip(found.high_low_radius(), turned.high_low_radius(), strict=True):
             np.testing.assert_allclose(other, one, rtol=1e-12, atol=0)
         assert np.array_equal(turned.parts[0], found.parts[0])
         assert np.array_equal(turned.parts[1], found.parts[1])
@@ -212,8 +212,8 @@ def test_what_is_exactly_zero_stays_so_and_what_is_not_finite_is_unknown() -> No
         assert found.is_zero().all()
     root = -number.sqrt() * huge * huge
     for found in (huge * huge, huge.exp(), huge @ (huge * number).transposed(), number / zero, root):
-        assert np.isinf(found.split()[2]).all()
-        assert np.isfinite(found.split()[0] + found.split()[1]).all()
+        assert np.isinf(found.high_low_radius()[2]).all()
+        assert np.isfinite(found.high_low_radius()[0] + found.high_low_radius()[1]).all()
     assert ((tiny * tiny).radius > 0).all()
     assert ((tiny * tiny).radius <= 2.0**-1070).all()
 
@@ -221,15 +221,15 @@ def test_what_is_exactly_zero_stays_so_and_what_is_not_finite_is_unknown() -> No
 def test_what_is_small_is_small_beside_a_scale_alone() -> None:
     number = both_of(np.full((1, 2), 3.0), radius=np.array([[2.0**-92, 2.0**-80]]))[0]
     one, infinite = DoubleWords.of_numbers(np.ones((1, 1))), np.full((1, 1), np.inf)
-    assert number.is_small_beside(one, 2.0**-90).tolist() == [[True, False]]
-    assert number.is_small_beside(one * 2.0**20, 2.0**-90).all()
+    assert number.has_small_radius(one, 2.0**-90).tolist() == [[True, False]]
+    assert number.has_small_radius(one * 2.0**20, 2.0**-90).all()
     unknown, beside = both_of(np.ones((1, 1)), radius=infinite)[0], both_of(infinite)[0]
-    assert not unknown.is_small_beside(beside, 2.0**-90)
+    assert not unknown.has_small_radius(beside, 2.0**-90)
 
 
 def test_each_number_is_the_same_wherever_it_lies_in_a_larger_array(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = both_of(np.linspace(0.5, 4.0, 42).reshape(2, 3, 7), radius=np.full((2, 3, 7), 2.0**-98))[0]
     whole = [(numbers.exp(), numbers.log())]
-    monkeypatch.setattr(double_words, "_BLOCK", 5)
+    monkeypatch.setattr(double_words, "_BLOCK_SIZE", 5)
     for found, expected in zip((numbers.exp(), numbers.log()), *whole, strict=True):
         assert np.array_equal(np.stack(found.parts), np.stack(expected.parts))

@@ -91,7 +91,7 @@ def test_errors_of_infinities_and_nan_and_what_is_exact_or_open() -> None:
     for exact, errors in ((1.0, [INF, INF, INF, 0]), (-INF, [INF, 0, INF, INF]), (INF, [0, INF, INF, INF])):
         assert enclosure([exact] * 4).error_of(np.array([INF, -INF, np.nan, 1.0])).tolist() == errors
     assert enclosure([-1.5e308]).error_of(np.array([1.5e308])) == INF
-    got = enclose(balls(arb(7), arb(3), arb(0)).reshaped((1, 3)).restricted_to(np.array([[False, True, True]])))
+    got = enclose(balls(arb(7), arb(3), arb(0)).reshaped((1, 3)).keep_allowed(np.array([[False, True, True]])))
     assert (got.high.tolist(), got.low.tolist(), got.radius.tolist()) == ([[-INF, 3, 0]], [[0, 0, 0]], [[0, 0, 0]])
     for ball in (arb("1e400"), -arb("1e400"), arb("nan"), arb(0, arb("inf"))):  # float64 cannot bound it
         assert enclose(balls(ball)).radius[0] == enclose(balls(ball)).rounded().radius[0] == INF
@@ -159,13 +159,13 @@ def test_precision_is_raised_where_it_must_be(
     stage: str, options: dict[str, Any], precisions: list[int], of_terms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []  # that of double words, then FLINT's
-    attempt = oracle._attempt_by_rows
+    attempt = oracle._try_by_rows
 
     def counted(parts: Any, stages: Any) -> Any:
         tried.append(106 if parts[0].arithmetic is DoubleWords else flint.ctx.prec)
         return attempt(parts, stages)
 
-    monkeypatch.setattr(oracle, "_attempt_by_rows", counted)
+    monkeypatch.setattr(oracle, "_try_by_rows", counted)
     exact = exact_stages(cancelling(**options), [stage])[stage]
     assert tried == precisions
     assert (exact.radius > 0).all()

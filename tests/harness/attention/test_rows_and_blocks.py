@@ -13,10 +13,10 @@ from problems import LENGTHS, LK, LQ, NAMES, Array, Arrays, H, Options, Problem,
 from tables import tables_beside
 
 from attncheck.attention import bounds, oracle, sampling
-from attncheck.attention.oracle import OutsideDomain, are_blocked, exact_results, exact_stages
-from attncheck.attention.sampling import MAX_ELEMENTS, rows_of_stage, sampled_rows
+from attncheck.attention.oracle import OutsideDomain, exact_results_by_key_blocks, exact_stages, needs_key_blocks
+from attncheck.attention.sampling import MAX_ELEMENTS, sampled_rows, select_stage_rows
 from attncheck.execution.worker import Computed
-from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, worst_bounds
+from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import StageJudgement, judge_stages
 from attncheck.judging.truth import Truth
 from attncheck.reading.case import Case
@@ -112,17 +112,17 @@ def attention() -> Sampled:
 @pytest.mark.parametrize("name", ["attention, all", "layer, all", "softmax, empty row"])
 def test_numpy_is_right_stages_say_how_many_rows_were_judged_and_bounds_are_infinite_elsewhere(name: str) -> None:
     problem = pose(name)
-    worst, rest = worst_bounds(problem.part, "native"), np.setdiff1d(np.arange(QUERIES), problem.rows)
+    worst, rest = max_errors_of_whole_stages(problem.part, "native"), np.setdiff1d(np.arange(QUERIES), problem.rows)
     for stage, found in problem.judge().items():
         assert found.verdict is Verdict.AGREE, (stage, found.message)
         is_whole = stage in ("key", "value")
         assert (found.judged_rows, found.query_rows) == ((None, None) if is_whole else (64, QUERIES))
-        kept = rows_of_stage(stage, problem.stages[stage], problem.rows)
+        kept = select_stage_rows(stage, problem.stages[stage], problem.rows)
         assert found.accumulated.elements == int(np.isfinite(kept).sum())
         bound = problem.part.bounds.of("native")[stage].max_error
         assert worst[stage].shape == problem.stages[stage].shape
-        assert (rows_of_stage(stage, worst[stage], problem.rows) == bound).all()
-        assert is_whole or np.isinf(rows_of_stage(stage, worst[stage], rest)).all()
+        assert (select_stage_rows(stage, worst[stage], problem.rows) == bound).all()
+        assert is_whole or np.isinf(select_stage_rows(stage, worst[stage], rest)).all()
 
 
 def test_a_fault_in_a_judged_row_is_found_at_its_place_in_the_whole_and_in_no_other_row(attention: Sampled) -> None:
@@ -151,7 +151,9 @@ def test_of_a_pair_values_are_compared_in_judged_rows_and_the_places_of_nan_ever
         computed = {"a": {"output": attention.stages["output"]}, "b": {"output": attention.moved("output", index, by)}}
         (found,) = judge_pairs(computed, dict.fromkeys("ab", of_rows), attention.rows).values()
         # Two runs that are compared later have bounds of whole stages.
-        (later,) = judge_pairs(computed, dict.fromkeys("ab", worst_bounds(attention.part, "native"))).values()
+        (later,) = judge_pairs(
+            computed, dict.fromkeys("ab", max_errors_of_whole_stages(attention.part, "native"))
+        ).values()
         assert found.verdict is later.verdict is verdict
         assert verdict is Verdict.AGREE or found.index == index
 
@@ -225,7 +227,7 @@ def test_blocks_enclose_what_the_whole_encloses_and_their_bounds_are_no_wider(na
     problem = Problem("attention", problem.options | more, problem.inputs)
     given = problem.canonical()
     given.options.update({each: problem.options[each] for each in ("empty_rows",) if each in problem.options})
-    found, whole = exact_results(given, RESULTS), exact_stages(given)
+    found, whole = exact_results_by_key_blocks(given, RESULTS), exact_stages(given)
     assert found.exact.keys() == set(RESULTS)
     for stage in RESULTS if "empty_rows" not in more else ("output",):  # no convention says what the sum is there
         own, other = found.exact[stage], whole[stage]
@@ -263,21 +265,21 @@ def test_what_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("multi_head_attention", {}, {"output"}, False),
         ("softmax", {}, {"log_sum_exp"}, False),
     ):
-        assert are_blocked(Problem(operation, options, dict(PLAIN)), stages) is blocked
+        assert needs_key_blocks(Problem(operation, options, dict(PLAIN)), stages) is blocked
     truth = Problem("attention", {"is_causal": True}, PLAIN).truth(returned=["output"])
     step = truth.step("output", {"output": np.zeros(truth.exact["output"].shape)}, "native")
     assert step is not None, "a step that follows from nothing returned is the accumulated one"
     assert (step.exact is truth.exact["output"], step.bound is truth.bounds.of("native")["output"]) == (True, True)
     nan = PLAIN | {"value": np.where(np.arange(6)[:, np.newaxis] == 2, np.nan, PLAIN["value"])}
     with pytest.raises(OutsideDomain, match="value holds NaN"):
-        exact_results(Problem("attention", {}, nan), RESULTS)
+        exact_results_by_key_blocks(Problem("attention", {}, nan), RESULTS)
     for scale, least in ((1e17, 0), (1e300, 0), (1.0, 2 * H * LQ * LK)):
         monkeypatch.setattr(oracle, "MIN_ELEMENTS", least)  # small problems keep every stage
         problem = Problem("attention", {"scale": scale}, PLAIN)
         truth = problem.truth(returned=["output"])
         assert (bool(truth.stages.inner), "weights" in truth.exact) == (False, True)
         if least == 0:  # logits that two numbers do not hold are worked out as ever
-            assert exact_results(problem, RESULTS) is None
+            assert exact_results_by_key_blocks(problem, RESULTS) is None
 
 
 NUMBERS = tables_beside(__file__)["equal scores"]

@@ -11,7 +11,7 @@ import pytest
 from tables import tables_beside
 from typer.testing import CliRunner
 
-from attncheck.asking.conventions import QUESTIONS, MeasuredConvention, ask_all, is_meant, truth_of_meaning
+from attncheck.asking.conventions import QUESTIONS, MeasuredConvention, ask_all, matches_meaning, truth_of_meaning
 from attncheck.cli import app
 from attncheck.common.errors import OutputError, UsageError
 from attncheck.execution.call import Limits
@@ -183,5 +183,7 @@ def test_the_answer_of_a_meaning_is_that_of_no_other() -> None:
                 else:
                     exact = truth_of_meaning(meaning, dtype).exact[question.stage].high / meaning.factor
                 array = round_to(exact, dtype)
-                found = [each.words for each in question.meanings if is_meant(question, each, array, dtype, model)]
+                found = [
+                    each.words for each in question.meanings if matches_meaning(question, each, array, dtype, model)
+                ]
                 assert found == [meaning.words], (question.name, dtype, model)

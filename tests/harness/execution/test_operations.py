@@ -51,7 +51,7 @@ from attncheck.execution.runner import refuse_too_many_scores
 from attncheck.execution.state_probe import StateProbe
 from attncheck.execution.user_call import wrap_target
 from attncheck.execution.worker import Computed, Outcome, evaluate_on
-from attncheck.judging.judge import NEVER_WRITTEN, NEXT_CALL
+from attncheck.judging.judge import NEVER_WRITTEN_DIAGNOSIS, NEXT_CALL_DIAGNOSIS
 from attncheck.reading.problem import Problem
 from attncheck.reading.selection import select_cases
 from attncheck.spec import MEMORY_LAYOUTS, OPERATIONS, result_stages
@@ -484,7 +484,7 @@ def test_what_is_left_unwritten_is_named(tmp_path: Path) -> None:
         for row in attncheck.check(f"{path}:attention", cases=["attention/*scale*"]).failures
         if row.comparison == "stage"
     ]
-    assert {(row.diagnosis, row.message.partition(":")[0]) for row in found} == {(NEVER_WRITTEN, UNWRITTEN)}
+    assert {(row.diagnosis, row.message.partition(":")[0]) for row in found} == {(NEVER_WRITTEN_DIAGNOSIS, UNWRITTEN)}
 
 
 BUFFERS: dict[tuple[int, ...], NDArray[Any]] = {}
@@ -528,7 +528,7 @@ def test_a_check_says_what_to_do(tmp_path: Path) -> None:
     path.write_text(kernel(kept, before="BUFFERS = {}\n"), encoding="utf-8")
     found = attncheck.check(f"{path}:attention", cases=["attention/logits-of-*"], dtypes=["float32"])
     assert {(row.diagnosis, row.message) for row in found.failures} == {
-        (NEXT_CALL, f"{OVERWRITTEN}: return a new array")
+        (NEXT_CALL_DIAGNOSIS, f"{OVERWRITTEN}: return a new array")
     }
 
 

@@ -26,15 +26,15 @@ from attncheck.judging.compare import (
     Tier,
     absolute_difference,
     compare_arrays,
-    compare_forms,
+    compare_shapes_and_nonfinite,
     index_of_largest,
-    measure,
+    measure_errors,
     quotient,
-    threshold,
+    z_threshold,
 )
 from attncheck.judging.judge import judge_pairs
 from attncheck.judging.judge_stages import StageJudgement
-from attncheck.judging.stage_bounds import Conditioning, condition_numbers, within_range
+from attncheck.judging.stage_bounds import Conditioning, condition_numbers, flag_within_range
 from attncheck.judging.truth import Truth
 from attncheck.spec.dtypes import numpy_dtype
 from attncheck.spec.verdicts import Verdict
@@ -67,8 +67,8 @@ def test_shape_comes_first_then_dtype_then_the_places_of_nan() -> None:
     for first, second, verdict, message in of_form:
         assert compare_arrays(first, second, np.full(first.shape, 9.0)) == Comparison(verdict, message)
         if verdict is Verdict.SHAPE:
-            assert compare_forms(first, second) == Comparison(verdict, message)
-    assert compare_forms(np.array([NAN, 1.0]), np.array([NAN, 2.0])) is None
+            assert compare_shapes_and_nonfinite(first, second) == Comparison(verdict, message)
+    assert compare_shapes_and_nonfinite(np.array([NAN, 1.0]), np.array([NAN, 2.0])) is None
     found = compare([[1.0, 2.0], [3.0, NAN]], [[100.0, 2.0], [3.0, 4.0]])
     assert (found.verdict, found.index, found.reference, found.difference) == (NONFINITE, (1, 1), 4.0, None)
 
@@ -164,7 +164,7 @@ def measured(error: Any, *, radius: Any = 0.0, max_error: Any = 1.0, scale: Any 
     shape = np.shape(error)
     numbers = [np.broadcast_to(np.asarray(part, np.float64), shape) for part in (error, radius, max_error, scale)]
     judged = np.broadcast_to(np.asarray(more.get("judged", True)), shape)
-    return measure(*numbers, judged, supports_statistics=more.get("generic", True))
+    return measure_errors(*numbers, judged, supports_statistics=more.get("generic", True))
 
 
 JUST_ABOVE = np.nextafter(1.0, 2)
@@ -198,7 +198,7 @@ def one_of(count: int, error: float) -> Array:
 def test_one_error_beyond_the_threshold_is_statistically_wrong_on_generic_inputs_alone(
     elements: int, limit: float
 ) -> None:
-    assert threshold(elements) == pytest.approx(limit, abs=5e-4)
+    assert z_threshold(elements) == pytest.approx(limit, abs=5e-4)
     if elements < 1000:  # sigma is 1/8: an error of z / 8 lies at z
         above, below = (one_of(elements, (limit + by) / 8) for by in (0.001, -0.001))
         assert (measured(above).tier, measured(above, generic=False).tier) == (Tier.STATISTICAL, Tier.WITHIN)
@@ -250,9 +250,9 @@ def test_what_no_precision_settles_what_is_too_large_and_what_nobody_returned(mo
 
     inputs = {name: np.ones((1, 1, 3, 2)) for name in ("query", "key", "value", "grad_output")}
     problem = Problem("attention_gradients", {}, inputs)
-    monkeypatch.setattr(module, "MAX_WHOLE", 9)
+    monkeypatch.setattr(module, "MAX_SCORES_OF_ALL_ROWS", 9)
     assert problem.truth().exact
-    monkeypatch.setattr(module, "MAX_WHOLE", 8)
+    monkeypatch.setattr(module, "MAX_SCORES_OF_ALL_ROWS", 8)
     outside = "attention_gradients has 9 scores; at most 8 are judged where every row counts"
     assert (problem.truth().exact, problem.truth().outside) == ({}, outside)
     monkeypatch.setattr(module, "exact_stages", exhausted)
@@ -268,12 +268,12 @@ def test_the_largest_number_of_the_dtype_is_judged_and_nothing_larger(dtype: str
     largest, zero = float(np.finfo(dtype).max), np.zeros(6)
     with np.errstate(over="ignore"):
         high = np.array([largest, -largest, np.nextafter(largest, np.inf), 0.0, -np.inf, np.inf])
-    judged = within_range(Enclosure(high, zero, np.where(high == np.inf, np.inf, 0.0)), dtype)
+    judged = flag_within_range(Enclosure(high, zero, np.where(high == np.inf, np.inf, 0.0)), dtype)
     assert judged.tolist() == [True, True, False, True, False, False]
     if dtype != "float16":  # a score of the square of it leaves the rest to be judged
         arrays = {"query": np.array([[[[largest, 1]]]], dtype), "key": np.array([[[[-largest, 0], [0, 1]]]], dtype)}
         exact = Problem("scoring", {"scale": 1.0}, arrays).truth(dtype, supports_statistics=False).exact["scores"]
-        assert within_range(exact, dtype).ravel().tolist() == [False, True]
+        assert flag_within_range(exact, dtype).ravel().tolist() == [False, True]
 
 
 # Scores that float16 cannot hold before they are scaled: a matter of the rounding model.

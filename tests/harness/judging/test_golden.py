@@ -28,10 +28,10 @@ def test_exact_values_and_bounds_of_the_standard_cases_are_as_recorded() -> None
 
 
 def test_a_changed_bound_is_seen_and_another_processor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases, own = select_cases(["softmax.yaml"]).cases[:5], bounds_terms._OWN_ROUNDING
+    cases, own = select_cases(["softmax.yaml"]).cases[:5], bounds_terms._FLOAT64_SLACK
     before = dict(fingerprints(cases))
     for factor, is_seen in ((1 + 2.0**-10, True), (1 + 2.0**-48, False)):
-        monkeypatch.setattr(bounds_terms, "_OWN_ROUNDING", own * factor)
+        monkeypatch.setattr(bounds_terms, "_FLOAT64_SLACK", own * factor)
         changed = changes(before, dict(fingerprints(cases)), cases)
         assert bool(changed) == is_seen
         assert not any(" exact" in line for line in changed)

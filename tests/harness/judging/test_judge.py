@@ -17,16 +17,16 @@ from tables import tables_beside
 
 from attncheck.execution.worker import Computed, Failure, Outcome
 from attncheck.judging.compare import Measured, Tier
-from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, worst_bounds
+from attncheck.judging.judge import CaseJudgement, judge, judge_pairs, max_errors_of_whole_stages
 from attncheck.judging.judge_stages import (
-    ADDED_UP,
-    FROM_BEFORE,
+    ERROR_ACCUMULATES,
+    ERROR_FROM_EARLIER_STAGE,
     StageJudgement,
+    describe_wrong_ranges,
+    explain_first_fault,
     first_faulty_stage,
     in_order,
     judge_stages,
-    mark_first_fault,
-    where_wrong,
 )
 from attncheck.judging.truth import Truth, find_truth
 from attncheck.reading.case import Case
@@ -201,11 +201,13 @@ def test_the_first_stage_is_named_where_every_step_is_right_but_their_errors_add
     for introduced, begins_at in ((within, "weights"), (fails, "output")):
         judgements = [
             StageJudgement("scores", AGREE, within, within),
-            StageJudgement("weights", NUMERIC, fails, within, message=FROM_BEFORE),
+            StageJudgement("weights", NUMERIC, fails, within, message=ERROR_FROM_EARLIER_STAGE),
             StageJudgement("output", NUMERIC, fails, introduced),
         ]
         assert first_faulty_stage(judgements) == begins_at
-        assert mark_first_fault(judgements)[1].message == (ADDED_UP if begins_at == "weights" else FROM_BEFORE)
+        assert explain_first_fault(judgements)[1].message == (
+            ERROR_ACCUMULATES if begins_at == "weights" else ERROR_FROM_EARLIER_STAGE
+        )
 
 
 def test_a_textbook_is_right_and_errors_too_large_to_be_rounding_fail_on_generic_inputs_alone(
@@ -283,7 +285,9 @@ def test_two_disagree_where_they_differ_by_more_than_both_bounds_together(truth:
         exact, max_error = truth.exact[stage].high, truth.bounds.of("native")[stage].max_error
         for factor, verdict in ((0.875, AGREE), (1.125, NUMERIC)):
             sides = {"a": {stage: exact + factor * max_error}, "b": {stage: exact - factor * max_error}}
-            (comparison,) = judge_pairs(sides, dict.fromkeys("ab", worst_bounds(truth, "native"))).values()
+            (comparison,) = judge_pairs(
+                sides, dict.fromkeys("ab", max_errors_of_whole_stages(truth, "native"))
+            ).values()
             assert comparison.verdict is verdict
             assert comparison.ratio == pytest.approx(factor, rel=0.15)
             assert comparison.allowed == 2 * max_error[comparison.index]
@@ -358,4 +362,4 @@ def test_where_wrong_elements_are_is_said_if_they_are_a_range(
     flags = np.zeros(shape, dtype=bool)
     flags[places] = True
     of_range = f"all {flags.sum()} wrong elements are in {says} (counted from 0)"
-    assert where_wrong(stage, flags) == (of_range if says else "")
+    assert describe_wrong_ranges(stage, flags) == (of_range if says else "")

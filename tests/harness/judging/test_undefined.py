@@ -10,7 +10,7 @@ import pytest
 from problems import NAMES, Array, Arrays, Options, Problem, draw, failing
 
 from attncheck.backends import numpy_backend as reference
-from attncheck.judging.judge import exact_values, judge_pairs, worst_bounds
+from attncheck.judging.judge import exact_values, judge_pairs, max_errors_of_whole_stages
 from attncheck.judging.judge_implementation import KnownEmptyRows
 from attncheck.judging.judge_stages import StageJudgement, agrees, failing_elements, judge_stages
 from attncheck.judging.truth import Truth
@@ -128,7 +128,7 @@ def test_two_implementations_that_differ_only_where_nothing_is_known_are_told_so
     infinite: Truth, stages: Arrays
 ) -> None:
     second = {stage: np.nan_to_num(array, nan=5.0, posinf=6.0, neginf=7.0) for stage, array in stages.items()}
-    bounds = worst_bounds(infinite, "native")
+    bounds = max_errors_of_whole_stages(infinite, "native")
     for stage, part, verdict, unjudged in (
         ("weights", np.s_[:], AGREE, 6),
         ("output", np.s_[:1, 3:, 2:3], UNVERIFIED, 3),

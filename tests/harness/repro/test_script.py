@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
-from attncheck.attention.sampling import rows_of_stage
+from attncheck.attention.sampling import select_stage_rows
 from attncheck.backends import EVERYTHING, BackendEntry, Library
 from attncheck.cli import app
 from attncheck.common.errors import UsageError
@@ -450,7 +450,7 @@ def test_the_script_finds_wrong_what_the_judge_finds_wrong(bench: Bench, fields:
             expected = expected_of(truth, stage, shape, class_of(dtype))
             for _ in range(5):
                 computed = spoiled(truth, stage, shape, random)
-                kept = rows_of_stage(stage, computed, truth.judged.query_rows)
+                kept = select_stage_rows(stage, computed, truth.judged.query_rows)
                 by_judge = failing_elements(truth.reference(stage, class_of(dtype), kept), kept)
                 by_script = are_right(kept.astype(np.float64), expected.exact, expected.allowed, expected.rest)
                 np.testing.assert_array_equal(~by_script, by_judge)
