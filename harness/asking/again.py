@@ -172,6 +172,10 @@ def find_minimal_sequence(
 
     Returns:
         The sequence, and whether it is minimal: False if the limit of attempts (``fails_after`` is None) was reached.
+
+    Example:
+        >>> find_minimal_sequence(list(range(10)), lambda calls: 3 in calls and 7 in calls)
+        ([3, 7], True)
     """
     too_short, enough, length = 0, len(calls), 1
     while too_short + 1 < enough:

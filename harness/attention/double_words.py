@@ -65,7 +65,14 @@ np.empty((1 << 25) - (1 << 13), np.uint8)  # glibc keeps freed memory below the 
 
 @dataclass(frozen=True, eq=False)
 class DoubleWords(ExactArray):
-    """``parts`` are high, low and radius."""
+    """``parts`` are high, low and radius.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> high, low, radius = (part.item() for part in (1 / DoubleWords.of_numbers(np.array([[10.0]]))).parts)
+        >>> high, abs(Fraction(high) + Fraction(low) - Fraction(1, 10)) <= radius < 2.0**-104
+        (0.1, True)
+    """
 
     @classmethod
     def of_numbers(cls, numbers: Real) -> Self:

@@ -254,7 +254,12 @@ class Ball(Elementwise):
 
 
 def repeat_heads(array: Real, heads: int) -> Real:
-    """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D)."""
+    """Repeat each head of keys or values for the query heads that share it: (B, Hkv, L, D) -> (B, H, L, D).
+
+    Example:
+        >>> repeat_heads(np.array([[[1.0]], [[2.0]]]), 4).ravel().tolist()  # query heads 0 and 1 share key head 0
+        [1.0, 1.0, 2.0, 2.0]
+    """
     key_heads = array.shape[-3] if array.ndim > 2 else 1
     return array if key_heads in (1, heads) else np.repeat(array, heads // key_heads, -3)
 

@@ -326,6 +326,13 @@ class Enclosure(Elementwise):
         The truth lies within ``radius`` of high + low, so the error is at least ``error_of(candidate) - radius``.
 
         Raises ``ValueError`` for another shape.
+
+        Example:
+            >>> truth = Enclosure(np.array([1.0, -np.inf]), np.array([2.0**-60, 0.0]), np.zeros(2))
+            >>> truth.error_of(np.array([1.0, -np.inf])).tolist() == [2.0**-60, 0.0]
+            True
+            >>> truth.error_of(np.array([np.nan, -1e308])).tolist()
+            [inf, inf]
         """
         stored = np.asarray(candidate).astype(np.float64)
         if stored.shape != self.shape:

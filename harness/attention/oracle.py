@@ -78,6 +78,12 @@ def exact_stages(problem: Problem, stages: Sequence[str] | None = None) -> dict[
     those of the backends' functions, ``score`` (also "cosine") and ``softcap`` (c tanh(s / c), before the bias).
     ``stages`` defaults to those that the NumPy backend returns. Raises ``OutsideDomain``, ``PrecisionExhausted``, and
     ``ValueError`` for an option, input or stage that the oracle does not know.
+
+    Example:
+        >>> inputs = {"query": np.ones((1, 1, 1, 2)), "key": np.ones((1, 1, 3, 2)), "value": np.ones((1, 1, 3, 2))}
+        >>> third = exact_stages(Problem("attention", {}, inputs), ["weights"])["weights"]
+        >>> third.high[..., 0].item(), third.low[..., 0].item() == 2.0**-54 / 3  # 1/3 is high + low, to 106 bits
+        (0.3333333333333333, True)
     """
     computation = Computation.of(problem)
     check_domain(problem)

@@ -127,7 +127,12 @@ def _linear_reach(known: ReachContext, inputs: Flags, name: str) -> Flags:
 
 
 def merge_heads(array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D)."""
+    """Lay the heads side by side: (B, H, L, D) -> (B, L, H*D).
+
+    Example:
+        >>> merge_heads(np.arange(8).reshape(1, 2, 2, 2)).tolist()  # 2 heads of 2 positions and 2 elements
+        [[[0, 1, 4, 5], [2, 3, 6, 7]]]
+    """
     batch, heads, length, width = array.shape
     return array.swapaxes(1, 2).reshape(batch, length, heads * width)
 

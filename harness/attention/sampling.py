@@ -33,7 +33,14 @@ RowIndices = NDArray[np.intp]
 
 
 def sampled_rows(problem: Problem) -> RowIndices | None:
-    """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out."""
+    """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out.
+
+    Example:
+        >>> row = np.ones((1, 1, 1024, 1))
+        >>> rows = sampled_rows(Problem("attention", {}, {"query": row, "key": row, "value": row}))
+        >>> len(rows), {0, 15, 16, 255, 256, 1023}.issubset(rows.tolist())  # the ends, and both sides of edges of tiles
+        (64, True)
+    """
     queries, elements = queries_of(problem.inputs), score_elements(problem.operation, problem.options, problem.inputs)
     if queries <= MAX_SAMPLED_ROWS or elements <= MAX_ELEMENTS or problem.operation in OPERATIONS_SUMMING_QUERIES:
         return None
@@ -72,7 +79,13 @@ def has_rows(stage: str, array: Array, rows: RowIndices) -> bool:
 
 
 def index_in_whole_stage(stage: str, index: tuple[int, ...] | None, rows: RowIndices | None) -> tuple[int, ...] | None:
-    """Return the index in the whole array of an element of its kept rows."""
+    """Return the index in the whole array of an element of its kept rows.
+
+    Example:
+        >>> rows = np.array([0, 15, 16])
+        >>> index_in_whole_stage("output", (0, 0, 1, 3), rows), index_in_whole_stage("value", (0, 0, 1, 3), rows)
+        ((0, 0, 15, 3), (0, 0, 1, 3))
+    """
     axis = query_axis(stage)
     if index is None or rows is None or axis is None:
         return index

@@ -351,7 +351,13 @@ class Weights:
 
 
 def softmax(logits: Real, of_empty: float = 0.0) -> Softmax:
-    """Evaluate weights and log_sum_exp in float64: ``of_empty`` and -inf in a row without a key."""
+    """Evaluate weights and log_sum_exp in float64: ``of_empty`` and -inf in a row without a key.
+
+    Example:
+        >>> weights, log_sum_exp = softmax(np.array([[3.0, -np.inf], [-np.inf, -np.inf]]))
+        >>> weights.tolist(), log_sum_exp.tolist()
+        ([[1.0, 0.0], [0.0, 0.0]], [3.0, -inf])
+    """
     _, powers, total, highest = _shifted_exponentials(logits)
     weights = powers / total
     if of_empty != 0:

@@ -23,7 +23,12 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One mistake in a case file: its place, and the expected value."""
+    """One mistake in a case file: its place, and the expected value.
+
+    Example:
+        >>> print(Diagnostic("cases/mask.yaml", "expected a boolean", line=12, case="Mask", field="options.is_causal"))
+        cases/mask.yaml:12: case "Mask": options.is_causal: expected a boolean
+    """
 
     file: str
     message: str

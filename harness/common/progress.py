@@ -76,7 +76,12 @@ class ProgressLines(Watcher):
 
 
 def format_duration(seconds: float) -> str:
-    """Write a time as people do: 42 s, 3:07 min, 1:02 h."""
+    """Write a time as people do: 42 s, 3:07 min, 1:02 h.
+
+    Example:
+        >>> format_duration(42), format_duration(187), format_duration(3720)
+        ('42 s', '3:07 min', '1:02 h')
+    """
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -41,7 +41,14 @@ _DIGEST_BYTES = 16  # bytes of a digest: 128 bits are enough that different valu
 
 
 def digest_of(*parts: Any) -> str:
-    """Return a digest, in hexadecimal. Raises ``TypeError`` for what is not plain data."""
+    """Return a digest, in hexadecimal. Raises ``TypeError`` for what is not plain data.
+
+    Example:
+        >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}), digest_of((1, 2)) == digest_of([1, 2])
+        (True, True)
+        >>> digest_of(np.float32([0.0])) == digest_of(np.float64([0.0])), digest_of(0.0) == digest_of(-0.0)
+        (False, False)
+    """
     return _hex_digest(json.dumps(parts, default=_to_plain_data, sort_keys=True).encode())
 
 

@@ -33,18 +33,33 @@ _SIMILARITY_MARGIN: Final = 0.1
 
 
 def count_noun(number: int, noun: str) -> str:
-    """Write 1 case, or 2,000 cases."""
+    """Write 1 case, or 2,000 cases.
+
+    Example:
+        >>> count_noun(1, "case"), count_noun(2000, "case")
+        ('1 case', '2,000 cases')
+    """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def join_words(names: Iterable[str], word: str = "and") -> str:
-    """Write one, or one and two, or one, two and three; nothing for no name."""
+    """Write one, or one and two, or one, two and three; nothing for no name.
+
+    Example:
+        >>> join_words(["query", "key", "value"]), join_words(["query"]), join_words([])
+        ('query, key and value', 'query', '')
+    """
     *first, last = list(names) or [""]
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def truncate_list(most: int, texts: Sequence[str], more: str = "and {:,} more") -> list[str]:
-    """Return the first ``most`` texts, followed by the number of the others."""
+    """Return the first ``most`` texts, followed by the number of the others.
+
+    Example:
+        >>> truncate_list(2, ["numpy", "torch", "jax", "tinygrad"])
+        ['numpy', 'torch', 'and 2 more']
+    """
     return [*texts[:most], *([more.format(len(texts) - most)] if len(texts) > most else [])]
 
 
@@ -62,6 +77,12 @@ def suggest_names(name: str, known: Iterable[str], lists_all: str = "", *, one_o
     """Suggest names for a ``name`` that is not ``known``: similar ones, and all known names.
 
     If there are many names or one is similar, the command that ``lists_all`` replaces the list.
+
+    Example:
+        >>> suggest_names("sofcap", ["softcap", "scale", "window"])
+        'did you mean softcap? (expected one of softcap, scale, window)'
+        >>> suggest_names("heads", ["softcap", "scale", "window"])
+        'expected one of softcap, scale, window'
     """
     import difflib
 
@@ -100,13 +121,22 @@ def one_line(text: str, most: int = LONGEST_TEXT) -> str:
     r"""Return a text that some file holds as one line that a terminal shows as it is: ``a\x1b[31mb``, ``a\nb``.
 
     Characters that move or hide others are written as escapes, and no more than ``most`` characters are kept.
+
+    Example:
+        >>> print(one_line("first\nsecond"), one_line("attention", 4))
+        first\nsecond att…
     """
     shown = text if len(text) <= most else f"{text[: most - 1]}…"
     return ESCAPED.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), shown)
 
 
 def slug(name: str) -> str:
-    """Return a case's name, or a suffix of it, in the form of an id."""
+    """Return a case's name, or a suffix of it, in the form of an id.
+
+    Example:
+        >>> slug("A causal row, if Lq < Lk")
+        'a-causal-row-if-lq-lk'
+    """
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
@@ -121,7 +151,14 @@ class DocumentLayout:
     is_transposed: bool = False
 
     def index_of(self, index: Sequence[int]) -> tuple[int, ...]:
-        """Return an element's index as the document counts it."""
+        """Return an element's index as the document counts it.
+
+        Example:
+            >>> DocumentLayout((1, 1, 4, 2)).index_of((0, 0, 3, 1))
+            (3, 1)
+            >>> DocumentLayout((1, 1, 4, 2), is_transposed=True).index_of((0, 0, 3, 1))
+            (1, 3)
+        """
         if len(index) != len(self.shape):  # of an array that has another form
             return tuple(index)
         leading = next((axis for axis, length in enumerate(self.shape[:-1]) if length != 1), len(self.shape) - 1)
@@ -150,20 +187,35 @@ def index_text(index: Iterable[int]) -> str:
 
 
 def format_element(index: Sequence[int] | str, name: str = "", layout: DocumentLayout | None = None) -> str:
-    """Write an element after the name of its array, if it has one; a single number has no index."""
+    """Write an element after the name of its array, if it has one; a single number has no index.
+
+    Example:
+        >>> format_element((0, 2, 8), "output"), format_element("0,2,8"), format_element((), "sum")
+        ('output[0, 2, 8]', '[0, 2, 8]', 'sum')
+    """
     place = index_from(index) if isinstance(index, str) else tuple(index)
     place = place if layout is None else layout.index_of(place)
     return f"{name}[{', '.join(map(str, place))}]" if place or not name else name
 
 
 def format_ratio(ratio: float) -> str:
-    """Write an error over its bound with three digits, or as many as it takes to show that it is more than 1."""
+    """Write an error over its bound with three digits, or as many as it takes to show that it is more than 1.
+
+    Example:
+        >>> format_ratio(2.3456), format_ratio(1.00004)
+        ('2.35', '1.00004')
+    """
     texts = (f"{ratio:.{digits}g}" for digits in range(3, 18))
     return next((text for text in texts if not float(text) <= 1 < ratio), f"{ratio:.17g}")
 
 
 def format_distinct(computed: float, exact: float) -> tuple[str, str]:
-    """Write two numbers with as many digits as distinguish them, and no fewer than four."""
+    """Write two numbers with as many digits as distinguish them, and no fewer than four.
+
+    Example:
+        >>> format_distinct(1.5, 1.25), format_distinct(1.000012, 1.00001)
+        (('1.5', '1.25'), ('1.000012', '1.00001'))
+    """
     for digits in range(_MIN_DIGITS, 18):
         texts = f"{computed:.{digits}g}", f"{exact:.{digits}g}"
         apart = abs(float(texts[0]) - float(texts[1]))

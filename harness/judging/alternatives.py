@@ -411,6 +411,11 @@ def _format_for_comparison(number: float) -> str:
 
 
 def scales_in_words(*scales: float) -> list[str]:
-    """Format scales with four digits, or with more if they would look the same."""
+    """Format scales with four digits, or with more if they would look the same.
+
+    Example:
+        >>> scales_in_words(0.125, 0.35355339), scales_in_words(0.5, 0.50001)
+        (['0.125', '0.3536'], ['0.5', '0.50001'])
+    """
     short = [f"{scale:.4g}" for scale in scales]
     return short if len(set(short)) == len(set(scales)) else [f"{scale:.9g}" for scale in scales]

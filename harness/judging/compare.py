@@ -49,6 +49,12 @@ def compare_arrays(first: Array, second: Array, allowed: NDArray[np.float64] | N
     ``allowed`` is the sum of both bounds per element. Without bounds, because there is no exact answer, arrays that
     differ are unverified. Arrays without a difference always agree. For elements whose bound is NaN any value is right,
     including NaN; if no bound is finite, arrays that differ are unverified.
+
+    Example:
+        >>> first, allowed = np.array([1.0, 2.0, 3.0]), np.array([0.25, 0.25, np.nan])
+        >>> comparison = compare_arrays(first, np.array([1.0, 2.5, 9.0]), allowed)
+        >>> str(comparison.verdict), comparison.index, comparison.ratio, comparison.unjudged
+        ('numeric', (1,), 2.0, 1)
     """
     anything = np.isnan(allowed) if allowed is not None and allowed.shape == first.shape else None
     return compare_shapes_and_nonfinite(first, second, anything) or _compare_values(first, second, allowed)
@@ -125,7 +131,12 @@ def has_floating_dtype(array: Array) -> bool:
 
 
 def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return error / allowed: infinite if only ``allowed`` is 0; 0 for no error, or if ``allowed`` is inf or NaN."""
+    """Return error / allowed: infinite if only ``allowed`` is 0; 0 for no error, or if ``allowed`` is inf or NaN.
+
+    Example:
+        >>> quotient(np.array([1.0, 1.0, 0.0, 1.0]), np.array([4.0, 0.0, 0.0, np.nan])).tolist()
+        [0.25, inf, 0.0, 0.0]
+    """
     if allowed.size and allowed.min() > 0 and allowed.max() < np.inf:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(error / allowed)
@@ -137,7 +148,12 @@ def quotient(error: NDArray[np.float64], allowed: NDArray[np.float64]) -> NDArra
 
 
 def differing_nonfinite(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
-    """Flag elements of which at least one is NaN, inf or -inf and the other is not the same."""
+    """Flag elements of which at least one is NaN, inf or -inf and the other is not the same.
+
+    Example:
+        >>> differing_nonfinite(np.array([np.nan, np.nan, np.inf, 1]), np.array([np.nan, 1, -np.inf, 2])).tolist()
+        [False, True, True, False]
+    """
     both_nan = np.isnan(first) & np.isnan(second)
     nonfinite = ~np.isfinite(first) | ~np.isfinite(second)
     differing: NDArray[np.bool_] = nonfinite & ~both_nan & ~(first == second)
@@ -154,7 +170,12 @@ def absolute_difference(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np
 
 
 def index_of_largest(values: NDArray[np.float64] | NDArray[np.bool_]) -> Index:
-    """Return the index of the largest element, the first in row order; of flags, the first that is set."""
+    """Return the index of the largest element, the first in row order; of flags, the first that is set.
+
+    Example:
+        >>> index_of_largest(np.array([[1.0, 3.0], [3.0, 2.0]]))
+        (0, 1)
+    """
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(values)), values.shape))
 
 
@@ -206,7 +227,12 @@ class Measured:
 
 
 def z_threshold(elements: int) -> float:
-    """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM``."""
+    """Return lambda(N): the z that one of N elements exceeds with a probability below ``FALSE_ALARM``.
+
+    Example:
+        >>> round(z_threshold(1), 2), round(z_threshold(1_000_000), 2)
+        (5.39, 7.53)
+    """
     return math.sqrt(2 * math.log(2 * max(elements, 1) / FALSE_ALARM))
 
 

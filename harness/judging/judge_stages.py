@@ -72,7 +72,12 @@ class StageJudgement:
 
 
 def in_order(stages: Iterable[str], options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the stages' names in the order in which attention computes them; unknown names come last."""
+    """Return the stages' names in the order in which attention computes them; unknown names come last.
+
+    Example:
+        >>> in_order(["output", "mine", "weights", "scores"])
+        ['scores', 'weights', 'output', 'mine']
+    """
     ordered = sorted(stages, key=stage_position)
     if not (options or {}).get("norm_after_rotation"):
         return ordered
@@ -291,6 +296,12 @@ def describe_wrong_ranges(stage: str, wrong: Flags) -> str:
     """Describe the part of a stage that has all wrong elements by ranges of its axes; empty if that is the whole stage.
 
     Ranges are those of indices, ends included. An axis is left out if its wrong indices are not one range.
+
+    Example:
+        >>> wrong = np.zeros((1, 2, 4, 6), dtype=bool)
+        >>> wrong[:, 1, :, 4:] = True
+        >>> describe_wrong_ranges("weights", wrong)
+        'all 8 wrong elements are in head 1 of 2, keys 4 to 5 of 6 (counted from 0)'
     """
     count = int(wrong.sum())
     if count < _MIN_WRONG_ELEMENTS:

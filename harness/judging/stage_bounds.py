@@ -201,7 +201,12 @@ class Conditioning:
 def condition_numbers(
     exact: NDArray[np.float64], bound: NDArray[np.float64], unit_roundoff: float
 ) -> NDArray[np.float64]:
-    """Return B / (u |x|): 0 if no error is possible, infinity if only x is 0."""
+    """Return B / (u |x|): 0 if no error is possible, infinity if only x is 0.
+
+    Example:
+        >>> condition_numbers(np.array([1.0, 0.0, 0.0]), np.array([2.0**-20, 1.0, 0.0]), 2.0**-24).tolist()
+        [16.0, inf, 0.0]
+    """
     with np.errstate(all="ignore"):
         numbers: NDArray[np.float64] = np.where(bound == 0, 0.0, bound / (unit_roundoff * np.abs(exact)))
     return numbers

@@ -109,6 +109,15 @@ def find_truth(
         returned: The stages that any implementation returned, None for all. On large shapes no other stage is
             evaluated if that saves the score matrix. Without any, none is evaluated.
         store: Keeps exact stages from one run to the next.
+
+    Example:
+        >>> ones, values = np.ones((1, 1, 2, 4)), np.array([[[[1.0], [4.0]]]])
+        >>> inputs = {"query": ones, "key": ones, "value": values}
+        >>> truth = find_truth(Problem("attention", {"is_causal": True}, inputs, "float64"))
+        >>> truth.exact["output"].high.tolist()  # the mean of the values so far
+        [[[[1.0], [2.5]]]]
+        >>> bool((truth.bounds.of("native")["output"].max_error < 1e-14).all())
+        True
     """
     judged, outside = judged_problem(problem, whole=whole), ""
     try:

@@ -233,7 +233,14 @@ def empty_rows_convention(problem: Problem) -> str:
 
 
 def empty_rows(problem: Problem) -> Flags:
-    """Flag the rows without a key, (B, H, Lq), of a problem that is not canonical; computed some rows at a time."""
+    """Flag the rows without a key, (B, H, Lq), of a problem that is not canonical; computed some rows at a time.
+
+    Example:
+        >>> ones = {name: np.ones((1, 1, 2, 4)) for name in ("query", "key", "value")}
+        >>> mask = np.array([[True, True], [False, False]])
+        >>> empty_rows(Problem("attention", {}, {**ones, "mask": mask})).tolist()
+        [[[False, True]]]
+    """
     queries = queries_of(problem.inputs)
     elements = score_elements(problem.operation, problem.options, problem.inputs)
     size = max(1, MAX_AT_A_TIME * queries // max(elements, 1))

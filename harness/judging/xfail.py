@@ -93,7 +93,12 @@ def reason_for(
 
 
 def largest_ratio(*ratios: float | None) -> float:
-    """Return the largest error over its bound in all comparisons of a stage; infinite if there is no comparison."""
+    """Return the largest error over its bound in all comparisons of a stage; infinite if there is no comparison.
+
+    Example:
+        >>> largest_ratio(0.5, None, 2.0), largest_ratio(None)
+        (2.0, inf)
+    """
     return max((ratio for ratio in ratios if ratio is not None), default=math.inf)
 
 

@@ -45,7 +45,15 @@ _EXP_UNITS, _TANH_UNITS, _LOG_UNITS = 4, 8, 4  # allowances for libraries (docs/
 
 @cache
 def rounding_model_named(rounding_model: str, dtype: str) -> RoundingModel:
-    """Return a rounding model in a dtype. Raises ``ValueError`` if there is none."""
+    """Return a rounding model in a dtype. Raises ``ValueError`` if there is none.
+
+    Example:
+        >>> fused, eager = (rounding_model_named(name, "bfloat16") for name in ("fused", "eager"))
+        >>> (fused.score_unit, fused.weight_unit) == (2.0**-24, 2.0**-8)  # scores stay in float32, weights do not
+        True
+        >>> (eager.score_unit, eager.weight_unit) == (2.0**-8, 2.0**-8)
+        True
+    """
     if dtype not in FORMATS:
         raise ValueError(f"dtype: one of {', '.join(FORMATS)}, not {dtype}")
     text = PRESETS[rounding_model].parts if rounding_model in PRESETS else rounding_model
@@ -408,6 +416,10 @@ def class_name(declared: object, dtype: str) -> str:
     """Return the name of a declared class: a name, or the class that it is like with parts.
 
     ``{"like": "fused", "tanh": "2^-11"}`` is ``fused with tanh 2^-11``. Raises ``ValueError`` for what is none.
+
+    Example:
+        >>> class_name({"like": "fused", "tanh": "2^-11", "sums": "float16"}, "bfloat16")
+        'fused with tanh 2^-11 and sums float16'
     """
     if isinstance(declared, Mapping):
         parts = {str(name): " ".join(str(part).split()) for name, part in declared.items()}

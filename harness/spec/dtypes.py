@@ -27,7 +27,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @cache
 def largest_number(name: str) -> float:
-    """Return the largest magnitude of a finite number of a dtype."""
+    """Return the largest magnitude of a finite number of a dtype.
+
+    Example:
+        >>> largest_number("float16"), largest_number("float8_e4m3fn"), largest_number("int8")
+        (65504.0, 448.0, 128.0)
+    """
     dtype = numpy_dtype(name)
     if name in _INTEGER_CODES:
         return float(max(ml_dtypes.iinfo(dtype).max, -ml_dtypes.iinfo(dtype).min))
@@ -36,7 +41,12 @@ def largest_number(name: str) -> float:
 
 @cache
 def has_nan(name: str) -> bool:
-    """Return whether a dtype has a NaN; codes of few bits and whole numbers have none."""
+    """Return whether a dtype has a NaN; codes of few bits and whole numbers have none.
+
+    Example:
+        >>> has_nan("bfloat16"), has_nan("float8_e4m3fn"), has_nan("float4_e2m1fn"), has_nan("int8")
+        (True, True, False, False)
+    """
     with np.errstate(invalid="ignore"):
         return name not in _INTEGER_CODES and bool(
             np.isnan(np.array(np.nan).astype(numpy_dtype(name)).astype(np.float64))
@@ -52,7 +62,15 @@ def rounding_error(size: NDArray[Any], name: str) -> NDArray[np.float64]:
 
 
 def round_to(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """Round numbers to a dtype: to the nearest, ties to even; codes saturate."""
+    """Round numbers to a dtype: to the nearest, ties to even; codes saturate.
+
+    Example:
+        >>> above_middle = np.array([1 + 2.0**-8 + 2.0**-40])  # float32 in between would give the middle, and then 1.0
+        >>> round_to(above_middle, "bfloat16").astype(float).tolist()
+        [1.0078125]
+        >>> round_to(np.array([300.0, 2.5, -0.6]), "int8").tolist()
+        [127, 2, -1]
+    """
     if name in _INTEGER_CODES:
         info = ml_dtypes.iinfo(numpy_dtype(name))
         return np.clip(np.rint(array.astype(np.float64)), int(info.min), int(info.max)).astype(numpy_dtype(name))

@@ -80,14 +80,24 @@ THROUGH_SCORES = tuple(
 
 
 def query_axis(stage: str) -> int | None:
-    """Return the axis of a stage that counts query rows, from the end; None for those of keys and values."""
+    """Return the axis of a stage that counts query rows, from the end; None for those of keys and values.
+
+    Example:
+        >>> query_axis("output"), query_axis("log_sum_exp"), query_axis("grad_key")
+        (-2, -1, None)
+    """
     axes = STAGE_SPECS[stage].axes if stage in STAGE_SPECS else specs.SCORES_AXES
     return axes.index("Lq") - len(axes) if "Lq" in axes else None
 
 
 @cache
 def key_axis(stage: str) -> int | None:
-    """Return the axis of a stage that counts keys, from the end; None without one, or if its length may be 1."""
+    """Return the axis of a stage that counts keys, from the end; None without one, or if its length may be 1.
+
+    Example:
+        >>> key_axis("weights"), key_axis("grad_value"), key_axis("output")
+        (-1, -2, None)
+    """
     name = stage.removeprefix("grad_")
     if stage not in STAGE_SPECS or (name != stage and specs.GATED_INPUTS[name].broadcast):
         return None
@@ -412,7 +422,12 @@ IGNORABLE: Mapping[str, InputSpec | OptionSpec] = {
 
 
 def is_said(option: str, options: Mapping[str, Any], inputs: Collection[str]) -> bool:
-    """Return whether a case sets an option, or an input that replaces it."""
+    """Return whether a case sets an option, or an input that replaces it.
+
+    Example:
+        >>> is_said("scale", {"scale": 0.0}, []), is_said("scale", {}, ["head_scale"]), is_said("scale", {}, [])
+        (True, True, False)
+    """
     return options.get(option) is not None or not REPLACES[option].isdisjoint(inputs)
 
 
@@ -438,13 +453,25 @@ def stage_dtype(operation: str, stage: str, dtype: str) -> str:
 
 
 def wide_dtype(stage: str, dtype: str) -> str | None:
-    """Return the wider dtype in which a stage may also be returned, for inputs of a dtype; None if there is none."""
+    """Return the wider dtype in which a stage may also be returned, for inputs of a dtype; None if there is none.
+
+    Example:
+        >>> wide_dtype("log_sum_exp", "bfloat16"), wide_dtype("log_sum_exp", "float32"), wide_dtype("output", "bfloat16")
+        ('float32', None, None)
+    """
     is_wide = stage in STAGE_SPECS and STAGE_SPECS[stage].may_be_wide and statistics_dtype(dtype) != dtype
     return statistics_dtype(dtype) if is_wide else None
 
 
 def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
-    """Return the stages that an operation computes with these options and inputs."""
+    """Return the stages that an operation computes with these options and inputs.
+
+    Example:
+        >>> computed_stages("attention", {}, ["query", "key", "value"])
+        ('raw_scores', 'scores', 'weights', 'log_sum_exp', 'output')
+        >>> computed_stages("attention", {"is_causal": True, "softcap": 30.0}, ["query", "key", "value"])
+        ('raw_scores', 'scores', 'capped', 'masked', 'weights', 'log_sum_exp', 'output')
+    """
     present = {*inputs, *(name for name, value in options.items() if value and value != (None, None))}
     absent = set() if score_of(options).has_raw_scores else {LOGITS[0]}
     spec = OPERATIONS[operation]
@@ -462,7 +489,13 @@ def computed_stages(operation: str, options: Mapping[str, Any], inputs: Collecti
 
 
 def result_stages(operation: str, options: Mapping[str, Any], inputs: Collection[str]) -> tuple[str, ...]:
-    """Return the stages that a result must have: all gradients, the weights of a softmax, else the last stage."""
+    """Return the stages that a result must have: all gradients, the weights of a softmax, else the last stage.
+
+    Example:
+        >>> inputs = ["query", "key", "value"]
+        >>> result_stages("attention", {}, inputs), result_stages("attention_gradients", {}, [*inputs, "grad_output"])
+        (('output',), ('grad_query', 'grad_key', 'grad_value'))
+    """
     computed, results = computed_stages(operation, options, inputs), OPERATIONS[operation].results
     return computed if results == "all" else computed[-1:] if results == "last" else (results,)
 

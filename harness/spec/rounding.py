@@ -38,7 +38,12 @@ class Format:
 
     @property
     def largest(self) -> float:
-        """The largest finite number."""
+        """The largest finite number.
+
+        Example:
+            >>> FORMATS["float16"].largest, FORMATS["float32"].largest == 2.0**128 - 2.0**104
+            (65504.0, True)
+        """
         return math.ldexp(2 - math.ldexp(1.0, 1 - self.precision), 1 - self.least_exponent)
 
     @property
@@ -47,6 +52,10 @@ class Format:
 
         Frameworks and CPUs flush subnormal results to zero in every format but float16, whose subnormals begin at 6e-5
         and are kept: there it is the rounding to the nearest subnormal, half of the least one.
+
+        Example:
+            >>> FORMATS["float16"].underflow == 2.0**-25, FORMATS["float32"].underflow == 2.0**-126
+            (True, True)
         """
         return self.least_subnormal / 2 if self.name == "float16" else self.least_normal
 

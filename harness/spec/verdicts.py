@@ -43,7 +43,12 @@ class Verdict(_Outcome):
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of a run with this verdict, when it is not an expected failure."""
+        """The exit code of a run with this verdict, when it is not an expected failure.
+
+        Example:
+            >>> [int(Verdict(word).exit_code) for word in ("unsupported", "semantic", "numeric", "timeout")]
+            [0, 1, 1, 3]
+        """
         return _EXIT_CODES.get(self, ExitCode.DISAGREE)
 
 

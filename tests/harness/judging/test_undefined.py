@@ -49,7 +49,8 @@ def test_as_much_is_undefined_as_nan_reaches(name: str) -> None:
             spoilt = spoilt_at(Problem(problem.operation, options, kept), each, tuple(index))
             undefined = find_undefined_elements(spoilt.without_layout().canonical())
             for stage, returned in spoilt.returned().items():
-                found = np.zeros(returned.shape, bool) if undefined is None else undefined.of(stage, returned.shape)
+                shape = returned.shape
+                found = np.zeros(shape, bool) if undefined is None else undefined.flags_of(stage, shape)
                 # A pair of the past, which is not rotated, and a vector behind a norm are flagged as a whole.
                 is_coarse = each == "past_key" or ("norm" in problem.operation and each.startswith("rotary"))
                 reached = found & np.isnan(returned) if is_coarse and stage.startswith("rotated") else found
@@ -99,14 +100,15 @@ def test_elements_beside_keep_the_exact_answer_and_a_stage_says_how_many_were_no
         np.testing.assert_array_equal(enclosure.high[known], finite.exact[stage].high[known])
         assert np.isnan(exact_values(infinite)[stage][~known]).all()
         step = infinite.step(stage, {name: each for name, each in stages.items() if name != stage}, "native")
-        np.testing.assert_array_equal(np.isinf(step.exact.radius), infinite.undefined.elements.of(stage, known.shape))
+        flags = infinite.undefined.elements.flags_of(stage, known.shape)
+        np.testing.assert_array_equal(np.isinf(step.exact.radius), flags)
     expected = f"13 of 120 elements were not judged, for want of an exact answer: query {REASON}; value {REASON}"
     assert judged["output"].message == expected
 
 
 def test_beside_what_is_undefined_a_wrong_number_is_found_and_there_nothing_is(infinite: Truth, stages: Arrays) -> None:
     for stage in ("scores", "weights", "log_sum_exp", "output"):
-        flags = infinite.undefined.elements.of(stage, stages[stage].shape)
+        flags = infinite.undefined.elements.flags_of(stage, stages[stage].shape)
         for is_wrong in (False, True):
             changed = stages[stage].copy()
             changed[tuple(np.argwhere(flags != is_wrong)[0])] = 0.25
