@@ -27,7 +27,8 @@ from attncheck.spec.classes import PRESETS
 from attncheck.spec.verdicts import Verdict
 
 _MAX_INPUT_ELEMENTS = 1 << 14
-"""Largest inputs of a small case."""
+"""Largest inputs of a small case. A choice: every case is judged by every class of a dtype, so larger cases make a
+measurement take minutes; smaller ones leave out cases with long sums."""
 
 
 @dataclass(frozen=True)

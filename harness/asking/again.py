@@ -24,7 +24,8 @@ from attncheck.results.last_failed import CaseInDtype, Checked, failure_text, ki
 from attncheck.results.records import changed
 
 MAX_TRIES = 60
-"""New processes that one search for a minimal sequence may start; each costs at least the import of a framework."""
+"""New processes that one search for a minimal sequence may start; each costs at least the import of a framework. A
+choice: with fewer, sequences of many calls are not minimal; ``MAX_SECONDS`` is usually reached first."""
 MAX_SECONDS = 120.0
 """Seconds after which the search stops and returns the shortest sequence so far: two minutes that a user waits."""
 

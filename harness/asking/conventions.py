@@ -295,9 +295,13 @@ QUESTIONS: tuple[ConventionQuestion, ...] = tuple(
 
 
 _UNIT_CHANGE_SLACK = 4.0
+"""In another unit, a result and its parts may each round in a neighbouring binade, with at most twice the error: a
+factor of 2 * 2."""
 _MIN_DISTANCE_RATIO = 25.0
 """Results in bfloat16 instead of float32 have errors of a hundredth, and meanings differ by half."""
 _MAX_RELATIVE_DISTANCE = 1e-3
+"""Of the largest number, for a single meaning. A choice: twice the unit roundoff of float16; a wrong convention
+changes a result by far more."""
 MeasurementKind = Literal["measured", "open", "unsupported", "failed"]
 
 

@@ -70,7 +70,9 @@ from attncheck.spec.rounding import RoundingModel
 _HEADS_AXIS = 1
 """The axis of heads in the logits."""
 _MAX_LINEAR_VARIANCE = 1 / 4
-"""Variance of a logit's error up to which gradients have a statistical scale, which is looser than that of weights."""
+"""Variance of a logit's error up to which gradients have a statistical scale. A choice, 16 times that of weights:
+variances of gradients contain second-order terms (``second_order_variance``). A smaller number judges fewer gradients
+by statistics."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ POLYNOMIAL_ERROR = 2.0**-102
 LOG_ERROR = 2.0**-101
 """Absolute: that of the exponential, the product with it, and the logarithm of 1 + d up to d^3 < 2^-135."""
 MAX_SLICES = 8
+"""A choice: sums that need more slices go to ``balls``; each further slice costs as many products as there are
+slices."""
 SLICE_BITS = 22
 """At most: two slices hold less than 53 bits, so that the lower word comes in behind them."""
 KEPT_BITS = 100
@@ -46,13 +48,13 @@ _RADIUS_SLACK = 1 + 2.0**-40
 """Room for the rounding of the radii themselves, which are sums of non-negative float64 numbers."""
 _NEAR_UNDERFLOW = 2.0**-900
 """Below, underflow counts: in products it enlarges the radius, of quotients and square roots nothing is proven."""
-_MAX_SAFE_EXPONENT = 400
+_MAX_SAFE_EXPONENT = 400  # products of two such units, 2^800, and their inverses are numbers of float64
 _LEAST_SUBNORMAL = 2.0**-1074
 _UNDERFLOW_LOSS = 4 * _LEAST_SUBNORMAL
 """At most what underflow takes from a product: half of 2^-1074 in each of five operations, and in three terms of its
 radius."""
 _SPLITTER = 2.0**27 + 1  # splits the 53 bits of a float64 number into halves (Veltkamp)
-_TABLE_BITS = 10
+_TABLE_BITS = 10  # 2^(j/1024): the remainder is at most log(2) / 2^11 (docs/numerics.md, section 2)
 _NODES_PER_UNIT = 2.0**20
 _MAX_NODE_INDEX = 360  # |s| is at most log(2) / 2^11, which is 355 / 2^20
 _LARGEST_EXPONENT = 760.0  # e^-760 < 2^-1096 is 0 in float64, and e^760 infinite

@@ -348,6 +348,8 @@ class Enclosure(Elementwise):
 
 
 _LOW_WORD_UNITS = 2.0**-16
+"""A choice: with low words of 16 bits an enclosure takes a third of the space in the store. Coarser words widen the
+radius, which is subtracted from every error: at 2^-16 of a last place it hides nothing."""
 
 
 def unit_in_last_place(high: Real) -> Real:

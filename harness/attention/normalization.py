@@ -22,7 +22,7 @@ from attncheck.attention.flags import Flags, ReachContext, any_along
 from attncheck.attention.problem import Computation
 from attncheck.attention.step import ErrorContext, Step
 
-DEFAULT_EPSILON = 1e-6
+DEFAULT_EPSILON = 1e-6  # the default of the contract (``backends/contract.py``)
 _DEFAULT_EPSILON_PLACE = {"rms": "inside", "l2": "maximum"}
 """Where epsilon stands: added under the root, or the smallest divisor. Other readings add it to the root (``outside``),
 or take it for the smallest square (``square``)."""

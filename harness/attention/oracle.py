@@ -52,7 +52,8 @@ MAX_PRECISION = 1 << 15
 than 8,192."""
 
 _ROWS_AT_A_TIME = 64
-"""At least: as many more as keep the score matrix below ``_ELEMENTS_AT_A_TIME``."""
+"""At least: as many more as keep the score matrix below ``_ELEMENTS_AT_A_TIME``. A choice: fewer rows repeat the work
+that all rows share; more take memory on long sequences."""
 _ELEMENTS_AT_A_TIME = 1 << 17
 _STAGES_WITHOUT_QUERIES = tuple(
     name
@@ -195,6 +196,7 @@ MIN_ELEMENTS = 1 << 15
 ELEMENTS_AT_A_TIME = 1 << 17
 """Elements of the score matrix that are exact numbers at a time: some twenty float64 arrays of them in double words."""
 _MIN_KEYS = 64
+"""Keys of a block, at least. A choice: each block rescales the sums so far, which costs as much as a few keys."""
 _MAX_RADIUS = 2.0**-84
 """How far a logit may be from the truth: e^s then is known to as many bits."""
 _LARGEST_LOGIT = 2.0**52  # the error of s - L in float64 is derived up to here (docs/numerics.md, section 2)

@@ -21,13 +21,15 @@ OPERATIONS_SUMMING_QUERIES = frozenset({"attention_gradients"})
 """The gradients of key and value are sums over the query rows: none can stand for another."""
 
 MAX_ELEMENTS = 1 << 18
-"""Elements of a score matrix of which all are judged. The exact answer of so many takes about a second."""
+"""Elements of a score matrix of which all are judged. The exact answer of so many takes about a second. A choice: more
+make a run slower, fewer leave more rows unjudged."""
 
 MAX_SAMPLED_ROWS = 64
 """Rows that stand for all: as many as the oracle takes at a time."""
 
 _SMALLEST_TILE = 16
-_SEED = 0
+"""Rows of the smallest product of a tensor core: tiles of queries are powers of two from there."""
+_SEED = 0  # a choice: any fixed seed makes two runs judge the same rows
 
 RowIndices = NDArray[np.intp]
 

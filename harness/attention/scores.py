@@ -50,7 +50,8 @@ PerHead = Any
 """What follows from a factor: one for all scores, or one for those of each head, (H, 1, 1)."""
 _HEAD_SCALE = "head_scale"
 _LARGEST_GRID = 2.0**1000
-"""Stands for the grid of products that are all 0."""
+"""Stands for the grid of products that are all 0, infinity otherwise: divided by a unit roundoff it is still a number
+of float64."""
 
 
 def _product_error(at: ErrorContext, query: Operand, key: Operand) -> ProductSums:

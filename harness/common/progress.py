@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SECONDS_PER_LINE = 5.0
-"""Between two lines if there is no terminal; a shorter run prints none."""
+"""Between two lines if there is no terminal; a shorter run prints none. A choice: a log of an hour has 720 lines."""
 MAX_FAILURES_SHOWN = 20
 """Failures that are shown one by one, as many as the summary lists; the others are counted."""
 

@@ -120,16 +120,18 @@ DEFAULT_STORE_BYTES = int(0.13 * 2**30)
 """Bytes that a store may take, on disk."""
 
 _MAGIC = b"attncheck store 2\n"
-_CHECKSUM_BYTES = 16
+_CHECKSUM_BYTES = 16  # 128 bits: no damage goes unnoticed by chance
 _LEAD_STRUCT = struct.Struct("<d")
 """The seconds by which an entry counts as used earlier than it was."""
 _LONGEST_LEAD = 24 * 3600.0
 """The lead of an entry that takes no time to make: one that was not used for a day is about to go anyway."""
 _HEADING_BYTES = len(_MAGIC) + _CHECKSUM_BYTES + _LEAD_STRUCT.size
 _LARGEST_SHARE = 8
-"""No entry may be larger than this part of the store."""
+"""An entry may take at most an eighth of the store. A choice: a larger part lets a few entries evict all others, a
+smaller one computes the largest exact answers again in every run."""
 _TOUCH_SECONDS = 3600
-"""The time of use of an entry is written at most once in this time."""
+"""The time of use of an entry is written at most once in this time. A choice: ``trim`` needs the order of days; a
+shorter time writes to the disk in every run."""
 
 _COUNTED_EVENTS = ("found", "missing", "damaged", "kept", "not kept")
 

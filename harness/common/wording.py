@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _MAX_COMPARED_LENGTH: Final = 100
+"""A choice: no known name is so long, and difflib's time grows with the square of the length."""
 _MAX_SUGGESTIONS: Final = 2
+"""A choice: with more, the line no longer answers the question; with one, the second of two equal names is missing."""
 AND = " and "
 """Between names of conventions that a case shows together."""
 BESIDE: Final = "; and "
@@ -26,10 +28,13 @@ BUT: Final = ", but "
 BY_ITSELF: Final = "; taken by itself: "
 """Before the diagnosis of one failing case, if all failing cases together have none."""
 _MAX_LISTED_NAMES: Final = 12
+"""A choice: longer lists fill the terminal; the command that prints all names replaces them."""
 WEB_ADDRESS: Final = r"^https?://[A-Za-z0-9._~:/?#@!$&'*+,;=%-]+$"
 """The form of an address of the web: without what would end a link in HTML or Markdown."""
 NEAR: Final = 0.61
 _SIMILARITY_MARGIN: Final = 0.1
+"""A second name is suggested only if it is nearly as similar as the first: for bflaot16, bfloat16 (0.88) and float16
+(0.80), but not float64 (0.67)."""
 
 
 def count_noun(number: int, noun: str) -> str:
@@ -115,6 +120,7 @@ ONE_LINE: Final = rf"^[^\x00-\x1f{_HIDING}]+$"
 LINES: Final = rf"^[^\x00-\x08\x0b-\x1f{_HIDING}]+$"
 """The same on several lines."""
 LONGEST_TEXT: Final = 4000
+"""Characters. A choice: about 50 lines of a terminal; longer texts are cut."""
 
 
 def one_line(text: str, most: int = LONGEST_TEXT) -> str:
@@ -141,6 +147,8 @@ def slug(name: str) -> str:
 
 
 _MIN_DIGITS = 4
+"""A choice: fewer digits do not show the size of a number; more make messages longer, and digits that differ are shown
+anyway."""
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ def exceeded_ratio_message(
 
 
 _MAX_SIMILAR_ENTRIES = 2
+"""A choice: they share one line of the summary; entries that explain more of the failing cases come first."""
 
 
 def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[ExpectedFailure]) -> str:

@@ -456,7 +456,7 @@ def wide_dtype(stage: str, dtype: str) -> str | None:
     """Return the wider dtype in which a stage may also be returned, for inputs of a dtype; None if there is none.
 
     Example:
-        >>> wide_dtype("log_sum_exp", "bfloat16"), wide_dtype("log_sum_exp", "float32"), wide_dtype("output", "bfloat16")
+        >>> wide_dtype("log_sum_exp", "bfloat16"), wide_dtype("log_sum_exp", "float32"), wide_dtype("output", "float16")
         ('float32', None, None)
     """
     is_wide = stage in STAGE_SPECS and STAGE_SPECS[stage].may_be_wide and statistics_dtype(dtype) != dtype
