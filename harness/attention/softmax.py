@@ -53,8 +53,8 @@ _MAX_EXPM1_EXPONENT = 1.0
 """Exponents up to here go through expm1; larger ones through the logarithm of the weight."""
 LARGEST_EXPONENT = 700.0  # e^709 is the largest power of e in float64
 _MIN_WEIGHT = 1e-300
-"""Smaller weights are near the least normal number of float64, 2.2e-308, or below it, where bits are lost; the logarithm
-of a weight is then the difference of logit and log_sum_exp."""
+"""Smaller weights are near the least normal number of float64, 2.2e-308, or below it, where bits are lost; the
+logarithm of a weight is then the difference of logit and log_sum_exp."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,8 +29,8 @@ Evaluation: TypeAlias = tuple[str, str, str]
 """An implementation, a case and a dtype."""
 
 _MAX_UNDIAGNOSED_BYTES = 1 << 20
-"""Largest stages of an implementation in one case that are kept for a later diagnosis. A choice: larger ones are
-computed again if the diagnosis needs them; keeping them takes memory for every failing case."""
+"""Largest stages of an implementation in one case that are kept for a later diagnosis. A choice: larger ones
+are read from the results directory, if it has them; a larger number takes memory for every failing case."""
 
 
 @dataclass(frozen=True)
