@@ -1,18 +1,38 @@
 """The largest error, and its statistical scale, that a rounding model allows at every stage of an operation.
 
-``accumulated_bounds`` walks from the inputs of a case; ``introduced_bounds`` walks the same graph from the stages that
-the implementation itself returned, each with its storage error. The rules stand with the steps; ``docs/numerics.md``
-derives them.
+The idea. A tolerance such as 1e-5 is too strict for one element and too lenient for another: the error of a score grows
+with |q||k|, that of an output with the spread of the values. So each element has its own bound B, derived from the
+inputs, the number format, and the roundings that an implementation declares (its rounding model). An error above B is
+impossible under that model, in any order of summation: the implementation is wrong. An error below B may still be too
+large to be rounding noise, so each element also has a scale sigma, from variances instead of worst cases.
 
-Where a score matrix is never held whole, ``bounds_by_rows`` takes some query rows at a time, with the keys that they
-may see. Given key and value, the bounds of a row are made of what that row attends to, so they are the same in any
-company, but for what the rows of a head share (the extremes of the values, powers of two that cancel): that gets
-tighter.
+How it proceeds. The ``error`` rule of each step takes the states of its operands, such as ``Logits`` with their largest
+errors and variances, and returns its own state. A walk over the graph of steps applies the rules from the inputs to the
+stage. The values that the formulas need are the exact ones, rounded to float64. The basis of all rules is the error of
+an inner product of n terms, in any order (Jeannerod and Rump 2013):
+
+    |fl(x.y) - x.y| <= n u |x|.|y|
+
+and, for the scale, independent roundings of the partial sums. ``docs/numerics.md``, sections 4 to 6, derives the rules.
+
+Two bounds of one stage:
+
+* ``accumulated_bounds`` begin at the inputs of a case. They tell if the stage is right.
+* ``introduced_bounds`` begin at the stages that the implementation itself returned, each with its storage error. They
+  tell if this step is right, even if an earlier one is wrong. So they tell where an error begins.
+
+The alternatives. Interval arithmetic does not know that the weights of a row share a maximum and a sum, so its
+intervals are much wider than B. Measured tolerances need a trusted implementation for each format, and do not hold for
+another shape.
+
+If the score matrix is never stored, ``bounds_by_rows`` takes some query rows at a time, with the keys that they may
+attend to. Given key and value, the bound of a row depends only on what that row attends to. An exception are numbers
+that all rows of a head share, such as the extremes of the values: with fewer rows, these bounds become tighter.
 
 ``propagate_radii`` returns how far an exact result moves when every input moves by its radius: the allowance for
-printed, rounded inputs (``docs/numerics.md``, section 8). A document that prints its inputs rounded computed with other
-numbers than it shows; so does a float32 run of a float64 document. The rules hold for radii of inputs of any size, not
-to first order; they are evaluated in float64, whose own rounding is far below any digit that a document prints.
+printed, rounded inputs (section 8). A document that prints its inputs rounded computed with other numbers than it
+shows; so does a float32 run of a float64 document. These rules hold for radii of any size. They are evaluated in
+float64, whose own rounding is far below any digit that a document prints.
 """
 
 from __future__ import annotations

@@ -1,14 +1,38 @@
 """The exact answer: every stage of an operation as a proven enclosure, from the numbers as stored.
 
-Everything is evaluated in double words, of 106 bits. Where some radius is too large beside its element's scale
-(``TOLERANCES``), it is evaluated in ball arithmetic (python-flint; Johansson 2017, "Arb: efficient arbitrary-precision
-midpoint-radius interval arithmetic") at 128 bits, and again at twice as many as long as one is. ``docs/numerics.md``,
-section 2, says what the scales are.
+The idea. A reference implementation in float64 rounds, too. It cannot judge float64 at all, and if it has a fault, no
+comparison shows it. So this module computes each number with a proven radius: the true value is within ``radius`` of
+``high + low``, two float64 numbers. Inputs are exact by definition: they are the bits that every implementation gets.
+The scale 1/sqrt(D) is the real number, not its rounding.
 
-Query rows are independent of each other given key and value, so they are taken some at a time, and on a large shape
-some rows can stand for all. Gradients add the rows up: they are evaluated whole. Where the score matrix of attention is
-never held whole, its keys are taken in blocks, whose numerators and denominators add up, relative to the largest logit
-so far. What error bounds need besides, the logits and weights, is then kept as float64 alone.
+How it proceeds:
+
+1. The problem is in canonical form (``reading/lowering.py``): one mask, one set of keys and values. A walk over the
+   graph of steps (``graph.py``, ``walk.py``) evaluates the ``exact`` rule of each step.
+2. The first arithmetic is double words, with 106 bits (``double_words.py``). Each operation adds its own error, from
+   the literature, to the radii of its operands.
+3. A radius must be small relative to the scale of its element (``TOLERANCES``): 2^-90 for double words. The scale is
+   the sum of the absolute terms of a number, not the number itself: a sum that cancels to 0 has no relative accuracy.
+4. If any radius is too large, the whole walk runs again in ball arithmetic (``balls.py``: FLINT's arb, Johansson 2017,
+   "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic"): at 128 bits, then twice as many, until
+   every radius is below 2^-80 of its scale.
+
+Why two arithmetics. For four heads of 64 queries and keys with a width of 32, NumPy takes 0.4 ms, double words 60 ms,
+and balls 640 ms (one core, measured once). Balls alone would be right, but ten times slower. Double words alone could
+not prove anything for scores of 1e600, or after cancellation that takes more than 106 bits.
+
+Why in parts. Given key and value, query rows are independent of each other:
+
+* Rows are evaluated 64 or more at a time, so that intermediate arrays stay small.
+* On large shapes, some rows can stand for all (``sampling.py``). Gradients add rows up, so they are evaluated whole.
+* If no stage with an axis of keys is needed, the score matrix of a long sequence is never stored. Its keys come in
+  blocks, as in an online softmax. With m the largest logit so far, a block with a larger one, m', rescales the sums:
+
+      l' = l e^(m - m') + sum_j e^(s_j - m'),    o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+
+  Error bounds need logits and weights, too. These are then kept in float64 (``BlockedResult.inner``).
+
+``docs/numerics.md``, section 2, defines the scales and proves the errors.
 """
 
 from __future__ import annotations

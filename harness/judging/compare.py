@@ -1,8 +1,33 @@
 """One comparison of two arrays, and the verdict on one tensor of errors.
 
-Shapes are compared first, then dtypes, then the places of NaN and infinity, then values. Errors are proved wrong,
-statistically wrong, noisy, or within what their class allows: ``docs/numerics.md``, section 7, has the rules of these
-tiers, and why a root mean square is used only over enough elements and enough independent causes.
+The idea. Rounding errors are not all equal: some errors are impossible under the declared rounding model, others are
+possible and so unlikely that no correct kernel has them. A single tolerance cannot distinguish these. So the errors of
+a tensor of N elements get one of four tiers, from two numbers for each element: its bound B and its scale sigma.
+
+    ratio = error / B          z = error / sigma          rms = sqrt(mean of z^2)
+
+| tier | rule | result |
+| --- | --- | --- |
+| proven | some ratio > 1 | impossible under the rounding model: the result is wrong |
+| statistical | some z > lambda(N), or rms > 1 | wrong: its probability by chance is below 1e-6 per tensor |
+| warning | N >= 256, and some z > max(3, lambda(N) / 2) or rms > 0.6 | noisier than rounding; does not fail |
+| within | otherwise | right |
+
+lambda(N) = sqrt(2 ln(2N / 1e-6)) is the z that one of N elements exceeds with that probability (``z_threshold``). The
+radius of the exact value is subtracted from an error first: the exact value may be anywhere in its enclosure.
+
+The statistical tiers apply only if roundings behave like noise:
+
+* Inputs must be continuous and unstructured. With small integers or equal keys, many elements round the same way.
+* rms needs enough elements (``MIN_FOR_MEAN``) and enough independent causes (``MIN_CAUSES``). The elements of a row
+  share the errors of its query, its maximum and its sum: 300 scores of one query are one cause, not 300.
+
+The alternatives. Without the statistical tier, a kernel with exponentials that are off by a few units passes,
+because the bound must allow for the worst order of summation. Without the proven tier, a single wrong element in a
+large tensor needs an error above lambda(N) sigma, and structured inputs have no verdict at all.
+
+Before any error is measured, shapes are compared, then dtypes, then the positions of NaN and infinity.
+``docs/numerics.md``, section 7, derives the rules.
 """
 
 from __future__ import annotations

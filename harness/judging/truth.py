@@ -1,8 +1,35 @@
 """The truth of one case in one dtype: exact stages, error bounds, and the elements without an exact answer.
 
-``find_truth`` chooses the query rows that are judged, makes the canonical form, and finds undefined elements in it. The
-oracle then evaluates the exact stages (``exact_stages.py``), rows and elements without an exact answer are withdrawn
-(``undefined.py``), and each rounding model has its bounds (``stage_bounds.py``). All three serve all implementations.
+The idea. A verdict needs three facts about each element of a stage: the exact value, the largest error that rounding
+can cause, and whether an exact value exists at all. They depend on the inputs and on the rounding model, and not on any
+result. So they are computed once, and all implementations of the case share them.
+
+How a truth is made (``find_truth``):
+
+1. Choose the query rows to judge: all of them, or some that stand for all on large shapes (``attention/sampling.py``).
+2. Make the canonical form: one mask, one set of keys and values (``Problem.canonical``).
+3. Find NaN and infinity in the inputs, and replace them by ones. The exact arithmetic accepts only finite numbers.
+4. Evaluate the exact stages of that form (``exact_stages.py``), or read them from the store.
+5. Follow the replaced elements through the operation, and withdraw the exact value of every element that they reach
+   (``undefined.py``). Rows without a key get the value of their convention, or none.
+6. On request, bound the errors of the stages for a rounding model (``stage_bounds.py``).
+
+The judge uses three methods, for a stage with the returned values r, the exact values x and the bound B:
+
+* ``reference``: x and B from the inputs of the case. If |r - x| > B for any element, the stage is wrong.
+* ``step``: x and B from the stages that the implementation itself returned before this one. If |r - x| > B here, too,
+  this step is wrong; otherwise the error comes from an earlier stage.
+* ``why_open``: the reason why an element has no exact value, in words.
+
+Why an exact answer, and not a reference implementation: a reference rounds as much as any float64 implementation, and
+a fault in it would make every correct result wrong. The price is time: on a small shape, the exact answer costs about
+150 times as much as NumPy in float64 (``attention/oracle.py``). This is why rows are sampled, answers are stored, and a
+step is evaluated again only if the returned stages before it differ.
+
+If several results are right, the truth depends on the result: a kernel that adds a mask returns NaN where one that
+selects returns a number. ``reference`` then takes the returned array and chooses the matching answer.
+
+``docs/numerics.md`` has the exact answer in section 2, the bounds in 4 to 6, and elements without an answer in 7.
 """
 
 from __future__ import annotations
