@@ -6,7 +6,7 @@ them (stored, or made again as e^(s - L)), dp, the gradient p y of the logits, t
 gradient p y kappa of the scores.
 
 float64 has errors of its own here. They are of second order in a bound, being relative errors of its terms, except
-where float64 itself can hardly tell the weights: so p is taken as large as it can be, p e^E / Z with the E and Z of
+if float64 itself can hardly tell the weights: so p is taken as large as it can be, p e^E / Z with the E and Z of
 float64 itself, and so is |y|.
 """
 

@@ -68,7 +68,7 @@ def accumulated_bounds(
     """Bound the error of every stage against the exact answer from the inputs.
 
     Inputs are as stored, ``exact`` are the exact stages rounded to float64, of which all are needed that ``stages``
-    (by default all of them) follow from. Where the exact value is not finite, the bound is 0.
+    (by default all of them) follow from. If the exact value is not finite, the bound is 0.
     """
     return bound_stages(Computation.of(problem), rounding, exact, exact if stages is None else stages)
 

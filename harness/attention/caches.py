@@ -1,7 +1,7 @@
 """Keys and values in other forms: in a cache, in 8 bits with scales, or as latent vectors.
 
 Keys and values of a cache stand in front of those that are projected. It holds what the projections gave before,
-rotated where there is a rotary embedding: the rotation behind this step has the cosine 1 and the sine 0 there. Nothing
+rotated if there is a rotary embedding: the rotation behind this step has the cosine 1 and the sine 0 there. Nothing
 is rounded, and the new ones bring their errors along. Without projections the past is joined before anything is
 computed (``reading/lowering.py``).
 

@@ -1,8 +1,8 @@
 """Double words: unevaluated sums of two float64 numbers, high = fl(high + low), each with a proven radius.
 
-``docs/numerics.md``, section 2, has the algorithms, which use no fused operations, which NumPy has not, and proves
-every error and radius below. Where a number is not finite, or so small that nothing is proven, the radius is not finite
-either, and stays so: what is asked then goes to ``balls``.
+``docs/numerics.md``, section 2, has the algorithms, and proves every error and radius below. They use no fused
+multiply-add, because NumPy has none. If a number is not finite, or so small that nothing is proven, its radius is not
+finite either, and stays so. The oracle then evaluates the stage with ``balls``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE_SUM_ERROR = 2 * U2
 EXP_ERROR = 4 * U2
 """Relative: 2^-106.4 from reducing the argument, u^2/2 from each table, 2u^2 from the last sum, and little more."""
 POLYNOMIAL_ERROR = 2.0**-102
-"""Relative, of e^x - 1 where x is not reduced: 7u^2 from the last product, 2u^2 from the sum in it, and little more."""
+"""Relative, of e^x - 1 if x is not reduced: 7u^2 from the last product, 2u^2 from the sum in it, and little more."""
 LOG_ERROR = 2.0**-101
 """Absolute: that of the exponential, the product with it, and the logarithm of 1 + d up to d^3 < 2^-135."""
 MAX_SLICES = 8
@@ -182,7 +182,7 @@ class DoubleWords(ExactArray):
             some = (high != 0) | (radius > 0)
             moved = (
                 moved + _UNDERFLOW_LOSS * (some & (size < _NEAR_UNDERFLOW)) + 0 * size
-            )  # not finite where the number is not
+            )  # not finite if the number is not
         moved = moved + _matmul_radius(np.abs(self.parts[0]), self.radius, np.abs(other.parts[0]), other.radius)
         return type(self)((*made[:2], moved * _RADIUS_SLACK))
 
@@ -250,7 +250,7 @@ def _expm1_with_radius(x: Real, x_low: Real, x_radius: Real) -> Parts:
     power = _reduce_exponent(x, x_low)
     head = _ldexp_pair(power.head, power.exponent)
     high, low = _add_pairs(_add_number(head, -np.ones_like(head[0])), _multiply_pairs(head, _expm1_small(power.rest)))
-    size, is_polynomial = np.abs(high), head[0] == 1  # where no multiple of log 2 was taken away
+    size, is_polynomial = np.abs(high), head[0] == 1  # true if no multiple of log 2 was subtracted
     error = np.where(is_polynomial, POLYNOMIAL_ERROR * size, 2 * EXP_ERROR * np.maximum(head[0], size))
     radius = error + np.expm1(x_radius) + _UNDERFLOW_LOSS * (x != 0)
     return high, low, radius * _RADIUS_SLACK
@@ -289,7 +289,7 @@ class _ScaledRows:
     """Rows or columns of numbers of at most 1 in size, 2^exponent of which are the operand; ``whole`` are their sizes.
 
     ``unit`` is 2^exponent, by which it is faster to multiply; None near the ends of float64. ``second`` are the lower
-    words, None where there are none; what underflow took is below ``lost``.
+    words, None if there are none; what underflow took is below ``lost``.
     """
 
     axis: int
@@ -328,7 +328,7 @@ def _multiply_slices(left: _ScaledRows, right: _ScaledRows, least: float) -> tup
 
     Products of slices of one size lie side by side, so that each sum of them is one product; the smallest are added up
     first, in float64 as long as that is enough. Returns high, low, what adding up may have rounded, and what all that
-    is left out amounts to at most, where there is any term.
+    is left out amounts to at most, if there is any term.
     """
     inner = max(left.first.shape[-1], 1)
     bits = min(SLICE_BITS, math.floor((53 - math.log2(2.6 * inner)) / 2))
@@ -440,7 +440,7 @@ def _pair_from_balls(numbers: list[arb]) -> Pair:
 
 
 def _reduce_exponent(x: Real, x_low: Real) -> _ReducedExponent:
-    """Reduce arguments of the exponential; beyond 760 in size they are 760, where float64 has ended already."""
+    """Reduce arguments of the exponential; those beyond 760 in size become 760, which is beyond float64's range."""
     table, parts = _power_of_two_table()
     beyond = np.abs(x) > _LARGEST_EXPONENT
     if beyond.any():

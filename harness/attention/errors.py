@@ -1,14 +1,13 @@
 """The parts of error bounds: a bound, an operand with its error, logits with theirs, and a ball in float64.
 
-Every bound is two numbers per element. ``max_error`` (B) holds for any order of summation, blocking and fusing that the
-rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent noise
+Every bound has two numbers per element. ``max_error`` (B) holds for any order of summation, blocking and fusing that
+the rounding model allows. ``sigma`` is the size of the error if roundings behave as bounded, mean-independent noise
 (``docs/numerics.md``, section 5): variances are propagated instead of sums.
 
-A kernel may store an operand in codes with scales (section 3.1), perhaps among fewer elements than it declares, which
-makes the scales smaller, and the error with them. What is no number shares nothing: a kernel whose scale follows from a
-NaN that nobody attends to is held to the others. Less the mean, codes are those of k - m, m the mean of a head's keys,
-and it is k - m that the errors of the query's codes meet. Variances of codes are squares of largest errors: a rounding
-is noise of which nothing else is known.
+A kernel may store an operand in codes with scales (section 3.1). If a scale is shared by fewer elements than declared,
+it is smaller, and so is the error. NaN and infinity do not count as the largest element of a scale. If the mean is
+subtracted first, the codes are those of k - m, with m the mean of a head's keys, and the errors of the query's codes
+multiply k - m. The variance of codes is the square of their largest error: nothing else is known of that rounding.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Operand(Elementwise):
 
     @property
     def errors(self) -> tuple[Real, Real]:
-        """The largest error of each element and its variance: 0 where they are exact."""
+        """The largest error of each element and its variance: 0 if they are exact."""
         zero = np.zeros_like(self.value)
         return zero if self.max_error is None else self.max_error, zero if self.variance is None else self.variance
 
@@ -126,7 +125,7 @@ class Logits(Elementwise):
         )
 
     def bound(self, rounding: RoundingModel) -> Bound:
-        """Return the bound of the stage as it is returned: in the format of results, where that is the coarser one."""
+        """Return the bound of the stage as it is returned: in the format of results, if that is the coarser one."""
         exact, max_error, floor = self.value, self.max_error, self.floor
         variance = add_errors(self.independent, self.shared)
         if self.score_scale_error_variance:
@@ -139,7 +138,7 @@ class Logits(Elementwise):
 
 
 def exact_logits(value: Real, max_error: Real | None = None) -> Logits:
-    """Take logits as given, not computed; or as off by ``max_error`` at most, and nothing known beyond that."""
+    """Return logits that are given, not computed, or off by at most ``max_error`` with an unknown variance."""
     zero = np.zeros_like(value)
     return Logits(value, zero if max_error is None else max_error, zero, zero, zero)
 
@@ -177,7 +176,7 @@ def make_bound(exact: Real, max_error: Real, variance: Real, floor: Real | float
     largest = usable_max_error(exact, max_error)
     scale, known = np.sqrt(variance), variance >= _MIN_VARIANCE
     scale = np.fmin(scale + floor, largest)
-    # Where nothing is known of the variance it is NaN, infinite, or too small.
+    # If nothing is known of the variance it is NaN, infinite, or too small.
     return Bound(largest, scale if known.all() else np.where(known, scale, largest))
 
 
@@ -203,7 +202,7 @@ def summation_variance(unit: float, length: int | Real, total_square: Real, squa
 
 
 def relative_sum_error(rounding: RoundingModel, terms: int | Real) -> Real:
-    """Return the relative error of a sum of so many products: beyond N of them, sums of sums are added up."""
+    """Return the relative error of a sum of products: after ``sum_length`` of them, sums of sums are added up."""
     within = np.minimum(terms, rounding.sum_length)
     error: Real = within * rounding.accumulate_unit + (terms - within) * rounding.promoted_unit
     return error
@@ -226,7 +225,7 @@ def inner_product_variance(rounding: RoundingModel, length: int | Real, total_sq
 def matmul_variance_factors(rounding: RoundingModel, length: int | Real) -> tuple[Real, Real]:
     """Return the factors of the square of an inner product, and of the sum of the squares of its terms.
 
-    They make its variance in a product of matrices, of which both factors may be rounded. Where they are cut off
+    They make its variance in a product of matrices, of which both factors may be rounded. If they are cut off
     instead, what all have in common of that is a relative error of the result.
     """
     of_total, of_squares = (inner_product_variance(rounding, length, *terms) for terms in ((_ONE, ZERO), (ZERO, _ONE)))
@@ -387,9 +386,9 @@ _AXES_SHARING_SCALE: Mapping[str, tuple[int, ...] | None] = {
 
 
 def quantization_error(name: str, size: Real, rounding: RoundingModel, whole: Real | float | None = None) -> Real:
-    """Return what codes lose of an operand, by the largest size of each element; ``ZERO`` where it has none.
+    """Return the error of storing an operand in codes, from the largest size of each element; ``ZERO`` without codes.
 
-    ``whole`` is what a second scale makes the largest code of, if not the largest of all.
+    ``whole`` is the number to which a second scale assigns the largest code; by default the largest of all elements.
     """
     quantization = rounding.quantization_of(name)
     if quantization is None or not size.size:

@@ -1,9 +1,9 @@
 """Real numbers that are known to within a radius: the operands of exact rules, and the oracle's results.
 
-A rule is stated once and runs in two arithmetics. ``DoubleWords`` (``double_words``) is fast and has 106 bits;
-``Balls`` (``balls``) has as many as are asked for. Every operation gives an enclosure of the result for any numbers
-within the operands' radii. ``Magnitudes`` has no radii, and says what those of double words are small beside. Shapes
-broadcast as NumPy's do. An ``Enclosure`` is a true value as two float64 numbers and a proven radius.
+A rule is written once and runs in two arithmetics. ``DoubleWords`` (``double_words``) is fast and has 106 bits;
+``Balls`` (``balls``) has as many bits as requested. Every operation returns an enclosure of the result for any numbers
+within the operands' radii. ``Magnitudes`` has no radii: radii of double words are compared with it. Shapes broadcast as
+NumPy's do. An ``Enclosure`` is a true value as two float64 numbers and a proven radius.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ExactArray(ABC):
 
     @abstractmethod
     def high_low_radius(self) -> tuple[Real, Real, Real]:
-        """Return high, low and radius with |x - (high + low)| <= radius; an infinite radius where nothing is known."""
+        """Return high, low and radius with |x - (high + low)| <= radius; an infinite radius if nothing is known."""
 
     @abstractmethod
     def is_zero(self) -> Flags:
@@ -66,7 +66,7 @@ class ExactArray(ABC):
         return (radius <= tolerance * largest) & np.isfinite(radius)
 
     def row_maxima(self) -> Self:
-        """Return some exact number near the largest attended one of each row, 0 where there is none: (..., 1)."""
+        """Return some exact number near the largest attended one of each row, 0 if there is none: (..., 1)."""
         high = self.high_low_radius()[0]
         attended = high if self.attended is None else np.where(self.attended, high, -np.inf)
         largest = attended.max(axis=-1, keepdims=True, initial=-np.inf)
@@ -236,7 +236,7 @@ def intersect_flags(first: Flags | None, second: Flags | None) -> Flags | None:
 
 @dataclass(frozen=True, eq=False)
 class Exponentials:
-    """e^(x - shift) per score x, exactly 0 where it is -inf; per row, (..., 1), the shift, any number, and the sum."""
+    """The exponentials e^(x - shift) of scores x, 0 for x = -inf; per row, (..., 1), the shift and the sum."""
 
     terms: ExactArray
     shift: ExactArray
@@ -280,9 +280,9 @@ SETTLED: Counter[str] = Counter()
 class Enclosure(Elementwise):
     """Arrays of one shape with |truth - (high + low)| <= radius, element by element.
 
-    Where the truth is -inf exactly (a masked score, the log_sum_exp of an empty row), high is -inf, low and radius 0.
-    Where it is finite and beyond float64's range, high is infinite, low 0 and radius infinite: outside every format's
-    domain, so that nothing is to be said of it.
+    If the truth is exactly -inf (a masked score, the log_sum_exp of an empty row), high is -inf, and low and radius are
+    0. If the truth is finite and beyond float64's range, high is infinite, low 0 and radius infinite: no format has it,
+    so it is not judged.
     """
 
     high: Real
@@ -322,7 +322,7 @@ class Enclosure(Elementwise):
         """Return |candidate - (high + low)|, float64, its own rounding below 2^-51 of it.
 
         candidate: of this shape, of any dtype that float64 holds. Equal infinities have the error 0; an infinity or NaN
-        where the truth is finite has the error inf, and so has anything finite or NaN where the truth is infinite.
+        if the truth is finite has the error inf, and so has anything finite or NaN if the truth is infinite.
         The truth lies within ``radius`` of high + low, so the error is at least ``error_of(candidate) - radius``.
 
         Raises ``ValueError`` for another shape.
@@ -353,7 +353,7 @@ radius, which is subtracted from every error: at 2^-16 of a last place it hides 
 
 
 def unit_in_last_place(high: Real) -> Real:
-    """Return the distance of numbers to the next larger ones; 1 where float64 has none."""
+    """Return the distance of numbers to the next larger ones; 1 if float64 has none."""
     with np.errstate(all="ignore"):
         place = np.spacing(np.abs(high))
     return np.where(np.isfinite(place), place, 1.0)

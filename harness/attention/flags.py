@@ -17,7 +17,10 @@ from attncheck.attention.problem import Computation
 
 @dataclass(frozen=True, eq=False)
 class ReachContext:
-    """The arguments of a reach rule: flags of the inputs; where it is said which keys are attended, no others count."""
+    """The arguments of a reach rule: the problem, the flags of its inputs, and which keys are attended.
+
+    With ``attended``, only flags of attended keys reach a row; without, flags of all keys do.
+    """
 
     problem: Computation
     flags: Mapping[str, Flags]
@@ -49,7 +52,7 @@ def reach_of_weighted_mean(value: Flags, attended: Flags | None) -> Flags:
 
 
 def make_score_reach(*shared: str) -> Callable[[ReachContext, Flags, Flags], Flags]:
-    """Follow queries, keys and what all scores have in common to the scores: a row and a column each."""
+    """Return the reach rule of scores: a query flags its row, a key its column, a ``shared`` input all scores."""
 
     def reach(known: ReachContext, query: Flags, key: Flags) -> Flags:
         row = any_along(query, -1)

@@ -2,10 +2,10 @@
 
     query, key, value    of multi_head_attention: ``projection``
     dequantized_key, .. value   ``caches``, where keys and values, and maybe queries, come with factors
-    projected_key, .. value   ``latents``, where they are made of latent vectors, or as good as made
+    projected_key, .. value   ``latents``, if they are made of latent vectors, or as good as made
     normalized_query, .. key   ``normalization``, before the rotation or behind it
     joined_key, .. value    ``caches``, where projected keys and values come behind those of a cache
-    rotated_query, .. key   ``rotary``, where there is a rotary embedding: everything behind them follows from these
+    rotated_query, .. key   ``rotary``, if there is a rotary embedding: everything behind them follows from these
     product              q k^T, shared by raw_scores and scores, itself no stage
     raw_scores, scores   the product, times the scale: ``scores``; or another kind of score: ``other_scores``
     capped               ``logits``, behind the scores, unless a convention puts it behind the bias, or behind the

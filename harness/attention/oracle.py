@@ -123,7 +123,7 @@ def exact_from(
 
     ``returned`` are whole arrays in the stages' shapes, and all ``stages`` follow from the same of them. One that is
     not there is composed from those before it. Minus infinity among returned scores is what a mask or bias leaves, and
-    stays out of the softmax. None where one that is needed holds NaN, or another infinity, at a place that is attended;
+    stays out of the softmax. None if one that is needed holds NaN, or another infinity, at a place that is attended;
     and for gradients, none of which follows from another. The problem is one that ``exact_stages`` has a value for.
     """
     if problem.operation in OPERATIONS_SUMMING_QUERIES:
@@ -252,7 +252,7 @@ def needs_key_blocks(problem: Problem, stages: Collection[str]) -> bool:
 def exact_results_by_key_blocks(problem: Problem, stages: Sequence[str]) -> BlockedResult | None:
     """Return the exact value of ``output`` and ``log_sum_exp``, with keys in blocks.
 
-    None where a logit is so large that two float64 numbers say too little of it. As ``exact_stages``, raises
+    None if a logit is so large that two float64 numbers say too little of it. As ``exact_stages``, raises
     ``OutsideDomain``, ``PrecisionExhausted`` and ``ValueError``.
     """
     computation = Computation.of(problem)

@@ -1,6 +1,6 @@
 """Scores that are no scaled dot product: bilinear, additive, and the cosine.
 
-The bilinear score is q W k^T (Luong et al. 2015, section 3.1), plus a number for each head where there is one; the
+The bilinear score is q W k^T (Luong et al. 2015, section 3.1), plus a number for each head if there is one; the
 additive one w . tanh(q Wq + k Wk + b), a small network (Bahdanau et al. 2015, appendix A.1.2); the cosine
 a q.k / (|q| |k|). ``docs/numerics.md`` derives their bounds (sections 4.1 and 4.2), and says which of their errors the
 keys of a row have in common (5).

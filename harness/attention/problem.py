@@ -36,7 +36,7 @@ _KEY_AXES: Mapping[str, int] = {
     **{"key": -2, "value": -2, "mask": -1},
     **{name: spec.axes.index("T") - len(spec.axes) for name, spec in FOLDED_INPUTS.items() if "T" in spec.axes},
 }
-"""Inputs that have a key more where one is added, and the axis that counts keys."""
+"""Inputs that have a key more if one is added, and the axis that counts keys."""
 
 
 class OutsideDomain(Exception):
@@ -53,19 +53,18 @@ class OutsideDomain(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Computation(Problem):
-    """A problem in canonical form, of which some rows and keys are computed.
+    """A problem in canonical form, restricted to some of its query rows and keys.
 
     Stages that are ``returned`` count as inputs, too.
 
-    ``rows`` are the indices of the query rows that the arrays hold, ``first_key`` that of the first key: causality asks
-    which they are. In an ``absolute``
-    problem every number stands for its magnitude, so that each stage becomes the sum of the absolute terms that it is
-    made of (tanh being increasing, that of a magnitude bounds the magnitude of tanh): the scale against which its
-    radius is small or not.
+    ``rows`` are the indices of the query rows that the arrays hold, and ``first_key`` is the index of the first key:
+    causality compares the two. If a problem ``is_absolute``, every number is replaced by its magnitude, so that each
+    stage becomes the sum of its absolute terms. (tanh increases, so the tanh of a magnitude bounds the magnitude of the
+    tanh.) The radius of a stage is compared with this sum.
 
-    Of the keys the last ``added_keys`` (one, or none) are not the case's own: a key of zeros with a value of zeros
-    stands for an input that ``adds_key``. Outside the oracle and the bounds no stage has it (``without_added``). A
-    problem that ``is_wide`` is for bounds, in float64.
+    The last ``added_keys`` (one or none) are not keys of the case: a key of zeros with a value of zeros represents an
+    input that ``adds_key``. Outside the oracle and the bounds, no stage has this key (``without_added``). A problem
+    that ``is_wide`` is for bounds, in float64.
     """
 
     rows: NDArray[np.intp] = field(kw_only=True)
@@ -89,7 +88,7 @@ class Computation(Problem):
 
     @classmethod
     def as_given(cls, problem: Problem) -> Computation:
-        """Return the whole problem with its own keys alone: for what masks say of them.
+        """Return the whole problem without the key that an input adds, for questions about masks.
 
         Raises ``ValueError`` for an operation, option or input that no step knows.
         """
@@ -131,7 +130,7 @@ class Computation(Problem):
         return self.options.get("empty_rows") == "uniform"
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return an input as stored. Raises ``ValueError`` where the operation has none of that name."""
+        """Return an input as stored. Raises ``ValueError`` if the operation has none of that name."""
         if name not in self.inputs:
             raise ValueError(f"{self.operation} has no {name}, from which the stage asked for follows")
         return self.inputs[name]
@@ -162,11 +161,11 @@ class Computation(Problem):
         return abs(float(value)) if self.is_absolute else float(value)
 
     def allowed(self, shape: Shape) -> NDArray[np.bool_] | None:
-        """Return which keys may be attended to, in the scores' shape; None for all: behind a fill each has a weight."""
+        """Flag the keys that may be attended to, in the scores' shape; None for all, as with a fill."""
         return self.kept(shape) if self.fill is None else None
 
     def kept(self, shape: Shape) -> NDArray[np.bool_] | None:
-        """Return which scores the mask and causality leave as they are, in their shape; None where there is neither."""
+        """Flag the scores that mask and causality leave unchanged, in their shape; None without both."""
         mask = self.inputs.get("mask")
         if self.options.get("is_causal"):
             causal = np.arange(self.first_key, self.first_key + shape[-1]) <= self.rows[:, np.newaxis]  # (Lq, Lk)
@@ -175,9 +174,9 @@ class Computation(Problem):
         return None if mask is None else np.broadcast_to(mask, shape)
 
     def unattended(self, shape: Shape) -> NDArray[np.bool_]:
-        """Return, in the scores' shape, which keys take no part: the mask forbids them, or their score is -inf.
+        """Flag the keys without a weight, in the scores' shape: the mask forbids them, or their score is -inf.
 
-        A fill takes the place of both.
+        With a fill, only scores that are not replaced can be -inf.
         """
         allowed = self.allowed(shape)
         unattended = np.zeros(shape, dtype=np.bool_) if allowed is None else ~allowed
@@ -196,7 +195,7 @@ class Computation(Problem):
         return _append_constant(broadcast, -1, self.added_keys, 0) if self.added_keys else broadcast
 
     def with_added(self, stage: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a stage with the key that is added, of which 0 is what no step behind it uses."""
+        """Append the added key to a stage, as zeros: no later step uses its numbers."""
         axis = key_axis(stage) if self.added_keys else None
         return array if axis is None else _append_constant(array, axis, self.added_keys, 0)
 
@@ -252,9 +251,9 @@ class Computation(Problem):
         return replace(self, inputs=inputs, first_key=self.first_key + start)
 
     def as_predecessor(self, name: str, array: NDArray[Any], stage: str) -> NDArray[Any] | None:
-        """Return an implementation's stage ``name`` as what ``stage`` follows from; None where it has no exact value.
+        """Return the returned stage ``name`` as predecessor of ``stage``; None if no exact value follows from it.
 
-        What the mask forbids is not attended, whatever stands there; -inf is a score where nothing is attended.
+        Masked elements are not attended, whatever their value. -inf is a score only if nothing is attended there.
         """
         if name not in LOGITS:
             return array if np.isfinite(array).all() else None

@@ -149,7 +149,7 @@ def bound_linear_layer(
     """Bound inputs (..., L, E) times weight (E, F) plus bias (F,); returns ``exact`` (..., L, F) with its error.
 
     There may be a weight for each head: inputs (B, H, L, E) or (B, 1, L, E), weight (H, E, F), exact (B, H, L, F).
-    ``carried`` is what the inputs' own variance adds, where they are not independent of each other.
+    ``carried`` is what the inputs' own variance adds, if they are not independent of each other.
     """
     length, u_acc, size = weight.shape[-2], rounding.accumulate_unit, np.abs(weight)
     offset = np.zeros(weight.shape[-1]) if bias is None else bias

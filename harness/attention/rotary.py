@@ -2,7 +2,7 @@
 
     x' = x c - y s,   y' = y c + x s
 
-The transpose is the rotation by -s. Where c is 0, 1 or -1 and s is 0, or the other way round, nothing is rounded; so it
+The transpose is the rotation by -s. If c is 0, 1 or -1 and s is 0, or the other way round, nothing is rounded; so it
 is at position 0, in a past, which comes rotated, and in the key that an input adds. ``docs/numerics.md``, section 4.1,
 has the bound; Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.4.2;
 ``contract.py`` says which elements are pairs.

@@ -1,4 +1,4 @@
-"""Some query rows that stand for all, where the exact answer of every row would cost too much.
+"""Query rows that stand for all rows, if the exact answer of every row would cost too much.
 
 Given key and value, the rows of attention do not depend on each other, so each row that is judged is judged as
 strictly as ever. Which ones: the first and the last; those on both sides of the edges of tiles, whose sizes are powers
@@ -35,7 +35,7 @@ RowIndices = NDArray[np.intp]
 
 
 def sampled_rows(problem: Problem) -> RowIndices | None:
-    """Return the query rows to judge, ascending; None for all of them, where there are few or none can be left out.
+    """Return the query rows to judge, ascending; None for all of them, if there are few or none can be left out.
 
     Example:
         >>> row = np.ones((1, 1, 1024, 1))

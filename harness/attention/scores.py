@@ -143,7 +143,7 @@ def compute_product_sums(query: Operand, key: Operand, rounding: RoundingModel) 
 def count_product_roundings(
     products: ProductSums, rounding: RoundingModel, folds_exactly: PerHead
 ) -> tuple[Real | float, Real | float]:
-    """Return 0 where a product is exact in the accumulation format, and where in that of the scores as well; else 1."""
+    """Return the roundings of each product's sum and of its storage: 0 if it is exact in that format, else 1."""
     grid = products.grid
     if grid is ZERO or not np.any(folds_exactly):
         return 1.0, 1.0
@@ -160,7 +160,7 @@ def count_product_roundings(
 def _may_be_exact(query: Operand, size_k: Real, magnitude: Real, rounding: RoundingModel) -> bool:
     """Tell if any partial sum may be representable; this says no without the bits of every element.
 
-    The grid of k is at most max |k|. Where all of q would have to be multiples of more than it is, no product fits.
+    The grid of k is at most max |k|. If all of q would have to be multiples of more than it is, no product fits.
     """
     largest, least = float(size_k.max(initial=0.0)), float(magnitude.min(initial=np.inf)) * rounding.accumulate_unit
     if not 0 < least < math.inf:
@@ -171,7 +171,7 @@ def _may_be_exact(query: Operand, size_k: Real, magnitude: Real, rounding: Round
 
 
 def _has_rounded_elements(operand: Operand, rounding: RoundingModel) -> Real:
-    """Return, per matrix, 1 where a product may change some element by rounding it, else 0: (..., 1, 1)."""
+    """Return, per matrix, 1 if a product may change some element by rounding it, else 0: (..., 1, 1)."""
     if not rounding.product_unit:
         return ZERO
     if operand.max_error is not None:
@@ -184,7 +184,7 @@ def _has_rounded_elements(operand: Operand, rounding: RoundingModel) -> Real:
 
 
 def _lowest_bit(array: Real) -> Real:
-    """Return, per matrix, the lowest bit that is set in any element, (..., 1, 1): infinity where there is none."""
+    """Return, per matrix, the lowest bit that is set in any element, (..., 1, 1): infinity if there is none."""
     fraction, exponent = np.frexp(array)
     whole = np.ldexp(fraction, 53).astype(np.int64)
     lowest = np.ldexp((whole & -whole).astype(np.float64), exponent - 53)
@@ -246,7 +246,7 @@ def _scores_radius(around: RadiusContext, _: Real, product: Ball) -> Real:
 def bound_scaled_scores(products: ProductSums, scale: Factor, exact: Real, rounding: RoundingModel) -> Logits:
     """Bound the scaled scores ``exact`` = a q k^T, with one a, or one for each head.
 
-    Small integers are exact in every order: where all q_ic k_jc are multiples of ``grid`` and |q||k|^T is at most that
+    Small integers are exact in every order: if all q_ic k_jc are multiples of ``grid`` and |q||k|^T is at most that
     over u_acc. A scale folded into q or k must keep that: it must be a power of 4 (its square root is then a power of
     two as well), or the class must not fold.
     """

@@ -1,6 +1,6 @@
 """The softmax: weights e^(s_j) / sum_l e^(s_l) and log_sum_exp log sum_l e^(s_l), and the weights' transpose.
 
-In a row without a key weights are 0, or all alike where that is the convention, and log_sum_exp is -inf.
+In a row without a key weights are 0, or all alike if that is the convention, and log_sum_exp is -inf.
 
 ``SoftmaxError`` say how the exponents may be perturbed, from which the bounds of weights, log_sum_exp and output start.
 ``docs/numerics.md`` derives these bounds (section 4.3), their variances (5), and how far the softmax moves where every
@@ -211,7 +211,7 @@ def flag_linear_weights(rows: SoftmaxError, most: float = _MAX_LINEAR_VARIANCE) 
 
 
 def second_order_variance(rows: SoftmaxError) -> Real:
-    """Return f(t) = E (e^theta - 1 - theta)^2 of a normal theta with the variance t: 3/4 t^2 where that is small.
+    """Return f(t) = E (e^theta - 1 - theta)^2 of a normal theta with the variance t: 3/4 t^2 if that is small.
 
     f(t) = e^(2t) - 2 (1 + t) e^(t/2) + 1 + t = 3/4 t^2 + 25/24 t^3 + O(t^4)
     """
@@ -258,7 +258,7 @@ def _perturbed_row_sums(
     squares, least, lost = grown * rise, weights / (1 + rise), grown / (1 + rise)
     large = attended & ~small
     p, raised = weights[large], exponent[large]
-    # Where the weight itself has underflowed, its logarithm still is a number.
+    # If the weight itself has underflowed, its logarithm still is a number.
     difference = (np.where(attended, logits, 0.0) - zero_nonfinite(log_sum_exp)[..., np.newaxis])[large]
     logarithm = np.where(p > _MIN_WEIGHT, np.log(np.maximum(p, _MIN_WEIGHT)), difference)
     grown[large] = np.exp(np.minimum(logarithm + raised, LARGEST_EXPONENT)) - p
@@ -298,7 +298,7 @@ def weight_radius(weights: Real, log_weights: Real, radius: Real) -> Real:
     up_total, down_total = most + _sum_of_others(least), least + _sum_of_others(most)
     up = (rest * grown + weights * _sum_of_others(shrunk)) / up_total
     down = (rest * shrunk + weights * _sum_of_others(grown)) / down_total
-    # Where all of a row can become too small for float64, the weight may become anything between 0 and 1.
+    # If all of a row can become too small for float64, the weight may become anything between 0 and 1.
     lost = np.minimum(up_total, down_total) < _MIN_TOTAL
     return np.where(lost, np.maximum(weights, rest), np.maximum(up, down))
 
@@ -392,7 +392,7 @@ def _exponentials_error(at: ErrorContext, logits: Logits) -> SoftmaxError:
 def _softmax_radius(_around: RadiusContext, value: Softmax, logits: Ball) -> Softmax:
     attended = logits.value > -np.inf
     shifted, _, total, highest = _shifted_exponentials(logits.value)
-    # The logarithm of a weight is a number where the weight itself is too small for float64.
+    # The logarithm of a weight is a number if the weight itself is too small for float64.
     log_weights, radius = shifted - np.log(total), np.where(attended, logits.radius, 0)
     weights = np.where(highest == -np.inf, 0, value.weights)  # by convention, which no rounding of the scores moves
     moved = np.where(attended, weight_radius(weights, log_weights, radius), 0)
@@ -442,14 +442,14 @@ def exact_grad_logits(
 
 
 def weights_bound(rows: SoftmaxError, exact: Real, rounding: RoundingModel) -> Bound:
-    """Bound the weights; 0 where a key is not attended to: the weight there must be exactly 0."""
+    """Bound the weights; 0 if a key is not attended to: the weight there must be exactly 0."""
     p, moved = rows.weights, max_weight_change(rows)
     stored = rounding.output_count * rounding.output_unit
     if rounding.weight_unit != rounding.sum_unit:  # else the weight that meets the values is the one returned
         stored += rounding.weight_unit
     relative = normalisation_error(rows, rounding) + stored
     floor = 2 * rounding.weight_underflow + rounding.output_underflow + narrow_weight_error(rows, rounding)
-    # A factor of both would overflow where a relative error does; there may be nothing that it meets.
+    # A factor of both would overflow if a relative error does; there may be nothing that it meets.
     max_error = (moved * (1 + relative) + p * relative) * (1 + 2 * relative) + floor
     largest = usable_max_error(exact, max_error)
     # The weight is a factor of the whole scale: squared it would underflow.
@@ -473,7 +473,7 @@ def narrow_weight_error(rows: SoftmaxError, rounding: RoundingModel) -> Real | f
 
 
 def narrow_format_error(largest: Real, share: Real | float, rounding: RoundingModel) -> Real:
-    """Return what weights lose that may be so large, where an exponential of 1 is such a ``share``."""
+    """Return what weights lose that may be so large, if an exponential of 1 is such a ``share``."""
     if rounding.weight_step:
         return np.minimum(largest, rounding.weight_step * share)
     return quantization_error("weights", np.minimum(largest, 1.0), rounding, share)
@@ -482,7 +482,7 @@ def narrow_format_error(largest: Real, share: Real | float, rounding: RoundingMo
 def max_weight_change(rows: SoftmaxError) -> Real:
     """Return G: how far perturbed exponents alone can move each weight."""
     p = rows.weights
-    # R - p W cancels where one key has nearly all of the weight.
+    # R - p W cancels if one key has nearly all of the weight.
     others = np.maximum(rows.grown_sum - rows.grown, 0) + rows.count * _FLOAT64_UNIT * rows.grown_sum
     return np.minimum(((1 - p) * rows.grown + p * others) / rows.least_sum, np.maximum(p, 1 - p))
 

@@ -69,7 +69,7 @@ class RadiusContext:
 def operand_from_returned(at: ErrorContext, array: Real) -> Operand:
     """Take a returned array, of which all numbers are used, as an operand.
 
-    Raises ``NotFiniteError`` where it holds NaN or infinity.
+    Raises ``NotFiniteError`` if it holds NaN or infinity.
     """
     if not np.isfinite(array).all():
         raise NotFiniteError

@@ -1,13 +1,13 @@
-"""The one walk over a graph of steps, which serves every analysis: what is known, where it starts, and a rule.
+"""The one walk over a graph of steps, which serves every analysis. Analyses differ in the start and in the rule.
 
-    exact_walk     in exact numbers: from the inputs, or from the stages that an implementation returned, taken as exact
-    value_walk     in float64
+    exact_walk     exact numbers: from the inputs, or from the stages that an implementation returned, taken as exact
+    value_walk     float64
     error_walk     largest errors and their scales: from the inputs (accumulated), or from returned stages (introduced)
-    radius_walk    how far everything moves when every input moves by its radius
-    reach_walk     which elements follow from which, as flags
+    radius_walk    the movement of every stage if every input moves by its radius
+    reach_walk     flags of the elements that follow from flagged inputs
 
-Some query rows, and a block of keys, are walks of a problem of which only these are left (``Computation.select_rows``,
-``Computation.select_keys``).
+A walk over some query rows, or over a block of keys, is a walk of the problem that ``Computation.select_rows`` or
+``Computation.select_keys`` returns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Walk:
     nodes: dict[str, Any]
 
     def node(self, name: str) -> Any:
-        """Return what the rule makes of a node, or of an input."""
+        """Evaluate a node by the rule, or an input by the leaf rule; results are cached."""
         if name not in self.nodes:
             node = self.graph.get(name)
             operands = () if node is None else tuple(self.node(operand) for operand in node.operands)
@@ -111,7 +111,7 @@ def error_walk(
 ) -> Walk:
     """Follow errors: from exact inputs, from returned stages, each with its storage error, and from given states.
 
-    ``values`` are those of the stages: exact ones as far as they are known. Raises ``NotFiniteError`` where a returned
+    ``values`` are those of the stages: exact ones as far as they are known. Raises ``NotFiniteError`` if a returned
     stage has no value to follow another one from.
     """
 
@@ -144,7 +144,7 @@ def radius_walk(problem: Computation, radii: Mapping[str, Real]) -> Walk:
 def reach_walk(
     problem: Computation, flags: Mapping[str, Flags], attended: Flags | None, known: Mapping[str, Flags] | None = None
 ) -> Walk:
-    """Follow flags of the inputs; where it is said which keys are ``attended``, (B, H, Lq, T), by these alone."""
+    """Follow flags of the inputs; with ``attended``, (B, H, Lq, T), only through keys that are attended."""
     reach = ReachContext(problem, flags, attended)
     return Walk(
         graph_of(problem),
@@ -155,6 +155,6 @@ def reach_walk(
 
 
 def reach_walk_from(problem: Computation, known: Mapping[str, Flags]) -> Walk:
-    """Follow flags of some nodes alone, whatever the mask."""
+    """Follow flags of some nodes, regardless of the mask and of the inputs."""
     none = {name: np.zeros(array.shape, np.bool_) for name, array in problem.inputs.items() if array.dtype != np.bool_}
     return reach_walk(problem, none, None, known)

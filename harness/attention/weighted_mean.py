@@ -66,7 +66,7 @@ _UNCERTAIN_GROWTH = 0.5
 class _ScaledColumns:
     """Values and output, columns divided by a power of two where squares would over- or underflow."""
 
-    unit: Real | None  # (..., 1, Dv); None where there is nothing to divide by
+    unit: Real | None  # (..., 1, Dv); None if there is nothing to divide by
     value: Operand
     size: Real  # |v|, errors included
     largest: Real  # the largest of each column

@@ -49,7 +49,7 @@ def _library_variables(blas: str, numpy: str, torch: str, onednn: str, mkl: str,
 _ABOVE_AVX512 = "AVX512_ICL AVX512_SPR"
 _ABOVE_AVX2 = f"X86_V4 AVX512F AVX512_SKX AVX512_CLX AVX512_CNL {_ABOVE_AVX512}"
 _ABOVE_SSE = f"X86_V3 AVX F16C FMA3 AVX2 {_ABOVE_AVX2}"
-# TensorFlow turns oneDNN on where it sees units for neural networks, VNNI the oldest of them.
+# TensorFlow turns oneDNN on if it sees units for neural networks, VNNI the oldest of them.
 _NO_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
 INSTRUCTION_SETS: Mapping[str, InstructionSet] = {

@@ -1,7 +1,7 @@
 """Numbers, names and elements of arrays as messages write them.
 
 An element is written ``output[0, 2, 8, 4]``; results keep its index as ``0,2,8,4``. Of a document's case an element is
-written as the document counts it: without leading axes of length 1, and transposed back where the document writes its
+written as the document counts it: without leading axes of length 1, and transposed back if the document writes its
 vectors in columns.
 """
 

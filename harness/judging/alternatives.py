@@ -29,7 +29,7 @@ such step."""
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A problem under a reading, with the ``words`` for the reading's text, and all else that depends on the case."""
+    """A problem under a reading, the ``words`` that complete the reading's text, and other facts about this case."""
 
     problem: Problem
     words: Mapping[str, object] = field(default_factory=dict)

@@ -142,7 +142,7 @@ class NumberReference:
             with np.errstate(all="ignore"):
                 radius_of_stage = QUANTITIES[expected.name].radius(ball.radius, value, inputs.arrays, inputs.radius)
             value = expected_quantity(expected, value, inputs)
-        # Where the value is infinite or NaN no radius applies: it has to be the same.
+        # If the value is infinite or NaN no radius applies: it has to be the same.
         open_ = np.isfinite(value) & ~np.isfinite(radius_of_stage)
         return np.where(open_, np.nan, np.where(np.isfinite(radius_of_stage), radius_of_stage, 0.0))
 

@@ -30,15 +30,15 @@ from attncheck.spec.verdicts import Verdict
 
 @dataclass(frozen=True)
 class StageJudgement:
-    """One stage of one implementation.
+    """The judgement of one stage of one implementation.
 
-    ``accumulated`` measures it against the exact answer, ``introduced`` against the exact step from the
-    implementation's own previous stage (None if that is not possible). ``index`` is the named element, with its
-    computed value, its exact value, the error and the bound B: those of the comparison ``against`` the exact answer or
-    the exact step. ``judged_rows`` of the stage's ``query_rows`` were judged, None for all; every index is one of the
-    whole array. ``unjudged`` counts the elements of these rows that have no exact answer. ``empty_rows`` is the
-    convention that rows without a key follow, if nothing else differs from the case. An implementation
-    ``has_wide_statistics`` if it returns log_sum_exp in float32 and outputs in 16 bits.
+    ``accumulated`` measures the stage against the exact answer. ``introduced`` measures it against the exact step from
+    the implementation's previous stages (None if that is not possible). ``index`` is the element in the message, with
+    its ``value``, its ``exact`` value, the ``error`` and the ``bound`` B: of the comparison ``against`` the exact
+    answer or the exact step. ``judged_rows`` of ``query_rows`` were judged, None for all; indices refer to the whole
+    array. ``unjudged`` counts the elements of these rows without an exact answer. ``empty_rows`` is the convention that
+    rows without a key follow, if nothing else differs from the case. An implementation ``has_wide_statistics`` if it
+    returns log_sum_exp in float32 and outputs in 16 bits.
     """
 
     stage: str
@@ -120,7 +120,7 @@ def sound_stages(truth: Truth, stages: Mapping[str, Array], shapes: Mapping[str,
 
 
 def first_faulty_stage(judgements: list[StageJudgement]) -> str:
-    """Return the first stage that is itself at fault; empty where none is."""
+    """Return the first stage that is itself at fault; empty if none is."""
     failing = [judgement for judgement in judgements if judgement.verdict.exit_code]
     at_fault = [judgement.stage for judgement in failing if judgement.goes_wrong_here]
     return next(iter(at_fault), failing[0].stage if failing else "")

@@ -79,7 +79,7 @@ class Truth:
 
     @cached_property
     def exact(self) -> Mapping[str, Enclosure]:
-        """The exact answer of every stage; its radius is infinite where there is none."""
+        """The exact answer of every stage; its radius is infinite if there is none."""
         return self.undefined.apply(self.stages.values)
 
     @cached_property

@@ -163,7 +163,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class _EvaluatedUnit:
-    """All on which the rows of one case in one dtype depend."""
+    """The outcomes of one case in one dtype, and everything else on which their rows depend."""
 
     case: Case
     dtype: str

@@ -6,7 +6,7 @@
     fused_fp8   as fused; exponentials are rounded to float8_e4m3fn before they meet the values, on the way forward
     eager       16 bit: every intermediate is stored; products and sums accumulate in float32, functions too, then round
     eager_pre   as eager; the query or key, already scaled, is stored too
-    eager_cut   as eager; what a product of matrices gives is cut off where it is stored, and not rounded to nearest
+    eager_cut   as eager; results of products of matrices are cut off when they are stored, not rounded to nearest
 
     tf32_products, bf16_products, bf16x3_products    float32 as native; but what meets in a product of matrices has been
                 rounded, or cut off, to TensorFloat-32, to bfloat16, or to a sum of two bfloat16 numbers, and partial

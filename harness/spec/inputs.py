@@ -21,11 +21,11 @@ class InputSpec:
     """The requirements of an operation on one input.
 
     ``axes`` are letters of ``AXES``; a case may leave leading axes out, they are then of length 1. ``broadcast`` inputs
-    (masks and biases on the scores) may also have length 1 where the letter says more. One that ``needs`` another is
+    (masks and biases on the scores) may also have length 1 if the letter says more. One that ``needs`` another is
     refused without it; one ``with_one_of`` some options and inputs says nothing without any of them, and one
     ``instead_of`` an option says what that would: ``not_both`` is why that has no place beside it. ``whole`` numbers
     are counts: they keep their integers in every dtype. None is larger than the axis ``at_most`` is long. One is in
-    codes where the input that it is ``coded_with`` is given. Of one ``of_blocks`` an axis may have any length that
+    codes if the input that it is ``coded_with`` is given. Of one ``of_blocks`` an axis may have any length that
     divides the letter's: a number for each block.
     ``statistics`` of rows are float32 in a dtype of 16 bits: in bfloat16, a logarithm of 500 has steps of 2.
 
@@ -35,7 +35,7 @@ class InputSpec:
     One that ``adds_key`` is the logit of one more key per head, of zeros and with a value of zeros, for which no stage
     has a column: it is lowered to that before anything is computed. Gradients are taken by ``differentiable`` inputs.
     ``called`` is what people call one that may be ignored, and ``synonyms`` are what public kernels call it. One that
-    asks for no stage ``shows_in`` that stage first. Where heads have a number each, ``of_head`` is what one is called.
+    asks for no stage ``shows_in`` that stage first. If heads have a number each, ``of_head`` is what one is called.
     """
 
     axes: Axes
@@ -325,7 +325,7 @@ PAGED_INPUTS: Mapping[str, InputSpec] = {
 }
 """Keys and values in the pages of a cache, and which pages hold those of each batch entry.
 
-Pages hold codes where there are scales of them.
+Pages hold codes if there are scales of them.
 """
 QUANTIZED_INPUTS: Mapping[str, InputSpec] = {
     "query": replace(QUERY, coded_with="query_scale"),
@@ -389,9 +389,10 @@ LATENT_INPUTS: Mapping[str, InputSpec] = {
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """One way in which an input may lie in memory: what it ``says``, and how many ``axes`` the input needs at least.
+    """One memory layout of an input: its description (``says``), and the smallest number of ``axes`` of such an input.
 
-    Where it lays ``slices`` apart, an axis other than the last has several, and the first such at most so many.
+    A layout with ``slices`` puts slices apart: the first axis other than the last with a length above 1 has at most so
+    many.
     """
 
     says: str

@@ -158,9 +158,9 @@ class Operation:
     ``results`` are the stages without which there is no result: all that are computed, the last one, or one by name.
     ``stage_axes`` are stages with other axes than a computation per head has: the first that can be had. Stages that
     are ``statistics`` of rows are float32 in a dtype of 16 bits. One that ``lowers_to`` another is that one, once its
-    keys and values are laid out (``reading/lowering.py``); where it ``is_folded``, an implementation that has the other
-    one alone is asked for that. One ``has_radii`` where radii can be laid out as its inputs are, so that numbers can be
-    expected of it. Stages ``for_lowered`` operations are those that one has only where it is what another was lowered
+    keys and values are laid out (``reading/lowering.py``); if it ``is_folded``, an implementation that has the other
+    one alone is asked for that. One ``has_radii`` if radii can be laid out as its inputs are, so that numbers can be
+    expected of it. Stages ``for_lowered`` operations are those that one has only if it is what another was lowered
     to, each with the folded input that says so. ``score`` is the kind of score of one that has no other and
     takes no option for it.
     """

@@ -109,9 +109,9 @@ def empty_row_message(actual: str, expected: str) -> str:
 class OptionSpec:
     """The specification of an option.
 
-    ``asks_for`` is the stage that is computed only where the option or another that asks for it is given. ``called`` is
-    what people call it, where an implementation may ignore it. No implementation is given an option that is
-    ``for_reading``. A ``convention`` says what a result means where the mathematics leaves it open: an implementation
+    ``asks_for`` is the stage that is computed only if the option or another that asks for it is given. ``called`` is
+    what people call it, if an implementation may ignore it. No implementation is given an option that is
+    ``for_reading``. A ``convention`` says what a result means if the mathematics leaves it open: an implementation
     that has no such keyword gets the case all the same, without it, and what it gives is judged as a convention of its
     own. ``positive`` numbers are larger than 0. One that ``needs`` an input says something of it alone; one
     ``with_one_of`` some options and inputs says nothing without any of them. ``usual`` numbers are those that models

@@ -18,9 +18,9 @@ Array = NDArray[Any]
 class Quantity:
     """A named operator.
 
-    ``compute(stage, inputs)`` gives the quantity. ``radius(stage_radius, stage, inputs, input_radius)`` gives how far
-    it moves when the stage and the inputs move by their radii. ``shape(stage, inputs)`` gives its shape from theirs and
-    raises ``ValueError`` where the quantity does not apply; by default it is the stage's. It ``needs`` an input.
+    ``compute(stage, inputs)`` returns the quantity. ``radius(stage_radius, stage, inputs, input_radius)`` returns how
+    far it moves if the stage and the inputs move by their radii. ``shape(stage, inputs)`` returns its shape, by default
+    that of the stage, and raises ``ValueError`` if the quantity does not apply. It ``needs`` an input.
     """
 
     name: str

@@ -23,7 +23,7 @@ class Format:
 
     @property
     def unit_roundoff(self) -> float:
-        """Half the distance from 1 to the next number: |fl(x) - x| <= u |x| where nothing under- or overflows."""
+        """Half the distance from 1 to the next number: |fl(x) - x| <= u |x| if nothing under- or overflows."""
         return math.ldexp(1.0, -self.precision)
 
     @property
@@ -73,10 +73,11 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers of a narrow format, of which a scale makes others.
+    """The numbers of a narrow format, before they are multiplied by a scale.
 
-    ``precision`` counts bits of the significand, 0 where the numbers are whole; ``step`` is the distance of the least.
-    Where there is a ``shorter`` end, the scale has the sign for which the largest element lies at the other one.
+    ``precision`` counts bits of the significand, 0 if the numbers are whole; ``step`` is the distance of the smallest
+    ones. If one end of the range is ``shorter``, the sign of the scale is chosen such that the largest element is at
+    the other.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Grid:
 
     @property
     def unit(self) -> float:
-        """The unit roundoff; 0 where the numbers are whole."""
+        """The unit roundoff; 0 if the numbers are whole."""
         return math.ldexp(1.0, -self.precision) if self.precision else 0.0
 
 
@@ -111,10 +112,11 @@ GRIDS: Mapping[str, Grid] = {
 
 
 class ScaleFormat(NamedTuple):
-    """The format of a scale: its unit, what it may be off by beside that, and of which the latter is a share.
+    """The format of a scale.
 
-    Where there is a ``second`` scale, for which the largest one of all has the code 448, that is of the largest one.
-    Beyond the ``largest`` it saturates.
+    ``unit`` is its unit roundoff, and ``least`` an absolute error in addition. If there is a ``second`` scale,
+    ``least`` is relative to the largest scale, which the second scale maps to the code 448. Scales saturate at
+    ``largest``.
     """
 
     unit: float
@@ -222,10 +224,10 @@ class RoundingModel:
     cuts_sums: bool = False  # whether sums of products are cut off, and not rounded to nearest
     sum_length: float = math.inf  # N: products that are added up so, before their sum is added to others
     promoted_unit: float = 0.0  # what that costs for each product beyond N
-    score_sums: SumRounding | None = None  # sums of products of query and key, where they are finer
+    score_sums: SumRounding | None = None  # sums of products of query and key, if they are finer
 
     def quantization_of(self, operand: str) -> Quantization | None:
-        """Return how an operand of a product is stored; None where it is used as it is."""
+        """Return how an operand of a product is stored; None if it is used as it is."""
         return dict(self.quantized).get(operand)
 
     @property
@@ -290,6 +292,6 @@ class RoundingModel:
         """The variance of a relative error that all products have in common: what cuts take away on the average.
 
         That is at most u_t / 2 of each factor, u_t in all, and mostly 0.7 u_t. It is counted twice, because it is no
-        noise: where there is nothing else, z is the same everywhere.
+        noise: if there is nothing else, z is the same everywhere.
         """
         return 2 * self.product_unit**2

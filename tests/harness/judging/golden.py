@@ -132,11 +132,11 @@ def differing(recorded: str, found: str) -> list[str]:
 def truth_of_case(case: Case, inputs: Inputs) -> Truth:
     """Evaluate the oracle for a case on its inputs; every bit counts, also those that judging rounds off."""
     rounded = exact_stages._round_enclosures
-    vars(exact_stages)["_rounded"] = dict
+    vars(exact_stages)["_round_enclosures"] = dict
     try:
         return judging_truth.truth_of_case(case, inputs)
     finally:
-        vars(exact_stages)["_rounded"] = rounded
+        vars(exact_stages)["_round_enclosures"] = rounded
 
 
 def read_golden(path: Path = GOLDEN_FILE) -> dict[str, str]:

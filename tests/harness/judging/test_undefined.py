@@ -63,7 +63,7 @@ def test_what_is_undefined_is_filled_with_ones_and_says_why() -> None:
     undefined = find_undefined_elements(Problem("scoring", {"score": "cosine"}, inputs))
     wanted = np.zeros((2, 4, 5, 6), dtype=np.bool_)
     wanted[0, 0, 1] = wanted[0, 1, :, 3] = True
-    np.testing.assert_array_equal(undefined.of("scores", wanted.shape), wanted)
+    np.testing.assert_array_equal(undefined.flags_of("scores", wanted.shape), wanted)
     no_direction = "has a vector of length 0, which has no direction"
     assert undefined.reason == f"query {no_direction}; key {no_direction}"
     dots = Problem("scoring", {"score": "dot"}, inputs)
