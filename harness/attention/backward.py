@@ -202,11 +202,11 @@ def _grad_weights_error(at: ErrorContext, grad_output: Operand, value: Operand) 
 
 
 def _grad_weights_max_error(
-    gradient: Operand, values: Real, of_codes: Real, size: Real, rounding: RoundingModel
+    gradient: Operand, values: Real, code_error: Real, size: Real, rounding: RoundingModel
 ) -> Real:
-    """Return E_dp; ``of_codes`` is the error of values in codes."""
+    """Return E_dp; ``code_error`` is the error of values in codes."""
     width, u_acc = values.shape[-1], rounding.accumulate_unit
-    met = transposed(add_errors(np.abs(values), of_codes))
+    met = transposed(add_errors(np.abs(values), code_error))
     largest = gradient.magnitude
     if gradient.max_error is not None and rounding.quantized:  # its errors are not small
         largest = largest + gradient.max_error
@@ -215,8 +215,8 @@ def _grad_weights_max_error(
     summed = relative * (largest @ met)
     if gradient.max_error is not None:
         summed = summed + gradient.max_error @ met
-    if of_codes is not ZERO:
-        summed = summed + gradient.magnitude @ transposed(of_codes)
+    if code_error is not ZERO:
+        summed = summed + gradient.magnitude @ transposed(code_error)
     error: Real = summed + rounding.weight_gradient_unit * (size + summed)
     error += 2 * (width + 2) * rounding.accumulate_underflow + underflow
     if rounding.product_unit:  # a factor that is flushed to zero
@@ -331,14 +331,19 @@ def _recomputed_delta_error(centred: CentredGradient, rounding: RoundingModel) -
     )
 
 
-def _delta_error_from_weights(centred: CentredGradient, apart: Real, max_error: Real, rounding: RoundingModel) -> Real:
-    """Return the error of a sum of p dp: weights err by ``apart`` beside what perturbed exponents do, in all by P."""
+def _delta_error_from_weights(
+    centred: CentredGradient, rounding_error: Real, max_error: Real, rounding: RoundingModel
+) -> Real:
+    """Return the error of a sum of p dp.
+
+    Weights have the error ``rounding_error`` in addition to that of perturbed exponents, and ``max_error`` in all.
+    """
     weights, gradient, size = centred.weights, centred.gradient.max_error, np.abs(centred.gradient.value)
     count = weights.rows.count
     summed = count * rounding.sum_unit + 2 * rounding.compute_unit
     if rounding.product_unit:  # by einsum, say
         summed = count * rounding.accumulate_unit + 2 * rounding.compute_unit + rounding.product_error
-    error = weights.max_change * centred.largest + apart * size
+    error = weights.max_change * centred.largest + rounding_error * size
     error = error + (weights.largest + max_error) * (gradient + summed * (size + gradient))
     return row_sums(error + weights.attended * 2 * rounding.score_underflow)
 
@@ -390,7 +395,7 @@ def _delta_variance(centred: CentredGradient, rounding: RoundingModel) -> Real:
     return variance + rounding.score_unit**2 * square
 
 
-def _grad_logits_variance(centred: CentredGradient, of_delta: Real, rounding: RoundingModel) -> Real:
+def _grad_logits_variance(centred: CentredGradient, delta_variance: Real, rounding: RoundingModel) -> Real:
     """Return the variance of each logit's gradient before it is rounded."""
     weights, gradient = centred.weights, centred.gradient
     p, dp, size = weights.rows.weights, gradient.value, np.abs(centred.value)
@@ -402,7 +407,7 @@ def _grad_logits_variance(centred: CentredGradient, of_delta: Real, rounding: Ro
     of_gradient = gradient.variance * (1 - 2 * p) + row_sums(p * p * gradient.variance)
     if rounding.recomputes_weights:
         of_gradient = np.maximum(of_gradient, gradient.variance)
-    relative = np.maximum(of_exponents, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + of_delta
+    relative = np.maximum(of_exponents, 0) + shared + of_sum + of_weight + np.maximum(of_gradient, 0) + delta_variance
     if gradient.shares_errors:
         of_row = np.sqrt(gradient.factor_variance)
         relative = relative + (of_row + row_sums(p * of_row)) ** 2 + shared_truncation_variance(centred, rounding)

@@ -179,7 +179,7 @@ def bound_grouped_sums(sums: GradientSums, exact: Real, length: int, rounding: R
 
 
 def bound_after_storage(
-    exact: Real, max_error: Real, variance: Real, floor: Real, some: NDArray[np.bool_], rounding: RoundingModel
+    exact: Real, max_error: Real, variance: Real, floor: Real, has_terms: NDArray[np.bool_], rounding: RoundingModel
 ) -> Bound:
     """Return a bound after the roundings of storage; a sum without a term is exactly 0."""
     max_error = (
@@ -189,17 +189,17 @@ def bound_after_storage(
     )
     variance = variance + rounding.output_count * (rounding.output_unit * exact) ** 2
     bound = make_bound(exact, max_error, variance, floor + rounding.output_underflow)
-    if some.all():
+    if has_terms.all():
         return bound
-    return Bound(np.where(some, bound.max_error, 0.0), np.where(some, bound.sigma, 0.0))
+    return Bound(np.where(has_terms, bound.max_error, 0.0), np.where(has_terms, bound.sigma, 0.0))
 
 
 def bounded_gradient(stage: str, weights: BackwardWeights, exact: Real, bound: Bound) -> BoundedStage:
     """Return a gradient with its bound; no statistical scale if weights that reach it are no longer linear."""
-    bent = flag_nonlinear_weights(weights)
-    if not bent.any():
+    nonlinear = flag_nonlinear_weights(weights)
+    if not nonlinear.any():
         return BoundedStage(exact, bound)
-    reached = _elements_reached_by_weights(stage, bent, bound.max_error.shape)
+    reached = _elements_reached_by_weights(stage, nonlinear, bound.max_error.shape)
     return BoundedStage(exact, Bound(bound.max_error, np.where(reached, bound.max_error, bound.sigma)))
 
 
@@ -209,9 +209,9 @@ def flag_nonlinear_weights(weights: BackwardWeights) -> NDArray[np.bool_]:
     return weights.rows.attended & ~linear.all(axis=-1, keepdims=True)
 
 
-def _elements_reached_by_weights(stage: str, bent: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def _elements_reached_by_weights(stage: str, nonlinear: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which elements of a gradient, in its shape, these weights (B, H, Lq, Lk) reach."""
-    reached = np.asarray(bent.any(axis=-1 if stage == "grad_query" else -2))[..., np.newaxis]
+    reached = np.asarray(nonlinear.any(axis=-1 if stage == "grad_query" else -2))[..., np.newaxis]
     groups = reached.shape[-3] // shape[-3] if shape[-3] else 1
     # (B, H, L, 1) -> (B, Hkv, H / Hkv, L, 1): a key head is reached by every query head that shares it.
     shared = reached.reshape(*reached.shape[:-3], shape[-3], groups, *reached.shape[-2:]).any(axis=-3)
@@ -360,14 +360,14 @@ def _sum_grad_value(weights: BackwardWeights, grad_output: Operand, rounding: Ro
 
 
 def _underflow_bound(
-    factor: Factor, entries: Real, gradients: Real, rounding: RoundingModel, *, power: int = 1
+    factor: Factor, operand_sums: Real, gradient_sums: Real, rounding: RoundingModel, *, power: int = 1
 ) -> Real:
     """Bound the underflow of a scaled ds and of a scaled operand; of their squares with ``power`` 2."""
     folded = 0.0 if rounding.folding == "none" else rounding.prescale_underflow
     scale = np.maximum(1.0, abs(factor))
-    floor: Real = (scale * 2 * gradient_storage_rounding(rounding)[1]) ** power * entries + (
+    floor: Real = (scale * 2 * gradient_storage_rounding(rounding)[1]) ** power * operand_sums + (
         scale * folded
-    ) ** power * gradients
+    ) ** power * gradient_sums
     return floor
 
 

@@ -130,12 +130,12 @@ def _projection_weight(problem: Computation, name: str) -> Real:
     return problem.array(f"{name}_projection")
 
 
-def _extend_by_identity(weight: Real, rows: int, of_rest: int = 1) -> Real:
+def _extend_by_identity(weight: Real, rows: int, diagonal: int = 1) -> Real:
     """Extend a projection by an identity, which passes through further columns: (H, C, D) -> (H, C + Dr, D + Dr)."""
     heads, width, columns = weight.shape
     whole = np.zeros((heads, rows, columns + rows - width), weight.dtype)
     whole[:, :width, :columns] = weight
-    whole[:, width:, columns:] = of_rest * np.eye(rows - width, dtype=weight.dtype)
+    whole[:, width:, columns:] = diagonal * np.eye(rows - width, dtype=weight.dtype)
     return whole
 
 

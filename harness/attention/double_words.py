@@ -375,14 +375,14 @@ class _Slices:
         return self.pieces[..., (self.most - stop) * self.inner : (self.most - first) * self.inner, :]
 
 
-def _cut_into_slices(numbers: _ScaledRows, bits: int, most: int) -> _Slices:
-    """Cut numbers into multiples of 2^-bits, 2^(-2 bits) and so on, until less than 2^(-bits most) is left."""
+def _cut_into_slices(numbers: _ScaledRows, bits: int, max_slices: int) -> _Slices:
+    """Cut numbers into multiples of 2^-bits, 2^(-2 bits) and so on, until less than 2^(-bits max_slices) is left."""
     first, second, axis = numbers.first.copy(), numbers.second, numbers.axis
     inner = first.shape[axis]
     shape = list(first.shape)
-    shape[axis] *= most
-    slices = _Slices(np.empty(shape), axis, inner, most, most, is_cut=True)
-    for index in range(most):
+    shape[axis] *= max_slices
+    slices = _Slices(np.empty(shape), axis, inner, max_slices, max_slices, is_cut=True)
+    for index in range(max_slices):
         if second is not None and index and index % 2 == 0:
             first, second = _two_sum(first, second)
         grid = 1.5 * 2.0 ** (52 - bits * (index + 1))  # of which the last bit is the slice's

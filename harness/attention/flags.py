@@ -32,9 +32,9 @@ def any_along(flags: Flags, axis: int | tuple[int, ...]) -> Flags:
     return np.asarray(np.any(flags, axis=axis, keepdims=True))
 
 
-def repeat_flags_for_heads(flags: Flags, of: Flags) -> Flags:
-    """Return for every query head the flags of the key or value head that its group shares."""
-    heads, key_heads = of.shape[-3], flags.shape[-3]
+def repeat_flags_for_heads(flags: Flags, like: Flags) -> Flags:
+    """Repeat the flags of key or value heads for the query heads of ``like`` that share them."""
+    heads, key_heads = like.shape[-3], flags.shape[-3]
     return flags if key_heads == heads else np.repeat(flags, heads // key_heads, axis=-3)
 
 

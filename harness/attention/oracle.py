@@ -158,7 +158,7 @@ def _enclose_stages(problem: Computation, stages: Sequence[str]) -> dict[str, En
     )
 
 
-def with_enough_precision(attempt: Callable[[type[ExactArray]], Result | None], what: str) -> Result:
+def with_enough_precision(attempt: Callable[[type[ExactArray]], Result | None], description: str) -> Result:
     """Return the result of an attempt in the first arithmetic that suffices; in any other, it returns None.
 
     Raises ``PrecisionExhausted`` if no arithmetic suffices.
@@ -175,7 +175,7 @@ def with_enough_precision(attempt: Callable[[type[ExactArray]], Result | None], 
         if result is not None:
             return result
         precision *= 2
-    raise PrecisionExhausted(f"{what} not settled with {MAX_PRECISION} bits")
+    raise PrecisionExhausted(f"{description} not settled with {MAX_PRECISION} bits")
 
 
 def _try_by_rows(parts: Sequence[Computation], stages: Sequence[str]) -> dict[str, Enclosure] | None:

@@ -158,10 +158,10 @@ def _additive_scores_radius(around: RadiusContext, _: Real, query: Ball, key: Ba
     return Ball(height, np.minimum(radius, 2)).matmul_radius(vector.value, vector.radius)
 
 
-def _outer_sum(of_query: Real | None, of_key: Real | None) -> Real:
-    assert of_query is not None
-    assert of_key is not None
-    return of_query[..., :, np.newaxis, :] + of_key[..., np.newaxis, :, :]
+def _outer_sum(query_part: Real | None, key_part: Real | None) -> Real:
+    assert query_part is not None
+    assert key_part is not None
+    return query_part[..., :, np.newaxis, :] + key_part[..., np.newaxis, :, :]
 
 
 _INPUTS_SHARED_BY_SCORES = ("query_weight", "key_weight", "score_vector", "score_bias")

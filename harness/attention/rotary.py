@@ -88,12 +88,12 @@ def cos_sin_tables(problem: Computation, name: str) -> tuple[Real, Real]:
     return problem.array(f"{name}_cos"), problem.array(f"{name}_sin")
 
 
-def _mix_pairs(array: Real, of_own: Real, of_other: Real, pairs: Pairs) -> Real:
+def _mix_pairs(array: Real, own_factor: Real, partner_factor: Real, pairs: Pairs) -> Real:
     """Return a x + b y and a y + b x for every pair; other elements stay."""
     first, second = (array[..., elements] for elements in pairs)
     turned = array.copy()
-    turned[..., pairs[0]] = first * of_own + second * of_other
-    turned[..., pairs[1]] = second * of_own + first * of_other
+    turned[..., pairs[0]] = first * own_factor + second * partner_factor
+    turned[..., pairs[1]] = second * own_factor + first * partner_factor
     return turned
 
 

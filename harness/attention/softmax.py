@@ -197,16 +197,16 @@ def _flag_constant_rows(
     return even if even.any() else None
 
 
-def flag_linear_weights(rows: SoftmaxError, most: float = _MAX_LINEAR_VARIANCE) -> NDArray[np.bool_]:
+def flag_linear_weights(rows: SoftmaxError, max_variance: float = _MAX_LINEAR_VARIANCE) -> NDArray[np.bool_]:
     """Return where e^theta - 1 is about theta: elsewhere noise in a score is no noise of that size in its weight.
 
-    ``most`` is the largest variance of theta that counts as small.
+    ``max_variance`` is the largest variance of theta that counts as small.
     """
-    if rows.largest_variance <= most / 2:  # and so is the mean of a row
+    if rows.largest_variance <= max_variance / 2:  # and so is the mean of a row
         return np.ones((1, 1), np.bool_)
     variance = rows.variance
     of_row = (rows.weights * zero_nonfinite(variance)).sum(axis=-1, keepdims=True)
-    linear: NDArray[np.bool_] = np.maximum(variance, of_row) <= most
+    linear: NDArray[np.bool_] = np.maximum(variance, of_row) <= max_variance
     return linear
 
 
@@ -232,12 +232,12 @@ def _row_exponent_error(maximum: Real, largest: Real, count: Real, blocks: Real,
     return of_row
 
 
-def _exponent_error(distance: Real, shifted: Real, of_row: Real, rounding: RoundingModel) -> Real:
+def _exponent_error(score_error: Real, shifted: Real, row_error: Real, rounding: RoundingModel) -> Real:
     """Return E."""
     relative, room = rounding.compute_unit * rounding.difference_count, 1 + 8 * rounding.coarsest_unit
     exponent = shifted * (-relative * room)  # no x is above 0
-    exponent += distance * ((1 + relative) * room)
-    exponent += of_row * room
+    exponent += score_error * ((1 + relative) * room)
+    exponent += row_error * room
     return exponent
 
 
@@ -352,8 +352,8 @@ class Weights:
         return weights_bound(self.rows, self.value, rounding)
 
 
-def softmax(logits: Real, of_empty: float = 0.0) -> Softmax:
-    """Evaluate weights and log_sum_exp in float64: ``of_empty`` and -inf in a row without a key.
+def softmax(logits: Real, empty_row_weight: float = 0.0) -> Softmax:
+    """Evaluate weights and log_sum_exp in float64: ``empty_row_weight`` and -inf in a row without a key.
 
     Example:
         >>> weights, log_sum_exp = softmax(np.array([[3.0, -np.inf], [-np.inf, -np.inf]]))
@@ -362,8 +362,8 @@ def softmax(logits: Real, of_empty: float = 0.0) -> Softmax:
     """
     _, powers, total, highest = _shifted_exponentials(logits)
     weights = powers / total
-    if of_empty != 0:
-        weights = np.where(highest == -np.inf, of_empty, weights)
+    if empty_row_weight != 0:
+        weights = np.where(highest == -np.inf, empty_row_weight, weights)
     return Softmax(weights, (highest + np.log(total))[..., 0])
 
 
@@ -472,11 +472,11 @@ def narrow_weight_error(rows: SoftmaxError, rounding: RoundingModel) -> Real | f
     return narrow_format_error((rows.weights + rows.grown) / rows.least_sum, share, rounding)
 
 
-def narrow_format_error(largest: Real, share: Real | float, rounding: RoundingModel) -> Real:
+def narrow_format_error(largest_weights: Real, share: Real | float, rounding: RoundingModel) -> Real:
     """Return what weights lose that may be so large, if an exponential of 1 is such a ``share``."""
     if rounding.weight_step:
-        return np.minimum(largest, rounding.weight_step * share)
-    return quantization_error("weights", np.minimum(largest, 1.0), rounding, share)
+        return np.minimum(largest_weights, rounding.weight_step * share)
+    return quantization_error("weights", np.minimum(largest_weights, 1.0), rounding, share)
 
 
 def max_weight_change(rows: SoftmaxError) -> Real:

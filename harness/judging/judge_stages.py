@@ -165,11 +165,11 @@ def judge_stage(
     return _with_whole_indices(judgement, truth.judged)
 
 
-def _with_unjudged_elements(judgement: StageJudgement, open_: Flags, why: str) -> StageJudgement:
+def _with_unjudged_elements(judgement: StageJudgement, unjudged: Flags, why: str) -> StageJudgement:
     """Add to the message why elements were not judged; a stage without judged elements is unverified."""
-    if open_.all():
+    if unjudged.all():
         return StageJudgement(judgement.stage, Verdict.UNVERIFIED, message=f"there is no exact answer: {why}")
-    message = f"{int(open_.sum())} of {open_.size} elements were not judged, for want of an exact answer: {why}"
+    message = f"{int(unjudged.sum())} of {unjudged.size} elements were not judged, for want of an exact answer: {why}"
     return replace(judgement, message=message)
 
 
