@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -64,17 +65,26 @@ class Capture:
     """
 
     def __init__(
-        self, function: Callable[..., Any], folder: Path, calls: int, layout: Layout, alignment: str | None
+        self,
+        function: Callable[..., Any],
+        folder: Path,
+        calls: int,
+        layout: Layout,
+        alignment: str | None,
+        place: tuple[str, int],
     ) -> None:
+        """Wrap a function; ``place`` is the file and line that a warning names if nothing calls it."""
         self.files: list[Path] = []
         self.__wrapped__ = function
         self.__name__ = str(getattr(function, "__name__", "attention"))
         self._folder, self._layout, self._alignment = folder, layout, alignment
         self._remaining = calls
         self._lock = threading.Lock()
+        self._warn_unless_called = weakref.finalize(self, _warn_of_no_call, self.__name__, *place)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Write the call if it is one of the first, and return the result of the function."""
+        self._warn_unless_called.detach()
         with self._lock:
             is_written, self._remaining = self._remaining > 0, max(0, self._remaining - 1)
             call = self._copy_arguments(arguments, named) if is_written else None
@@ -107,12 +117,12 @@ class Capture:
             self._refuse(error, _other_declaration(call))
             return
         for reason in call.left_out:
-            _warn(f"{self.files[-1].name} is not the whole call: {reason}")
+            _warn(f"{self.files[-1].name} is not the complete call: {reason}")
         if meant := _other_declaration(call):
-            _warn(f"the output in {self.files[-1].name} is that of another call; capture(..., {meant}) writes that one")
+            _warn(f"the output in {self.files[-1].name} fits the call only with {meant}; pass it to capture")
 
     def _refuse(self, error: Exception, meant: str = "") -> None:
-        instead = f"; capture(..., {meant}) writes it" if meant else ""
+        instead = f"; pass {meant} to capture" if meant else ""
         _warn(f"a call of {self.__name__} was not captured: {type(error).__name__}: {error}{instead}")
 
 
@@ -124,38 +134,45 @@ def capture(
     layout: Layout = "heads_first",
     alignment: Literal["top_left", "bottom_right"] | None = None,
 ) -> Capture:
-    """Return a function that does what ``function`` does, and writes its first calls down as cases.
+    """Wrap a function so that its first calls are written as cases.
 
-    ``attncheck check FOLDER`` then runs them. The arrays are those of NumPy, torch, TensorFlow or JAX; a call inside of
-    a compiled function has none, and is not written down. What a case cannot say is left out, and a ``CaptureWarning``
-    and a note in the case say so. An error in writing is a warning as well: the model goes on.
-    What the function returns, or the first of several, is what the case expects of the output.
+    ``attncheck check FOLDER`` then runs the cases. The arrays may be arrays of NumPy, torch, TensorFlow or JAX. A call
+    inside a compiled function has no numbers, and is not written. Arguments that a case cannot express are left out; a
+    ``CaptureWarning`` and a note in the case list them. If a call cannot be written, or if the function is never
+    called, there is also a ``CaptureWarning``; the model continues. The result of the function, or the first of several
+    results, is the expected output of the case.
 
     Args:
-        function: A function of query, key and value. Its arguments may be called as torch, JAX and flash-attention call
-            them. A mask of booleans is true where a query may attend; one of numbers is a bias.
-        folder: Where the case files and their arrays go. Nothing that is there is overwritten.
-        calls: How many calls are written down.
-        layout: Whether the arrays are (B, H, L, D), or (B, L, H, D).
-        alignment: Where the first query stands for causality and windows, if there are fewer queries than keys.
-            Default: ``top_left``, as torch has it; flash-attention has ``bottom_right``.
+        function: A function of query, key and value. Its arguments may have the names that torch, JAX and
+            flash-attention use. In a Boolean mask, true allows a query to attend to a key. A mask of numbers is a bias;
+            if it contains only 0 and minus infinity, the case has the Boolean mask.
+        folder: The folder for the case files and their arrays. Existing files are not overwritten.
+        calls: The number of calls to write.
+        layout: The axes of the arrays: (B, H, L, D) for ``heads_first``, (B, L, H, D) for ``length_first``.
+        alignment: The position of the first query for causality and windows, if there are fewer queries than keys.
+            Default: ``top_left``, as in torch; flash-attention has ``bottom_right``.
 
     Returns:
-        The function, with an attribute ``files``.
+        The wrapped function. Its attribute ``files`` lists the case files.
 
     Raises:
-        UsageError: If ``function`` cannot be called or is a module with weights, or ``layout`` or ``calls`` is none.
+        UsageError: If ``function`` is not callable or is a module with weights, or for an invalid ``layout`` or
+            ``calls``.
     """
     if not callable(function):
         raise UsageError(f"expected a function, got {type(function).__name__}")
     if callable(getattr(owner := getattr(function, "__self__", function), "state_dict", None)):
         raise UsageError(
-            f"expected a function of query, key and value, got a {type(owner).__name__}, which has weights of "
-            "its own; capture the function that it calls, or write its weights into a case of multi_head_attention"
+            f"expected a function of query, key and value, got a {type(owner).__name__}, which contains weights; "
+            "capture the function that it calls, such as torch.nn.functional.scaled_dot_product_attention, or write "
+            "its weights into a case of multi_head_attention"
         )
     if layout not in ("heads_first", "length_first") or calls < 1:
         raise UsageError(f"expected layout heads_first or length_first, and calls >= 1, got {layout!r} and {calls}")
-    return Capture(function, Path(folder), calls, layout, alignment)
+    frame = inspect.currentframe()
+    caller = frame.f_back if frame else None
+    place = (caller.f_code.co_filename, caller.f_lineno) if caller else ("attncheck.capture", 1)
+    return Capture(function, Path(folder), calls, layout, alignment, place)
 
 
 class _CapturedCall:
@@ -172,16 +189,16 @@ class _CapturedCall:
                 self._take(name, value)
         missing = [name for name in _REQUIRED if name not in self.inputs]
         if missing:
-            raise ValueError(f"no argument is called {missing[0]}")
+            raise ValueError(f"expected an argument named {missing[0]}")
         self.dtype = self.inputs["query"].dtype.name
         if self.dtype not in DTYPES:
-            raise ValueError(f"the query is of {self.dtype}; expected one of {', '.join(DTYPES)}")
+            raise ValueError(f"the query has dtype {self.dtype}; expected one of {', '.join(DTYPES)}")
         if alignment is not None and self.options.keys() & {"is_causal", "window"}:
             self.options["alignment"] = alignment
         for name, array in self.inputs.items():
             if array.dtype.kind in "fV" and array.dtype.name != self.dtype:
                 how = "widened" if array.dtype.itemsize < self.inputs["query"].dtype.itemsize else "rounded"
-                self.left_out.append(f"{name} is of {array.dtype.name}, and {how} to {self.dtype} in the case")
+                self.left_out.append(f"{name} has dtype {array.dtype.name}, and is {how} to {self.dtype} in the case")
 
     def take_result(self, result: Any) -> None:
         """Store the result of the function. Raises ``ValueError`` if attention has no result of that shape."""
@@ -189,7 +206,7 @@ class _CapturedCall:
         array = array.swapaxes(-2, -3) if self.layout == "length_first" and array.ndim > 2 else array
         expected = (*self.inputs["query"].shape[:-1], self.inputs["value"].shape[-1])
         if array.shape != expected:
-            raise ValueError(f"it returned {array.shape}, and attention of these inputs returns {expected}")
+            raise ValueError(f"expected an output of shape {expected}, got {array.shape}")
         if array.dtype.name == self.dtype and 0 < array.size <= MAX_NUMBERS and _is_finite(array):
             self.output = array.copy()
 
@@ -197,16 +214,21 @@ class _CapturedCall:
         """Store one argument, or note why it is left out."""
         if name in _INPUTS:
             array = as_numpy(value).copy()
-            input_name = "bias" if _INPUTS[name] == "mask" and array.dtype != bool else _INPUTS[name]
-            if input_name in self.inputs:  # a mask of numbers and a bias
-                self.inputs[input_name] = self.inputs[input_name] + array
+            input_name = _INPUTS[name]
+            if input_name in ("mask", "bias") and _is_additive_mask(array):
+                input_name, array = "mask", array == 0
+            elif input_name == "mask" and array.dtype != bool:
+                input_name = "bias"
+            if input_name in self.inputs:  # two masks, or a mask of numbers and a bias
+                before = self.inputs[input_name]
+                self.inputs[input_name] = before & array if input_name == "mask" else before + array
                 return
             is_turned = input_name in _PER_HEAD and self.layout == "length_first"
             self.inputs[input_name] = array.swapaxes(-2, -3) if is_turned else array
         elif name in _OPTIONS:
             self._take_option(_OPTIONS[name], value)
         elif value is not False and (name not in _WITHOUT_EFFECT or (name.startswith("dropout") and value)):
-            self.left_out.append(f"{name}={_short(value)} has no meaning in a case")
+            self.left_out.append(f"a case cannot express {name}={_short(value)}")
 
     def _take_option(self, name: str, value: Any) -> None:
         if name == "window":
@@ -302,6 +324,17 @@ def _case_file(call: _CapturedCall, function: str, number: int, place: Mapping[s
     return {"title": f"Calls of {function}", "source": source, "operation": "attention", "cases": cases}
 
 
+def _is_additive_mask(array: Array) -> bool:
+    """Return whether an array of numbers forbids keys by minus infinity and is 0 elsewhere.
+
+    A row that forbids every key is no such mask: frameworks return NaN for it, and zeros for a Boolean mask.
+    """
+    if array.dtype == bool or array.ndim < 2:
+        return False
+    forbids = array == -np.inf
+    return bool(forbids.any() and (forbids | (array == 0)).all() and not forbids.all(-1).any())
+
+
 def _is_finite(array: Array) -> bool:
     return bool(np.isfinite(array.astype(np.float64)).all())
 
@@ -309,6 +342,16 @@ def _is_finite(array: Array) -> bool:
 def _short(value: Any) -> str:
     text = repr(value) if isinstance(value, int | float | str | tuple) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _warn_of_no_call(name: str, file: str, line: int) -> None:
+    """Warn when the wrapped function is dropped, or the program ends, without a call."""
+    message = (
+        f"no call of {name} was captured: nothing called the function that capture returned. Put it in the place from "
+        "which the model calls the original. In torch.nn.MultiheadAttention, also call "
+        "torch.backends.mha.set_fastpath_enabled(False), and pass need_weights=False to the module"
+    )
+    warnings.warn_explicit(message, CaptureWarning, file, line)
 
 
 def _warn(message: str) -> None:

@@ -141,6 +141,29 @@ def test_masks_lengths_windows_and_other_names_are_understood(tmp_path: Path) ->
     np.testing.assert_array_equal(numbers(only_case(tmp_path / "y"))["bias"][0, 0], bias)
 
 
+def test_a_mask_of_0_and_minus_infinity_is_captured_as_a_boolean_mask(tmp_path: Path) -> None:
+    query, key, value = arrays()
+    allowed = np.tri(3, 5, 1, dtype=bool)
+    additive = np.where(allowed, 0, -np.inf).astype(np.float32)
+    attncheck.capture(attend, tmp_path / "x")(query, key, value, attn_mask=additive)
+    captured = numbers(only_case(tmp_path / "x"))
+    assert ("bias" in captured, captured["mask"].dtype) == (False, bool)
+    np.testing.assert_array_equal(captured["mask"][0, 0], allowed)
+    odd = np.array([True, True, False, True, True])
+    attncheck.capture(attend, tmp_path / "y")(query, key, value, mask=odd[None], attn_bias=additive)
+    np.testing.assert_array_equal(numbers(only_case(tmp_path / "y"))["mask"][0, 0], allowed & odd)
+    additive[0] = -np.inf  # a row without a key: its output depends on the kind of the mask
+    attncheck.capture(attend, tmp_path / "z")(query, key, value, attn_mask=additive)
+    assert "mask" not in numbers(only_case(tmp_path / "z"))
+
+
+def test_a_capture_that_nothing_calls_warns_at_its_end(tmp_path: Path) -> None:
+    captures = [attncheck.capture(attend, tmp_path / "x")]
+    with pytest.warns(attncheck.CaptureWarning, match="no call of attend was captured: .*need_weights=False") as told:
+        captures.clear()
+    assert Path(told[0].filename).name == Path(__file__).name
+
+
 def test_what_cannot_be_said_is_left_out_and_told(tmp_path: Path) -> None:
     query, key, value = arrays(np.float16)
     bias = np.ones((3, 5), np.float32)
@@ -148,12 +171,12 @@ def test_what_cannot_be_said_is_left_out_and_told(tmp_path: Path) -> None:
         attncheck.capture(attend, tmp_path / "x")(query, key, value, dropout_p=0.1, block_table=[1], attn_bias=bias)
     case = only_case(tmp_path / "x")
     assert case.notes == (
-        "dropout_p=0.1 has no meaning in a case",
-        "block_table=list has no meaning in a case",
-        "bias is of float32, and rounded to float16 in the case",
+        "a case cannot express dropout_p=0.1",
+        "a case cannot express block_table=list",
+        "bias has dtype float32, and is rounded to float16 in the case",
     )
     assert [str(each.message) for each in told] == [
-        f"attend-1.yaml is not the whole call: {note}" for note in case.notes
+        f"attend-1.yaml is not the complete call: {note}" for note in case.notes
     ]
     assert {Path(each.filename).name for each in told} == {Path(__file__).name}
 
@@ -168,11 +191,11 @@ def test_what_is_no_case_or_cannot_be_written_is_told_and_the_model_goes_on(tmp_
         raise ZeroDivisionError
 
     calls: tuple[tuple[Callable[..., Array], tuple[Any, ...], dict[str, Any], str], ...] = (
-        (attend, (query, key), {"value": None}, "no argument is called value"),
-        (attend, (query.astype(int), key, value), {}, "the query is of int64; expected one of"),
+        (attend, (query, key), {"value": None}, "expected an argument named value"),
+        (attend, (query.astype(int), key, value), {}, "the query has dtype int64; expected one of"),
         (attend, (query, key[..., :3], value), {}, r"expected axis D of \(B, Hkv, Lk, D\) to be 8"),
         (attend, (query, key, SimpleNamespace()), {}, "a SimpleNamespace is no array of numpy"),
-        (projected, (query, key, value), {}, r"returned \(2, 4, 3, 3\), and attention .* \(2, 4, 3, 6\)"),
+        (projected, (query, key, value), {}, r"expected an output of shape \(2, 4, 3, 6\), got \(2, 4, 3, 3\)"),
     )
     for function, arguments, named, reason in calls:
         attention = attncheck.capture(function, tmp_path / "x")
