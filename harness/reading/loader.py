@@ -180,12 +180,16 @@ def case_of_data(data: Mapping[str, Any], folder: Path, identity: str) -> Case:
         raise CaseError([diagnostic_at(item.path, str(item), identity, document) for item in every]) from None
 
 
+_STAND_INS: Mapping[str, Any] = {"title": "title", "source": {"kind": "derivation", "title": "source"}}
+"""Values for a wrong title or source, which no other field depends on, so that the mistakes in cases are found too."""
+
+
 def _read_case_file(
     path: Path, display_name: str, for_each: Sequence[Mapping[str, Any]]
 ) -> tuple[YamlDocument, model.CaseFile, Sequence[int], list[Diagnostic]]:
     """Return a file's data with its repeated cases written out, the checked fields, case numbers and faults.
 
-    If only cases are at fault, the checked fields and numbers are those of the other cases.
+    If only cases, the title or the source are at fault, the checked fields and numbers are those of the other cases.
     """
     document = _read_yaml_file(path, display_name)
     if for_each:
@@ -207,7 +211,11 @@ def _read_case_file(
         count = len(cases) if isinstance(cases, list) else 0
         numbers = [number for number in range(count) if ("cases", number) not in wrong]
     try:
-        others = numbers and {**document.data, "cases": [document.data["cases"][number] for number in numbers]}
+        others = numbers and {
+            **document.data,
+            **{name: value for name, value in _STAND_INS.items() if any(name == place[0] for place in wrong)},
+            "cases": [document.data["cases"][number] for number in numbers],
+        }
         return document, model.CaseFile.model_validate(others, context=context), numbers, misread
     except ValidationError:  # more than cases
         raise CaseError(misread) from None

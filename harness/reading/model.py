@@ -42,7 +42,7 @@ TAG_FILE = "tags.yaml"
 _MAX_LIST_LENGTH = 200
 """Of lists that every case of a file carries; none that people write comes near it."""
 _MAX_OPTION_POSITION = 2**31
-Sentence = Annotated[str, Field(min_length=3, max_length=200, pattern=ONE_LINE)]
+Sentence = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
 CaseId = Annotated[str, Field(max_length=120, pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 LongText = Annotated[str, Field(min_length=1, max_length=4000, pattern=LINES)]
 WebAddress = Annotated[str, Field(max_length=2000, pattern=WEB_ADDRESS)]
