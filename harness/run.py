@@ -153,6 +153,7 @@ def run_cases(
     *,
     described: DescribedWorkers | None = None,
     on_plan: Callable[[str], None] = lambda words: None,
+    on_begin: Callable[[Callable[[], Sequence[str]]], None] = lambda starting: None,
 ) -> RunSummary:
     """Run every case in every dtype on every implementation and write the results directory.
 
@@ -165,6 +166,7 @@ def run_cases(
         on_progress: Is called with the numbers of evaluations done and planned.
         on_failure: Is called with every failing evaluation as it is judged.
         on_plan: Is called with who is asked for which cases, where that is not the same for all.
+        on_begin: Is called once with a function, which returns the frameworks that workers import at the moment.
         described: The processes in which implementations were described; workers on this machine are taken from them.
 
     Returns:
@@ -194,6 +196,7 @@ def run_cases(
         known = bundled_expected_failures([item.entry.name for item in chosen.implementations])
     judge = Judge(chosen.implementations, settings.keep_all_arrays, known, settings.store, DIAGNOSIS)
     with _means(groups, judge, settings, described) as means:
+        on_begin(lambda: means.starting)
         summary = _CaseRun(plan, groups, chosen, settings, judge, watch, on_progress).execute(means)
     settings.store.trim()
     return summary

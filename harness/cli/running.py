@@ -132,6 +132,7 @@ def _run(
                 progress.update,
                 lambda failed: on_failure(progress, failed),
                 described=described,
+                on_begin=progress.begin,
                 on_plan=lambda words: None if options.quiet else typer.echo(f"attncheck: {words}", err=True),
             )
             if options.properties:
@@ -250,7 +251,7 @@ def check(
     """Run cases, judge them and write a report."""
     request = RunRequest(options)
     if outlets.open and not options.report:
-        raise UsageError("--open opens the report, and --no-report writes none: give one")
+        raise UsageError("--open opens the report, and --no-report writes none: give only one")
     if watch:
         of_outlets = {f"--{name.replace('_', '-')}": value for name, value in vars(outlets).items()}
         excluded = {"--resume": options.resume, "--properties": options.properties, "--json": as_json, **of_outlets}

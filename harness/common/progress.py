@@ -7,12 +7,14 @@ processes side by side are added up, by what was done in them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
+
+from attncheck.common.wording import join_words
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,6 +28,9 @@ MAX_FAILURES_SHOWN = 20
 class Watcher:
     """Receives the progress of a run; this class shows nothing."""
 
+    def begin(self, starting: Starting) -> None:
+        """Store the function that returns the frameworks that are being imported."""
+
     def update(self, done: int, total: int) -> None:
         """Take note of the number of evaluations that are done, and of all."""
 
@@ -34,7 +39,9 @@ class Watcher:
 
 
 _MIN_SHARE_FOR_ESTIMATE = 0.05
-"""The part of a run that has to be done before the rest is estimated: the first evaluations wait for imports."""
+"""The part of a run that has to be done before its rate is shown: the first evaluations wait for imports."""
+Starting = Callable[[], Sequence[str]]
+"""Returns the names of the frameworks that workers import at the moment."""
 
 
 @dataclass
@@ -49,7 +56,12 @@ class ProgressLines(Watcher):
     done: int = 0
     total: int = 0
     failures: int = 0
+    starting: Starting = tuple
     _begun: tuple[int, float] | None = None
+
+    def begin(self, starting: Starting) -> None:
+        """Store the function that returns the frameworks that are being imported."""
+        self.starting = starting
 
     def update(self, done: int, total: int) -> None:
         """Take note of the progress of the run."""
@@ -62,17 +74,26 @@ class ProgressLines(Watcher):
         self.failures += 1
 
     def write_progress(self) -> None:
-        """Write the progress of the run, once something is done and until all is done."""
-        if self._begun is None or self.done == self.total:
+        """Write the progress of the run until all is done: frameworks that are imported, evaluations, the time left."""
+        starting = starting_words(self.starting())
+        if self._begun is None:
+            if starting:
+                self.write(f"attncheck: {starting}")
+            return
+        if self.done == self.total:
             return
         parts = [f"{self.done:,} of {self.total:,} evaluations", f"{self.failures:,} failing"]
         seconds, made = self.clock() - self._begun[1], self.done - self._begun[0]
-        if made and seconds > 0:
+        if made >= _FEWEST * self.total and seconds > 0:
             rate = made / seconds
             parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
-            if made >= _MIN_SHARE_FOR_ESTIMATE * self.total:
-                parts += [f"{format_duration((self.total - self.done) / rate)} left"]
-        self.write(f"attncheck: {', '.join(parts)}")
+            parts += [f"{format_duration((self.total - self.done) / rate)} left"]
+        self.write(f"attncheck: {', '.join([*parts, *([starting] if starting else [])])}")
+
+
+def starting_words(frameworks: Sequence[str]) -> str:
+    """Return words for the frameworks that are being imported: ``starting torch and jax ...``; empty for none."""
+    return f"starting {join_words(frameworks)} ..." if frameworks else ""
 
 
 def format_duration(seconds: float) -> str:
@@ -94,8 +115,12 @@ class ProgressBar(Watcher):
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("evaluations", total=None, failures=0)
+        self._task = progress.add_task("evaluations", total=None, failures=0, starting=tuple)
         self._failures = self._shown = 0
+
+    def begin(self, starting: Starting) -> None:
+        """Show the frameworks that are being imported after the bar."""
+        self._progress.update(self._task, starting=starting)
 
     def update(self, done: int, total: int) -> None:
         """Move the bar."""
@@ -111,7 +136,7 @@ class ProgressBar(Watcher):
         if self._shown <= MAX_FAILURES_SHOWN:
             self._progress.console.print(line, style="red", soft_wrap=True)
         elif self._shown == MAX_FAILURES_SHOWN + 1:
-            self._progress.console.print("further failures are counted below", soft_wrap=True)
+            self._progress.console.print("further failures are only counted", soft_wrap=True)
 
 
 @contextmanager
@@ -125,10 +150,20 @@ def show_progress(*, visible: bool) -> Iterator[Watcher]:
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        """The frameworks that are being imported, or the remaining time, as soon as it can be estimated."""
+
+        def render(self, task: Task) -> Text:
+            if starting := starting_words(task.fields["starting"]()):
+                return Text(starting)
+            return super().render(task) if task.percentage >= 100 * _FEWEST else Text()
 
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if console.is_terminal and sys.stderr.isatty():  # FORCE_COLOR makes no terminal of a file
@@ -138,7 +173,7 @@ def show_progress(*, visible: bool) -> Iterator[Watcher]:
             MofNCompleteColumn(),
             TextColumn("{task.fields[failures]} failing"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeLeft(),
         )
         with Progress(*columns, console=console, transient=True) as progress:
             yield ProgressBar(progress)

@@ -295,6 +295,8 @@ class GroupRunner(Generic[Key]):
         self._starts_left = 1
         self._given_up: Failure | None = None
         self.is_stopped = False
+        self.is_starting = False
+        """True while the worker imports the framework and the implementation."""
         self._crash_limit = CrashStreak(limits.keep_going)
         self._end_reason = ""
         self._meanwhile: Callable[[], None] = lambda: None
@@ -439,7 +441,7 @@ class GroupRunner(Generic[Key]):
         if self._slot.process is None and self._described is not None and isinstance(entry, UserImplementation):
             self._log.require_writable()
             self._slot.process = self._described.take(entry, self._limits.threads)
-        with self.times.of("importing"):
+        with self.times.of("importing"), self._starting():
             answer = self._call_in_worker(self._limits.start_seconds, start_implementation, *what)
         if isinstance(answer, Failure):
             self.close()
@@ -450,6 +452,14 @@ class GroupRunner(Generic[Key]):
         self.description, self._starts_left = answer, _MAX_RESTARTS
         self._slot.started.add(implementation.name)
         return None
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        self.is_starting = True
+        try:
+            yield
+        finally:
+            self.is_starting = False
 
     def _call_in_worker(self, seconds: float, function: Callable[..., Answer], *arguments: object) -> Answer | Failure:
         """Call a function in the worker; what kills it becomes a failure, and the next call gets a new one."""

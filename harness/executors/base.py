@@ -97,6 +97,10 @@ class Executor(Protocol):
     def descriptions(self) -> Mapping[str, Mapping[str, str]]:
         """Return the descriptions of the frameworks, by group."""
 
+    @property
+    def starting(self) -> Sequence[str]:
+        """Return the names of the frameworks that workers import at the moment."""
+
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan, or until the recorder ``is_stopped``.
 

@@ -164,6 +164,12 @@ class LocalExecutor:
         """Return the descriptions of the frameworks, by group."""
         return {runner.group.name: runner.description for sharing in self._runners for runner in sharing}
 
+    @property
+    def starting(self) -> Sequence[str]:
+        """Return the names of the frameworks that workers import at the moment."""
+        runners = (runner for sharing in (*self._runners, *self._helpers) for runner in sharing if runner.is_starting)
+        return list(dict.fromkeys(runner.group.implementation.entry.packages[0] for runner in runners))
+
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute every unit of a plan, and judge each when its last implementation has answered."""
         every = [runner for sharing in self._runners for runner in sharing]

@@ -42,6 +42,27 @@ def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> N
     progress._print_to_stderr("attncheck: a line")
 
 
+def test_progress_names_frameworks_that_start_and_estimates_nothing_before_a_twentieth_is_done() -> None:
+    written: list[str] = []
+    now = iter((0.0, 100.0, 200.0))
+    lines = progress.ProgressLines(written.append, clock=lambda: next(now))
+    frameworks = ["torch", "jax"]
+    lines.begin(lambda: frameworks)
+    lines.update(0, 1000)
+    lines.tick()
+    lines.update(1, 1000)
+    lines.update(50, 1000)
+    lines.tick()
+    frameworks.clear()
+    lines.update(51, 1000)
+    lines.tick()
+    assert written == [
+        "attncheck: starting torch and jax ...",
+        "attncheck: 50 of 1,000 evaluations, 0 failing, starting torch and jax ...",
+        "attncheck: 51 of 1,000 evaluations, 0 failing, 0.25 a second, 1:03 h left",
+    ]
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no Bash")
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
 def test_a_shell_reads_every_word_back(words: list[str]) -> None:

@@ -58,6 +58,11 @@ class DaskExecutor:
         """Return the descriptions of the frameworks, by group."""
         return self._cluster.descriptions
 
+    @property
+    def starting(self) -> Sequence[str]:
+        """Return no name: the workers of a cluster do not report it."""
+        return ()
+
     def compute_and_judge(self, plan: Plan, recorder: ResultRecorder, on_progress: Callable[[int, int], None]) -> None:
         """Compute and judge every unit of a plan."""
         driver = _Driver(self._cluster, plan, recorder, on_progress)
