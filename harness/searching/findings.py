@@ -25,6 +25,7 @@ from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError, OutputError, UsageError
 from attncheck.common.wording import slug
+from attncheck.diagnosis.decision import OR
 from attncheck.execution.implementations import Implementation
 from attncheck.execution.padding import unsupported_reason
 from attncheck.reading.case import Case
@@ -192,6 +193,21 @@ class SearchFinding:
             return False
         lengths = problem.lengths
         return all(lengths.get(letter, 0) >= length for letter, length in self.lengths.items())
+
+    @property
+    def diagnosis(self) -> str:
+        """The names of the readings that fit all problems of the finding, joined by ``or``; empty for none."""
+        return str(self.numbers.get("diagnosis") or "")
+
+    def with_diagnosis(self, diagnosis: str | None) -> SearchFinding:
+        """Return the finding with the readings that also fit another problem; unchanged if no reading fits both.
+
+        The reduced problem has few numbers, which often fit no reading, or many. The problems that were drawn have
+        more.
+        """
+        other = (diagnosis or "").split(OR)
+        names = [name for name in self.diagnosis.split(OR) if name in other] if self.diagnosis else other
+        return replace(self, numbers={**self.numbers, "diagnosis": OR.join(names)}) if any(names) else self
 
     @property
     def title(self) -> str:

@@ -21,7 +21,8 @@ from attncheck.asking.answer import Answer
 from attncheck.asking.engine import Engine
 from attncheck.asking.question import Question
 from attncheck.common.errors import CaseError
-from attncheck.common.wording import format_element
+from attncheck.common.progress import duration
+from attncheck.common.wording import count_noun, format_element
 from attncheck.execution.call import Limits
 from attncheck.execution.implementations import Implementation
 from attncheck.reading.case import Case, case_record
@@ -237,7 +238,7 @@ class Search:
     def _add(self, begun: _Begun, symptom: Symptom, answer: Answer) -> None:
         """Reduce a failure that no earlier finding explains, and write it as a case."""
         problem, number = begun.problem, begun.number
-        if self._is_counted(problem, symptom):
+        if self._is_counted(problem, symptom, answer):
             return
         self.say(f"problem {number} fails ({symptom}); reducing it")
         try:
@@ -247,7 +248,7 @@ class Search:
             raise
         if finding is not None:
             self.folder.findings.append(finding)
-            self.say(f"found {finding.title}")
+            self.say(f"found {finding.title}{self._next_step}")
             self.folder.write()
 
     def _reduce(self, begun: _Begun, symptom: Symptom, answer: Answer) -> SearchFinding | None:
@@ -260,14 +261,26 @@ class Search:
         seconds = min(MAX_SECONDS, self.seconds_left)
         reduced = reduce_problem(problem, lambda simpler: self.subject.symptom(simpler) == symptom, seconds=seconds)
         simplest, simplest_answer = simplest_in_new_process(reduced, self.subject, symptom)
-        if self._is_counted(simplest, symptom):  # more than one way leads to it
+        if self._is_counted(simplest, symptom, answer):  # more than one way leads to it
             return None
-        return self._write_finding(simplest, symptom, simplest_answer, number, reduced)
+        finding = self._write_finding(simplest, symptom, simplest_answer, number, reduced)
+        return finding if finding.diagnosis else finding.with_diagnosis(answer.diagnosis)
 
-    def _is_counted(self, problem: Problem, symptom: Symptom) -> bool:
+    @property
+    def _next_step(self) -> str:
+        """A note that the search continues, and how long; empty at its end."""
+        problems = math.inf if self.request.problems is None else self.request.problems - self.asked
+        if self.seconds_left <= 0 or problems <= 0 or len(self.folder.findings) >= MAX_FINDINGS:
+            return ""
+        rest = duration(self.seconds_left) if math.isinf(problems) else count_noun(int(problems), "problem")
+        return f"; searching for other failures, {rest} left; Ctrl-C ends the search"
+
+    def _is_counted(self, problem: Problem, symptom: Symptom, answer: Answer) -> bool:
+        """Return whether a finding explains a problem, and count it there; its numbers narrow the diagnosis."""
         for position, finding in enumerate(self.folder.findings):
             if finding.symptom.is_like(symptom) and finding.explains(problem):
-                self.folder.findings[position] = replace(finding, times=finding.times + 1)
+                counted = replace(finding, times=finding.times + 1)
+                self.folder.findings[position] = counted.with_diagnosis(answer.diagnosis)
                 self.results.left_out += 1
                 return True
         return False

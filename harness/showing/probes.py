@@ -43,13 +43,15 @@ def search_lines(search: Search, commands: Commands) -> Iterator[str]:
     refused = f", {search.refused:,} of them unsupported" if search.refused else ""
     interrupted = ", interrupted" if search.is_interrupted else ""
     if not (search.asked or interrupted) and search.seconds_left <= 0:
-        interrupted = ", for its time was over before one was judged"
+        interrupted = ": the time was over before a problem was judged"
     yield f"{name}: {count_noun(search.asked, 'problem')}{refused}{interrupted}; {findings}"
 
 
 def _finding_lines(finding: SearchFinding, folder: Path, commands: Sequence[str]) -> Iterator[str]:
     yield finding.title
     yield f"  {finding.element}"
+    if finding.diagnosis:
+        yield f"  cause   {finding.diagnosis} (docs/diagnoses.md)"
     if finding.needs_calls:
         yield f"  not in a fresh process: after up to {finding.needs_calls} other calls, or by chance"
     else:

@@ -44,7 +44,15 @@ from attncheck.searching.concrete import (
     required_features,
 )
 from attncheck.searching.drawing import REGIMES
-from attncheck.searching.findings import ProblemSubject, SearchFolder, holds, symptom_of, write_case
+from attncheck.searching.findings import (
+    ProblemSubject,
+    SearchFinding,
+    SearchFolder,
+    Symptom,
+    holds,
+    symptom_of,
+    write_case,
+)
 from attncheck.searching.problems import Draw, ProblemSource
 from attncheck.searching.reduction import cut, extent, letters_of, measure, reduce_problem, with_counts_that_fit
 from attncheck.searching.search import Search, SearchOver, ended_after, simplest_in_new_process
@@ -214,6 +222,19 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         patch.chdir(folder)
         write(WRONG)
         return folder, searched(*PROBLEMS, "--json")
+
+
+def test_a_finding_keeps_the_readings_that_fit_all_of_its_problems() -> None:
+    shapes = {"query": (1, 1, 1, 1)}
+    finding = SearchFinding(
+        Symptom("numeric", "output"), "attention", "float32", (), {}, shapes, 1, 2, True, "", "a.yaml"
+    )
+    assert finding.with_diagnosis(None).diagnosis == ""
+    drawn = finding.with_diagnosis("scale-inverse-width or scale-twice or scale-half")
+    narrowed = drawn.with_diagnosis("scale-inverse-width or scale-twice")
+    assert narrowed.diagnosis == "scale-inverse-width or scale-twice"
+    assert narrowed.with_diagnosis(None) == narrowed
+    assert narrowed.with_diagnosis("softcap-none") == narrowed
 
 
 def test_a_fault_is_found_reduced_and_written(first: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
