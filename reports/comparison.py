@@ -146,6 +146,16 @@ def change_lines(name: str, rows: Sequence[Row]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
+def with_causes_once(rows: Sequence[Row]) -> list[Row]:
+    """Leave out the cause at the beginning of a message if a row above has it; the numbers of the row stay."""
+    causes, shown = set[str](), []
+    for row in rows:
+        cause, _, numbers = row["message"].partition("; ")
+        shown.append({**row, "message": f"same cause; {numbers}"} if numbers and cause in causes else row)
+        causes.add(cause)
+    return shown
+
+
 def change_cells(name: str, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return the cells of each row of a table of changes, below ``HEADINGS``."""
     several = len({row.get("environment") for row in rows}) > 1
@@ -234,7 +244,7 @@ def publish(frames: Frames, directory: Path) -> Path:
     with OutputError.where(directory):
         if directory.is_dir() and any(directory.iterdir()) and not (directory / VERDICTS).is_file():
             raise OutputError(
-                f"{directory} is not empty and holds no published comparison; name another folder with --published"
+                f"{directory} is not empty and contains no published comparison; name another folder with --published"
             )
     write_texts(texts, directory)
     return directory / README
@@ -309,13 +319,15 @@ def read_verdicts(directory: Path) -> dict[Evaluation, Outcome]:
     """Read the published verdicts. Raises ``ResultsError`` if there are none."""
     path = directory / VERDICTS
     if not path.exists():
-        raise ResultsError(f"{path} does not exist; expected the verdicts that `attncheck publish` writes")
+        raise ResultsError(
+            f"{path} does not exist; restore it from version control, or write it with `attncheck publish RUN`"
+        )
     verdicts: dict[Evaluation, Outcome] = {}
     for line, row in enumerate(read_csv_text(path, _HEADER), 2):
         case, implementation, dtype, verdict, begins_at, xfail = row
         evaluation = Evaluation("", implementation, case, dtype)
         if evaluation in verdicts:
-            raise ResultsError(f"{path}: row {line} is the second of {' '.join(row[:3])}; expected one")
+            raise ResultsError(f"{path}: row {line} repeats {' '.join(row[:3])}; expected each evaluation once")
         verdicts[evaluation] = _outcome(verdict, begins_at, is_expected=xfail == "true")
     return verdicts
 

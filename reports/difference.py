@@ -388,7 +388,8 @@ def _change_lines(name: str, frame: pd.DataFrame, *, verbose: bool = False) -> I
     rows = comparison.with_dtypes_together(read)
     shown = rows if verbose else rows[: comparison.MAX_LISTED]
     yield from ("", Text(_TITLES[name], "bold"))
-    for line, row in zip(comparison.change_lines(name, shown), shown, strict=True):
+    printed = comparison.with_causes_once(shown) if name == "verdicts" else shown
+    for line, row in zip(comparison.change_lines(name, printed), shown, strict=True):
         yield Text(line, "red" if row["change"] == comparison.WORSE else "")
     if more := len(rows) - len(shown) + len(frame) - len(read):
         yield f"and {more:,} more: --verbose lists all"

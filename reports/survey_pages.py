@@ -42,7 +42,7 @@ from attncheck.reports.survey import (
     read_findings,
     version_order,
 )
-from attncheck.reports.write import csv_text, read_csv_text, write_texts
+from attncheck.reports.write import RESTORE, csv_text, read_csv_text, write_texts
 from attncheck.spec import DTYPES, OPTIONS, PROPERTIES
 
 README, PAGE = "README.md", "index.html"
@@ -56,8 +56,17 @@ _TABLES: Mapping[str, tuple[str, Any]] = {
 """By file: the attribute of a survey with its rows, and their class."""
 
 
-def read_survey(folder: Path) -> Survey:
-    """Read the tables of a survey; missing files are empty tables. Raises ``ResultsError`` for damaged ones."""
+def read_survey(folder: Path, *, must_exist: bool = False) -> Survey:
+    """Read the tables of a survey. A folder without any table is an empty survey, unless it ``must_exist``.
+
+    Raises ``ResultsError`` if a table is missing or damaged.
+    """
+    missing = [file for file in _TABLES if not (folder / file).exists()]
+    if missing and (must_exist or len(missing) < len(_TABLES)):
+        raise ResultsError(
+            f"{folder / missing[0]} does not exist; expected the tables {', '.join(_TABLES)}; restore them from "
+            "version control, or remove the folder and make the survey again"
+        )
     tables: dict[str, Any] = {name: list(_read_rows(folder / file, kind)) for file, (name, kind) in _TABLES.items()}
     return Survey(**tables, findings=read_findings(folder / FINDINGS) if (folder / FINDINGS).exists() else [])
 
@@ -80,7 +89,7 @@ def _read_rows(path: Path, kind: Any) -> Iterator[Any]:
             cells = ((types[name], text) for name, text in zip(kind._fields, row, strict=True))
             yield kind(*(text == "True" if type_ is bool else type_(text) for type_, text in cells))
     except ValueError as error:
-        raise ResultsError(f"{path} cannot be read: {error}") from None
+        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE}") from None
 
 
 def survey_page(survey: Survey) -> Page:

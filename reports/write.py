@@ -133,12 +133,12 @@ def read_csv_text(path: Path, header: Sequence[str]) -> list[list[str]]:
         with path.open(encoding="utf-8", newline="") as file:
             columns, *rows = list(reader(file)) or [[]]
     except (OSError, UnicodeError, Error) as error:
-        raise ResultsError(f"{path} cannot be read: {error}") from None
+        raise ResultsError(f"{path} cannot be read: {error}; {RESTORE}") from None
     if tuple(columns) != tuple(header):
-        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}")
+        raise ResultsError(f"{path} has the columns {','.join(columns)}; expected {','.join(header)}; {RESTORE}")
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}")
+            raise ResultsError(f"{path}: row {line} has {len(row)} cells; expected {len(header)}; {RESTORE}")
     return rows
 
 
@@ -147,6 +147,9 @@ def write_texts(texts: Mapping[str, str], directory: Path) -> None:
     for name, text in texts.items():
         _write_pieces(directory / name, [text])
 
+
+RESTORE = "restore the file from version control, or publish the folder again"
+"""The fix for a damaged table of a published folder."""
 
 _MOST_ROWS = 10_000
 """The most rows of a plain CSV file: larger tables are for programs, which read Parquet or compressed CSV."""

@@ -94,6 +94,7 @@ def publish(
     from attncheck.common.wording import count_noun
     from attncheck.reports.comparison import VERDICTS, drift, summary_of, verdicts_of
     from attncheck.reports.coverage import covered_sentences
+    from attncheck.reports.summary import headline
 
     if not check:
         from attncheck.reports.comparison import publish as write
@@ -112,8 +113,9 @@ def publish(
         [*covered_sentences(frames), *([new] if unpublished else [])],
         frames.problems,
         agreement=f"All {compared:,} verdicts are those published in {published / VERDICTS}.",
-        heading=f"{summary_of(change['change'] for change in changes)}, of those published in {published / VERDICTS}:",
-        advice="If that is right, `make publish` regenerates the folder; commit it with what changed the verdicts.",
+        heading=f"{summary_of(change['change'] for change in changes)}, compared with {published / VERDICTS}:",
+        advice=f"The run: {headline(frames)}.\nIf the changes are intended, run the same command without --check, and "
+        "commit the folder together with the change that caused them.",
     ).end(as_json=as_json, quiet=quiet)
 
 
@@ -126,10 +128,11 @@ def publish(
 def survey(
     runs: AnyRunFolders = None,
     conventions: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="What `attncheck conventions --json` printed.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="The output of `attncheck conventions --json`."),
     ] = None,
     properties: Annotated[
-        list[Path] | None, typer.Option(metavar="FOLDER", help="What `attncheck properties --output` wrote.")
+        list[Path] | None, typer.Option(metavar="FOLDER", help="A folder that `attncheck properties --output` wrote.")
     ] = None,
     findings: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="A folder of findings, each a script.")
@@ -138,15 +141,16 @@ def survey(
         "reports/published/survey"
     ),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing, and exit with 1 where the survey counts runs otherwise.")
+        bool,
+        typer.Option("--check", help="Write nothing, and exit with 1 if the runs differ from the survey."),
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Add implementations to a saved comparison table.
 
-    It says what each can do, how exact it is, and what it means. What the folder holds of other implementations, and of
-    other versions, stays.
+    The table lists the features, the accuracy and the conventions of each implementation. Rows of other implementations
+    and other versions stay in the folder.
     """
     from attncheck.common.wording import count_noun
     from attncheck.reports.coverage import covered_sentences
@@ -165,9 +169,9 @@ def survey(
     from attncheck.results.reader import find_runs, read_runs
 
     if check and not runs:
-        raise UsageError("nothing to check; expected a run, whose counts are compared with the survey's")
+        raise UsageError("--check: expected a run to compare with the survey")
     if not (runs or conventions or properties or findings):
-        raise UsageError("nothing to put into the survey; expected a run, --conventions, --properties or --findings")
+        raise UsageError("nothing to add to the survey; expected a run, --conventions, --properties or --findings")
     survey, notes = Survey(), list[str]()
     for run in read_runs(find_runs(runs)) if runs else ():
         frames = make_frames(merge_runs([run], across=False))
@@ -177,7 +181,7 @@ def survey(
     asked = [row for folder in properties or [] for row in _asked(folder, read_property_rows(folder))]
     survey.update(Survey(properties=property_counts(asked)))
     survey.findings = read_findings(findings) if findings is not None else []
-    kept, number = read_survey(output), len(survey.newest())
+    kept, number = read_survey(output, must_exist=check), len(survey.newest())
     if not check:
         kept.update(survey)
         path = write_survey(kept, output)
@@ -190,14 +194,14 @@ def survey(
         differences(kept, survey),
         number,
         notes,
-        agreement=f"{count_noun(number, 'implementation')} {'is' if number == 1 else 'are'} as {output} says.",
+        agreement=f"{count_noun(number, 'implementation')} {'has' if number == 1 else 'have'} the counts of {output}.",
     ).end(as_json=as_json, quiet=quiet)
 
 
 def _asked(folder: Path, rows: list[Row]) -> list[Row]:
     if not rows:
         raise ResultsError(
-            f"{folder} holds no properties; `attncheck properties IMPLEMENTATION --output FOLDER` asks them"
+            f"{folder} contains no properties; `attncheck properties IMPLEMENTATION --output {folder}` writes them"
         )
     return rows
 
@@ -297,23 +301,23 @@ def bisect(
         str,
         typer.Argument(
             metavar="IMPLEMENTATION",
-            help="What is judged, such as torch.sdpa, or file.py:function.",
+            help="The implementation to run, such as torch.sdpa or file.py:function.",
             autocompletion=complete_implementation,
         ),
     ],
-    cases: Annotated[list[str] | None, typer.Argument(metavar="CASES", help="Which cases, as with check.")] = None,
+    cases: Annotated[list[str] | None, typer.Argument(metavar="CASES", help="Cases, as for check.")] = None,
     versions: Annotated[
         str, typer.Option(metavar="VERSIONS", help="The releases, oldest first, comma-separated.", show_default=False)
     ] = "",
     package: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The distribution whose releases are installed. Default: the one that reports name."
+            metavar="NAME", help="The package whose releases are installed. Default: the package that reports name."
         ),
     ] = None,
     beside: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="REQUIREMENT", help="What is installed beside each release, such as 'numpy<2'."),
+        typer.Option("--with", metavar="REQUIREMENT", help="Package to install with each release, such as 'numpy<2'."),
     ] = None,
     dtypes: DtypeNames = (),
     *,
@@ -323,10 +327,10 @@ def bisect(
     ] = Path("results/bisect"),
     as_json: AsJson = False,
 ) -> None:
-    """Run old releases, and say at which one each verdict changed.
+    """Run old releases, and report the release at which each verdict changed.
 
-    Every release gets an environment of its own, which is kept in your cache folder. The exit code is 1 if a release
-    made something worse, and 3 if one could not be installed or run.
+    Every release is installed in a separate environment in your cache folder. The exit code is 1 if a release made
+    something worse, and 3 if a release could not be installed or run.
     """
     from attncheck.cli.releases import Release, ReleaseError, check, install
     from attncheck.reports.difference import Bisection, bisection_document, bisection_lines, read_frames

@@ -68,7 +68,7 @@ def read_rows(directory: Path) -> tuple[RowTable, tuple[str, ...]]:
         try:
             table = read_rows_part(path)
             if size + table.size > _MAX_BYTES_TOGETHER:
-                raise DamagedError("with the parts before, more rows than a report can hold")
+                raise DamagedError("together with the parts before, it has more rows than a report can hold")
             size += table.size
             tables.append(table)
         except UNREADABLE as error:
@@ -99,7 +99,7 @@ def read_property_rows(directory: Path) -> list[Row]:
             raise DamagedError(f"it has {len(table)} rows; expected at most {_MAX_PROPERTY_ROWS}")
         return [Row(**record) for record in table.records()]
     except UNREADABLE as error:
-        raise ResultsError(f"{path} cannot be read: {_short_message(error)}") from None
+        raise ResultsError(f"{path} cannot be read: {_short_message(error)}; run the command again") from None
 
 
 def remove_damaged(directory: Path) -> None:
@@ -158,13 +158,13 @@ def _check_numbers(table: RowTable) -> None:
     for name in _COUNTS:
         counts = table[name].present
         if not ((counts >= 0) & (counts <= _MAX_COUNTED)).all():
-            raise DamagedError(f"it has {name} that are no number of anything")
+            raise DamagedError(f"its {name} are no whole numbers of at least 0")
     if (table["judged_rows"].missing != table["query_rows"].missing).any():
         raise DamagedError("it has judged_rows without query_rows, or query_rows without judged_rows")
     units = table["half_unit"].present
     units = units[~np.isnan(units)]
     if not ((units >= 0) & (units <= np.finfo(np.float64).max / 2)).all():  # a whole unit is a number too
-        raise DamagedError("it has a half_unit that is no size")
+        raise DamagedError("its half_unit is no positive number")
 
 
 class _ArrayLocation(NamedTuple):
@@ -231,7 +231,7 @@ class ArrayParts:
                     for row in table.take(table["block"].array == group).records()
                 ]
             except UNREADABLE as error:
-                raise ResultsError(f"{path} cannot be read: {_short_message(error)}") from None
+                raise ResultsError(f"{path} cannot be read: {_short_message(error)}; run the check again") from None
             while len(self._groups) > _GROUPS_IN_MEMORY:
                 self._groups.popitem(last=False)
         self._groups.move_to_end((path, group))
@@ -268,10 +268,10 @@ def decode_array(row: Mapping[str, Any], key: ArrayKey, path: Path) -> NDArray[A
     try:
         dtype = numpy_dtype(row["array_dtype"])
         if dtype.kind not in _NUMBERS and dtype.name not in DTYPES:
-            raise TypeError(f"its dtype is {dtype}, which is not of numbers")
+            raise TypeError(f"its dtype is {dtype}; expected a dtype of numbers")
         return np.frombuffer(row["data"], dtype=dtype).reshape(row["shape"])
     except (TypeError, ValueError, AttributeError) as error:
-        raise ResultsError(f"{path}: the array {' '.join(key)} cannot be read: {error}") from None
+        raise ResultsError(f"{path}: the array {' '.join(key)} cannot be read: {error}; run the check again") from None
 
 
 def _short_message(error: BaseException) -> str:

@@ -94,7 +94,10 @@ def read_environment(directory: Path) -> dict[str, Any]:
         raise ResultsError(f"{directory} is not a folder; expected a results directory that `attncheck check` wrote")
     environment = read_json(directory / "environment.json")
     if environment is None:
-        raise ResultsError(f"{directory} is not a results directory: it has no environment.json")
+        raise ResultsError(
+            f"{directory} is not a results directory: it has no environment.json; name a folder "
+            "that `attncheck check` wrote"
+        )
     check_format(environment.get("format"), directory)
     check_record(environment, EnvironmentRecord, directory / "environment.json")
     return environment
@@ -115,8 +118,8 @@ def check_format(version: object, path: Path) -> None:
     named = ascii(version)[:60]  # any value of the file, on one line
     message = f"{path} has results format {named}; this version of attncheck reads {FORMAT}"
     if isinstance(version, int) and version > FORMAT:
-        raise ResultsError(f"{message}: a newer attncheck wrote it; update this one")
-    raise ResultsError(f"{message}: an older attncheck wrote it; run it again, or read it with that version")
+        raise ResultsError(f"{message}: a newer attncheck wrote it; update attncheck")
+    raise ResultsError(f"{message}: an older attncheck wrote it; run the check again, or read it with that version")
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:

@@ -183,9 +183,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ResultsError(f"{path} cannot be read: {error}") from None
+        raise ResultsError(f"{path} cannot be read: {error}; run the check again") from None
     if not isinstance(content, dict):
-        raise ResultsError(f"{path} is not what `attncheck check` writes")
+        raise ResultsError(f"{path} is not what `attncheck check` writes: expected a JSON object; run the check again")
     require_shallow(content, path)
     lines: dict[str, Any] = sanitize_text(content)
     return lines
@@ -204,7 +204,7 @@ def require_readable(path: Path) -> None:
     """Raise ``ResultsError`` for a file that is not regular or too large, ``OSError`` for a missing one."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe, say
-        raise ResultsError(f"{path} cannot be read: it is no regular file")
+        raise ResultsError(f"{path} cannot be read: it is not a regular file")
     if status.st_size > _MAX_BYTES:
         raise ResultsError(f"{path} cannot be read: {status.st_size} bytes; expected at most {_MAX_BYTES}")
 
@@ -222,7 +222,7 @@ def require_shallow(content: object, path: Path) -> None:
 def check_record(content: Mapping[str, Any], model: type[Model], path: Path) -> None:
     """Raise ``ResultsError`` if a record lacks a field that reports use."""
     if fault := fault_in(content, model):
-        raise ResultsError(f"{path} is not what `attncheck check` writes: {fault}")
+        raise ResultsError(f"{path} is not what `attncheck check` writes: {fault}; run the check again")
 
 
 def fault_in(content: object, model: type[_Record]) -> str:
@@ -342,7 +342,7 @@ def _read_lines(file: IO[str], path: Path) -> Iterator[Any]:
 def _read_whole(path: Path) -> list[Any]:
     listed = (read_json(path) or {}).get("cases")
     if not isinstance(listed, list):
-        raise ResultsError(f"{path} is not what `attncheck check` writes: it has no cases")
+        raise ResultsError(f"{path} is not what `attncheck check` writes: it has no cases; run the check again")
     return listed
 
 

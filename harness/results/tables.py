@@ -207,7 +207,7 @@ class TableFile:
     def __init__(self, path: Path, most_bytes: int, most_rows: int) -> None:
         """Open a regular file; ``most_bytes`` limits the memory of its columns, and of a block."""
         if not path.is_file():
-            raise DamagedError("it is no regular file")
+            raise DamagedError("it is not a regular file")
         self._archive = zipfile.ZipFile(path)
         self._most_bytes, self._most_rows = most_bytes, most_rows
 
@@ -228,7 +228,7 @@ class TableFile:
             size += taken
             self._require_bytes(size, most_bytes)
         if len({len(values.array) for values in columns.values()}) > 1:
-            raise DamagedError("its columns are not of one length")
+            raise DamagedError("its columns have different lengths")
         return RowTable(columns, size)
 
     def block(self, number: int) -> bytes:
@@ -239,7 +239,7 @@ class TableFile:
         member = self._archive.getinfo(name)
         self._require_bytes(member.file_size)  # zipfile unpacks no more than that
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DamagedError(f"its {name} is packed by a method that no run uses")
+            raise DamagedError(f"its {name} is compressed by an unknown method")
         return self._archive.read(member)
 
     def _require_bytes(self, size: int, most_bytes: int | None = None) -> None:
@@ -255,9 +255,9 @@ class TableFile:
             array = self._array(name, (_ON_DISK[kind.type],))
             null = self._array(f"{name}.null", (np.dtype("?"),)) if f"{name}.null.npy" in names else None
             if null is not None and len(null) != len(array):
-                raise DamagedError(f"its {name} and {name}.null are not of one length")
+                raise DamagedError(f"its {name} and {name}.null have different lengths")
             if null is not None and not kind.nullable and null.any():
-                raise DamagedError(f"it has no {name} where there must be one")
+                raise DamagedError(f"it has rows without {name}")
             return ColumnValues(array, null), array.nbytes
         codes = self._array(name, _CODES)
         words = json.loads(self._array(f"{name}.words", (np.dtype("u1"),)).tobytes().decode())
@@ -268,11 +268,11 @@ class TableFile:
         data = self._read(f"{name}.npy")
         file = io.BytesIO(data[:_LONGEST_HEADING])
         if np.lib.format.read_magic(file) != (1, 0):
-            raise DamagedError(f"its {name} is no array that a run writes")
+            raise DamagedError(f"its {name} is not an array in npy format 1.0")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         array = np.frombuffer(data, dtype, offset=file.tell()) if dtype in dtypes else None
         if array is None or shape != array.shape:
-            raise DamagedError(f"its {name} is no column of {len(shape)} axes and {dtype}")
+            raise DamagedError(f"its {name} is no column: it has {len(shape)} axes and dtype {dtype}")
         if not name.endswith(".words") and len(array) > self._most_rows:
             raise DamagedError(f"it has {len(array)} rows; expected at most {self._most_rows}")
         return array
@@ -281,12 +281,12 @@ class TableFile:
 def _texts(name: str, codes: NDArray[Any], words: Any, kind: ColumnKind) -> tuple[ColumnValues, int]:
     """Return texts by their indices among the distinct ones, and the bytes of all texts together."""
     if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
-        raise DamagedError(f"its {name} are no texts")
+        raise DamagedError(f"its {name} is not a list of texts")
     if len(codes) and int(codes.max()) >= len(words):
-        raise DamagedError(f"its {name} has a text that is not there")
+        raise DamagedError(f"its {name} refers to a text that is missing")
     counts = np.bincount(codes, minlength=len(words))
     if not kind.nullable and any(word is None and count for word, count in zip(words, counts, strict=True)):
-        raise DamagedError(f"it has no {name} where there must be one")
+        raise DamagedError(f"it has rows without {name}")
     "".join(word for word in words if word).encode()  # half a surrogate pair is no text
     lengths = np.fromiter((len(word or "") for word in words), np.float64, len(words))
     distinct = np.empty(len(words), object)

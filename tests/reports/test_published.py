@@ -132,12 +132,12 @@ def test_hostile_names_are_no_formula_and_no_picture_outside_the_folder(tmp_path
 
 def test_what_cannot_be_compared_or_written_is_told_in_one_line(tmp_path: Path, hand: Any) -> None:
     frames = hand.frames([hand.row()])
-    with pytest.raises(ResultsError, match=r"verdicts\.csv does not exist; expected .*attncheck publish"):
+    with pytest.raises(ResultsError, match=r"verdicts\.csv does not exist; restore it .*attncheck publish"):
         drift(frames, tmp_path / "nowhere")
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "letter.txt").write_text("mine")
-    with pytest.raises(OutputError, match="is not empty and holds no published comparison"):
+    with pytest.raises(OutputError, match="is not empty and contains no published comparison"):
         publish(frames, mine)
     assert contents(mine) == {"letter.txt": b"mine"}
     (tmp_path / "file").write_text("mine")
@@ -149,7 +149,7 @@ def test_what_cannot_be_compared_or_written_is_told_in_one_line(tmp_path: Path, 
         "": "has the columns ; expected case,",
         "case,verdict\n": "has the columns case,verdict; expected case,",
         f"{header}file/one,agree\n": "row 2 has 2 cells; expected 6",
-        f"{header}{row}{row}": "row 3 is the second of file/one numpy.eager float64",
+        f"{header}{row}{row}": "row 3 repeats file/one numpy.eager float64",
         "\x80": "cannot be read",
     }.items():
         (mine / "verdicts.csv").write_bytes(text.encode("latin-1"))
@@ -235,8 +235,20 @@ def test_ways_in_which_properties_were_asked_are_counted_by_what_came_of_them(tm
     assert [row.worst for row in found] == ["bitwise", "broken"]
 
 
+def test_a_missing_table_of_a_survey_is_an_error(tmp_path: Path) -> None:
+    assert read_survey(tmp_path) == Survey()
+    with pytest.raises(ResultsError, match=r"does not exist; .*restore them from version control"):
+        read_survey(tmp_path, must_exist=True)
+    write_survey(Survey(), tmp_path)
+    assert read_survey(tmp_path, must_exist=True) == Survey()
+    (tmp_path / "accuracy.csv").unlink()
+    with pytest.raises(ResultsError, match=r"accuracy\.csv does not exist"):
+        read_survey(tmp_path)
+
+
 def test_a_damaged_table_or_document_is_said(tmp_path: Path) -> None:
     columns = ",".join(JudgedFeature._fields)
+    write_survey(Survey(), tmp_path)
     for read, name, text, said in (
         (read_survey, "features.csv", "a,b\n1,2\n", r"features\.csv has the columns a,b; expected implementation,"),
         (read_survey, "features.csv", f"{columns}\nx,1,all,many,0,0,0,0,0\n", r"features\.csv cannot be read: invalid"),

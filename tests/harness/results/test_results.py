@@ -113,12 +113,12 @@ REFUSED: tuple[tuple[Damage, str], ...] = (
     (
         with_fields("environment.json", format=FORMAT - 1),
         f"has results format {FORMAT - 1}; this version of attncheck reads {FORMAT}: an "
-        "older attncheck wrote it; run it again, or read it with that version",
+        "older attncheck wrote it; run the check again, or read it with that version",
     ),
     (
         with_fields("environment.json", format=FORMAT + 1),
         f"has results format {FORMAT + 1}; this version of attncheck reads {FORMAT}: a newer "
-        "attncheck wrote it; update this one",
+        "attncheck wrote it; update attncheck",
     ),
     (replaced("environment.json", None), "it has no environment.json"),
     (shutil.rmtree, "is not a folder; expected a results directory"),
@@ -144,9 +144,12 @@ DAMAGED_PARTS: tuple[tuple[Damage, str], ...] = (
     (rewritten(lambda path: path.write_bytes(path.read_bytes()[:-20])), ""),
     (arrays_changed(lambda arrays: arrays.pop("verdict")), "it has no column verdict"),
     (arrays_changed(lambda arrays: set_column(arrays, "message", "\ud800")), "surrogates"),
-    (arrays_changed(lambda arrays: arrays.update(xfail=np.zeros(3, bool))), "its columns are not of one length"),
-    (arrays_changed(lambda arrays: arrays.update(value=np.zeros(3))), "are not of one length"),
-    (arrays_changed(lambda arrays: arrays.update(case=np.full(2, 7, np.uint8))), "its case has a text that is not"),
+    (arrays_changed(lambda arrays: arrays.update(xfail=np.zeros(3, bool))), "its columns have different lengths"),
+    (arrays_changed(lambda arrays: arrays.update(value=np.zeros(3))), "have different lengths"),
+    (
+        arrays_changed(lambda arrays: arrays.update(case=np.full(2, 7, np.uint8))),
+        "its case refers to a text that is missing",
+    ),
     (arrays_changed(lambda arrays: arrays.update(value=np.zeros((2, 1)))), "its value is no column"),
     (arrays_changed(lambda arrays: arrays.update(value=np.array([{}, {}]))), "its value is no column"),
     (rewritten(lambda path: path.write_bytes(path.read_bytes().replace(b"numpy", b"other"))), ""),
@@ -339,7 +342,7 @@ def test_a_pipe_or_a_device_is_not_read(run_folder: Path) -> None:
                 told = " ".join(read_run(run_folder).notes)
             except ResultsError as error:
                 told = str(error)
-            assert "it is no regular file" in told
+            assert "it is not a regular file" in told
         path.unlink()
         path.write_bytes(before)
 
