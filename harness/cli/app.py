@@ -207,7 +207,7 @@ app = _CommandLine(
     cls=PanelGroup,
     help="Check implementations of attention against the exact answer, number by number.",
     epilog="Exit codes: 0 everything agrees; 1 something disagrees; 2 a case file or the command line is wrong; 3 "
-    "something could not be run, or too little was judged.\n\n"
+    "something could not be run, or too few cases were judged.\n\n"
     + examples("attncheck check", "attncheck check --implementation my_kernel.py:attention", "attncheck check --help"),
     # Plain text is readable at 80 columns and in pipes, and leaves [brackets] as they are.
     rich_markup_mode=None,

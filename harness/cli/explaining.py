@@ -59,13 +59,13 @@ def explain(
     isa: Isa = None,
     as_json: AsJson = False,
     opens_page: Annotated[
-        bool, typer.Option("--open", help=f"Also write a report of the case alone into {_EXPLAINED}, and open it.")
+        bool, typer.Option("--open", help=f"Also write a report of only this case to {_EXPLAINED}, and open it.")
     ] = False,
 ) -> None:
     """Show where an implementation goes wrong in one case.
 
-    The case is computed again, in a fresh process, and judged stage by stage. If a check found it wrong and the fresh
-    process does not, the case is repeated after the calls that came before it in the check.
+    The command runs the case again in a fresh process and judges it stage by stage. If the case failed in a check and
+    passes in the fresh process, the command repeats it after the calls that preceded it in the check.
     """
     from attncheck.reading.case import case_record
     from attncheck.showing.explanation import explanation_document, explanation_lines
@@ -113,16 +113,16 @@ def repro(
     reduced: Annotated[
         bool,
         typer.Option(
-            "--reduce/--no-reduce", help="First reduce a failing case to the smallest that fails the same way."
+            "--reduce/--no-reduce", help="First reduce a failing case to the smallest case that fails the same way."
         ),
     ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Write a script that reproduces one case.
 
-    The script needs nothing but NumPy and the implementation's framework, and attncheck where --signature says
-    how to call it. A failing case is first reduced to the smallest that fails in the same way. If a check found the
-    case wrong and a fresh process does not, the script first makes the calls that it takes.
+    The script needs only NumPy and the implementation's framework; with --signature, it also needs attncheck. A failing
+    case is first reduced to the smallest case that fails the same way. If the case failed in a check and passes in a
+    fresh process, the script first makes the earlier calls that trigger the failure.
     """
     from attncheck.settings.commands import shell_command
 

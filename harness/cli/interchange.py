@@ -22,7 +22,9 @@ class ExchangeFormat(StrEnum):
     ONNX = "onnx"
 
 
-CaseNames = Annotated[list[str] | None, typer.Argument(metavar="[CASES]...", help="Which cases, as with check.")]
+CaseNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[CASES]...", help="Cases: files, folders or globs, as for check.")
+]
 FormatName = Annotated[ExchangeFormat, typer.Argument(metavar="FORMAT", help="onnx: ONNX's backend test data.")]
 
 
@@ -37,7 +39,7 @@ def export_data(
     tags: TagNames = (),
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Write the exact answer also in the place of outputs that a case has in a file."),
+        typer.Option("--exact", help="Write the exact answer even if a case has stored outputs."),
     ] = False,
     cache: UseCache = True,
     as_json: AsJson = False,
@@ -45,9 +47,9 @@ def export_data(
 ) -> None:
     """Write cases as test data.
 
-    ONNX's backend tests are a model of one operator with inputs and outputs. The outputs are the exact answer, rounded
-    once to the dtype; those that a case has in a file, as after an import, are written as they are. Says what is left
-    out, and why.
+    An ONNX backend test is a model of one operator with inputs and outputs. The outputs are the exact answer, rounded
+    once to the dtype. If a case has stored outputs, for example after an import, these are written unchanged. The
+    command lists the cases that it leaves out, with the reasons.
     """
     from attncheck.onnx_data import require_onnx
     from attncheck.settings.config import selected
@@ -75,8 +77,8 @@ def import_data(
 ) -> None:
     """Read test data as cases.
 
-    Of ONNX's backend tests those of one operator Attention or Softmax become cases, and their outputs what the cases
-    expect. Says what is left out, and why.
+    ONNX backend tests of a single Attention or Softmax operator become cases, which expect the outputs of the tests.
+    The command lists the tests that it leaves out, with the reasons.
     """
     from attncheck.onnx_data import require_onnx
 
@@ -118,7 +120,7 @@ def vectors(
         typer.Option(
             metavar="NAMES",
             help="Export: rounding models whose bounds are written, comma-separated. Default: native, eager and fused. "
-            "Verify: what the outputs are judged by, such as float16=fused.",
+            "Verify: the rounding model of the outputs, such as float16=fused.",
         ),
     ] = None,
     outputs: Annotated[
@@ -133,8 +135,8 @@ def vectors(
 ) -> None:
     """Write cases as vectors, or judge outputs of them.
 
-    Vectors are inputs, exact answers and error bounds in files that any language reads. Outputs that were computed of
-    them, anywhere, are judged as those of any implementation.
+    Vectors are inputs, exact answers and error bounds in files that any language can read. Compute outputs from them
+    anywhere, in any language; `verify` judges these outputs like those of any implementation.
     """
     from attncheck.interchange.vectors import RecordedOutputs, run_recorded
     from attncheck.reports.summary import exit_code_of

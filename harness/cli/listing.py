@@ -44,7 +44,7 @@ _MIN_TAGS = 18
 def mutants(
     cases: Patterns = (),
     seeds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Number of seeds: the case's own, then fresh ones.")
+        int, typer.Option(min=1, metavar="N", help="Number of seeds: the seed of the case, then new ones.")
     ] = 1,
     topic: Annotated[
         list[str] | None, typer.Option(metavar="TOPICS", help="Select the faults of these topics.")
@@ -53,8 +53,8 @@ def mutants(
         bool,
         typer.Option(
             "--all-cases",
-            help="Put every variant to every small case, and say what other tolerances find. Takes minutes. Default: "
-            "faults until enough cases caught and named them, right variants to a share of the cases.",
+            help="Run every variant on every small case, and report what other tolerances catch. Takes minutes. "
+            "Default: each fault runs until enough cases caught and named it, each right variant on some of the cases.",
         ),
     ] = False,
     processes: Annotated[
@@ -225,12 +225,13 @@ def list_tags(selection: Selection) -> list[Record]:
 def schema(
     tags: Annotated[bool, typer.Option("--tags", help="Print the schema of tags.yaml instead.")] = False,
     results: Annotated[
-        bool, typer.Option("--results", help="Print the schema of what commands print with --json instead.")
+        bool,
+        typer.Option("--results", help="Print the schema of the output of commands with --json instead."),
     ] = False,
 ) -> None:
     """Print the JSON Schema of case files, or of results."""
     if tags and results:
-        raise UsageError("--tags and --results are two schemas: give one")
+        raise UsageError("--tags and --results are two schemas: give only one of them")
     if results:
         from attncheck.showing.json_schema import results_schema
 
@@ -258,7 +259,7 @@ def show(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw the case into this file instead: .png, .svg or .pdf. What does not fit goes on further pages, "
+            help="Draw the case into this file instead: .png, .svg or .pdf. A large case continues on further pages, "
             "FILE-2.png and so on.",
         ),
     ] = None,
@@ -266,7 +267,7 @@ def show(
 ) -> None:
     """Show a case with its inputs and its exact stages.
 
-    Numbers that a document prints stand beside the exact ones.
+    If a document prints numbers of the case, they are shown next to the exact numbers.
     """
     from attncheck.showing.show import image_format, print_case, save_case, work_out
 

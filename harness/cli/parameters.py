@@ -127,7 +127,7 @@ ImplementationName = Annotated[
     str,
     typer.Argument(
         metavar="IMPLEMENTATION",
-        help="A backend or implementation, such as torch or torch.sdpa, or your own as file.py:function.",
+        help="A backend or implementation, such as torch or torch.sdpa, or your function as file.py:function.",
         autocompletion=completion.complete_implementation,
     ),
 ]
@@ -135,7 +135,7 @@ ImplementationNames = Annotated[
     list[str],
     typer.Argument(
         metavar="IMPLEMENTATION...",
-        help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your own as file.py:function.",
+        help="Implementations, such as torch.sdpa, globs such as 'torch.*', or your function as file.py:function.",
         autocompletion=completion.complete_implementation,
     ),
 ]
@@ -147,7 +147,7 @@ Results = Annotated[
         help="The results of the check in which the case failed. Default: results/latest, if it exists.",
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print what was taken from earlier runs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print which results earlier runs provided.")]
 
 
 def _restart_with_isa(isa: str | None) -> str | None:
@@ -166,8 +166,8 @@ Isa = Annotated[
     typer.Option(
         "--isa",
         metavar="|".join(INSTRUCTION_SETS),
-        help="Compute as a processor with this instruction set and no newer one does. Default: everything "
-        "that this one has.",
+        help="Emulate a processor that has this instruction set and no newer one. Default: all instruction sets of "
+        "this processor.",
         callback=_restart_with_isa,
         is_eager=True,
     ),
@@ -177,8 +177,8 @@ Watch = Annotated[
     bool,
     typer.Option(
         "--watch",
-        help="Run again when a file is saved: your kernel, what it imports from its own folder, cases of your own. "
-        "What failed runs first, and only what changed is shown. Ctrl-C ends.",
+        help="Run again when a file is saved: your kernel, a file of its folder that it imports, or one of your cases. "
+        "Failures run first, and only changes are shown. Ctrl-C ends.",
     ),
 ]
 _RUN_FOLDERS = typer.Argument(metavar="RUN", help="Results directories, or folders of results directories.")
@@ -216,7 +216,7 @@ Badges = Annotated[
     typer.Option(
         "--badge",
         metavar="FILE",
-        help="Write a badge: an image (FILE.svg), or what shields.io reads (FILE.json). Can be repeated.",
+        help="Write a badge: an image (FILE.svg), or a file that shields.io reads (FILE.json). Can be repeated.",
     ),
 ]
 

@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 )
 def search(
     implementation: ImplementationName,
-    minutes: Annotated[float, typer.Option(metavar="N", min=0, help="Stop after so many minutes.")] = 5.0,
+    minutes: Annotated[float, typer.Option(metavar="N", min=0, help="Stop after N minutes.")] = 5.0,
     problems: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Stop after so many problems, whatever time it takes.")
+        int | None, typer.Option(metavar="N", min=1, help="Stop after N problems, however long they take.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="What the problems are drawn from.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of the random problems.")] = 1,
     operation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Draw problems of one operation. Default: of all.")
+        str | None, typer.Option(metavar="NAME", help="Draw problems of one operation. Default: all operations.")
     ] = None,
     dtypes: DtypeNames = (),
     *,
@@ -74,16 +74,16 @@ def search(
         Path | None,
         output_option(
             "FOLDER",
-            "Folder for what is found. A search goes on with what is there. Default: results/search/NAME, by the "
-            "implementation's name.",
+            "Folder for the findings. A search continues with the findings that are there. Default: "
+            "results/search/NAME, by the implementation's name.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw problems at random until one breaks an implementation.
 
-    Each problem is judged against the exact answer. One that fails is reduced to the smallest that fails in the same
-    way, and written as a case file and a script. Two searches with the same seed and number of problems, in empty
+    Each problem is judged against the exact answer. A failing problem is reduced to the smallest one that fails the
+    same way, and written as a case file and a script. Two searches with the same seed and number of problems, in empty
     folders, are identical. The exit code is 1 if something was found, and 3 if nothing could be judged.
     """
     begun = monotonic()
@@ -131,7 +131,8 @@ def _dtypes(declared: tuple[str, ...], wanted: tuple[str, ...], name: str) -> tu
     from attncheck.spec import DTYPES
 
     if lacking := [dtype for dtype in wanted if dtype not in declared]:
-        raise UsageError(f"--dtype: {name} declares no {lacking[0]!r}; expected {', '.join(declared) or 'none'}")
+        choices = f"choose from {', '.join(declared)}" if declared else "it declares no dtype"
+        raise UsageError(f"--dtype: {name} does not support {lacking[0]}; {choices}, or declare it with --declare")
     return wanted or tuple(dtype for dtype in DTYPES if dtype in declared)
 
 
@@ -174,7 +175,7 @@ def _write_scripts(drawn: Search, implementation: Implementation, limits: Limits
 def design(
     implementation: ImplementationName,
     strength: Annotated[
-        int, typer.Option(metavar="N", min=2, max=3, help="Let every so many options and sizes meet: 2 or 3.")
+        int, typer.Option(metavar="N", min=2, max=3, help="Cover every combination of N options and sizes: 2 or 3.")
     ] = 3,
     widths: Annotated[
         list[str] | None,
@@ -183,9 +184,7 @@ def design(
             help="Widths of your model's heads. Default: those that the function requires, or 64 and 128.",
         ),
     ] = None,
-    tile: Annotated[
-        int, typer.Option(metavar="N", min=16, max=1024, help="Lengths are beyond a tile of this size.")
-    ] = 64,
+    tile: Annotated[int, typer.Option(metavar="N", min=16, max=1024, help="The tile size; lengths exceed it.")] = 64,
     *,
     function: FunctionOptions,
     output: Annotated[
@@ -193,10 +192,11 @@ def design(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write cases in which every three options and sizes meet.
+    """Write cases that cover every combination of three options and sizes.
 
-    Those of your function: masks, biases, windows, caches, sinks, shared heads, widths and lengths beyond a tile. They
-    follow from its signature and from what it declares. The file is a design, which you can change.
+    The options are those that your function supports: masks, biases, windows, caches, sinks, shared heads, widths, and
+    lengths beyond a tile. They are derived from its signature and its declarations. The file is a design, which you
+    can change.
     """
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.planning.designing import DesignRequest, write_design
@@ -240,8 +240,8 @@ def reduce(
 ) -> None:
     """Find the smallest case that fails the same way.
 
-    Options, elements and digits are left out as long as the verdict and its first stage stay. The exit code is 1 if the
-    case fails, and 0 if there is nothing to reduce.
+    Options, elements and digits are removed as long as the verdict and its first stage stay the same. The exit code is
+    1 if the case fails, and 0 if it passes.
     """
     from attncheck.execution.implementation_selection import find_implementation
     from attncheck.reading.selection import dtype_of
@@ -298,7 +298,7 @@ def properties(
     name: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", "-p", metavar="NAMES", help="Ask only these properties.", autocompletion=complete_properties
+            "--property", "-p", metavar="NAMES", help="Test only these properties.", autocompletion=complete_properties
         ),
     ] = None,
     dtypes: DtypeNames = (),
@@ -316,9 +316,10 @@ def properties(
 ) -> None:
     """Test properties across calls, such as determinism.
 
-    The same call twice, in a batch of one or of many, padded or packed, prefilled or decoded, with other threads,
-    layouts and memory: bitwise the same, within the error bounds of both, or broken. The exit code is 1 if a property
-    is broken, or less than the implementation claims, and 3 if a call failed.
+    Each property compares two calls that should return the same: repeated, in a batch of one or of many, padded or
+    packed, prefilled or decoded, with other threads, layouts or memory. The results are bitwise identical, equal within
+    the error bounds of both calls, or different: then the property is broken. The exit code is 1 if a property is
+    broken or weaker than the implementation declares, and 3 if a call failed.
     """
     from attncheck.properties.run import (
         Asking,
@@ -406,9 +407,9 @@ def conventions(
 ) -> None:
     """Measure which conventions an implementation follows.
 
-    Which corner causality starts from, what a query without a key gives, where a softcap stands: each question is a
-    call whose exact answer is another one for each meaning. The exit code is 1 if an implementation declares
-    otherwise, and 3 if nothing could be measured.
+    For example: the corner where the causal mask starts, the output of a query without a key, the position of the
+    softcap. Each question is a call whose exact answer depends on the convention. The exit code is 1 if an
+    implementation declares another convention than the measured one, and 3 if nothing could be measured.
     """
     from attncheck.asking.conventions import ask_all, most_exact_dtype
     from attncheck.results.writer import ResultsWriter
@@ -435,7 +436,7 @@ def accuracy(
     implementation: ImplementationName,
     cases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CASES]...", help="Which cases, as with check. Default: all small ones."),
+        typer.Argument(metavar="[CASES]...", help="Cases, as for check. Default: all small cases."),
     ] = None,
     dtypes: DtypeNames = (),
     *,
@@ -446,9 +447,10 @@ def accuracy(
 ) -> None:
     """Measure which rounding models hold for an implementation.
 
-    Each case is computed once and held to every class of its dtype, those of published kernels among them: does it
-    hold, and how much of what it permits is used. What a class permits is in docs/numerics.md, section 3. The exit code
-    is 1 if the class that the implementation declares does not hold, and 3 if nothing could be measured.
+    Each case is computed once, and its errors are compared with the bounds of every class of its dtype, including the
+    classes of published kernels. For each class, the command reports if it holds, and the largest error relative to its
+    bound. docs/numerics.md, section 3, defines the classes. The exit code is 1 if the declared class of the
+    implementation does not hold, and 3 if nothing could be measured.
     """
     from attncheck.asking.accuracy import lines_of, measure_accuracy, small_cases
     from attncheck.execution.implementation_selection import find_implementation
@@ -491,8 +493,8 @@ def protocol(
 ) -> None:
     """Check that a program in any language speaks the protocol.
 
-    Every rule is tried, and what is malformed is said. Numbers are not judged: attncheck check -i COMMAND does that.
-    The exit code is 1 where a rule is broken.
+    The command tests every rule, and describes each malformed answer. It does not judge numbers: attncheck check -i
+    COMMAND does. The exit code is 1 if a rule is broken.
     """
     from attncheck.execution.programs import check_protocol
     from attncheck.execution.user_code import words_of_program

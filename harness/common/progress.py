@@ -84,7 +84,7 @@ class ProgressLines(Watcher):
             return
         parts = [f"{self.done:,} of {self.total:,} evaluations", f"{self.failures:,} failing"]
         seconds, made = self.clock() - self._begun[1], self.done - self._begun[0]
-        if made >= _FEWEST * self.total and seconds > 0:
+        if made >= _MIN_SHARE_FOR_ESTIMATE * self.total and seconds > 0:
             rate = made / seconds
             parts += [f"{rate:,.0f} a second" if rate >= 10 else f"{rate:.2g} a second"]
             parts += [f"{format_duration((self.total - self.done) / rate)} left"]
@@ -163,7 +163,7 @@ def show_progress(*, visible: bool) -> Iterator[Watcher]:
         def render(self, task: Task) -> Text:
             if starting := starting_words(task.fields["starting"]()):
                 return Text(starting)
-            return super().render(task) if task.percentage >= 100 * _FEWEST else Text()
+            return super().render(task) if task.percentage >= 100 * _MIN_SHARE_FOR_ESTIMATE else Text()
 
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if console.is_terminal and sys.stderr.isatty():  # FORCE_COLOR makes no terminal of a file

@@ -272,10 +272,10 @@ Tiles = Annotated[
     make_flag(
         "--tile",
         metavar="N",
-        help="The tile size of your kernel (2 to 4096), or several as 64,128. Adds cases with lengths of n - 1, n, "
-        "n + 1, 2n and 2n + 1 to the selected ones.",
+        help="The tile size of your kernel (2 to 4096), or several, such as 64,128. Adds cases with lengths of n - 1, "
+        "n, n + 1, 2n and 2n + 1 to the selected ones.",
         read=_read_tiles,
-        pytest=("N", "the kernel's tile: cases at its edges, too"),
+        pytest=("N", "the tile size of the kernel; adds cases at its edges"),
         key="tile",
     ),
 ]
@@ -283,8 +283,8 @@ UseCache = Annotated[
     bool,
     make_flag(
         "--cache/--no-cache",
-        help="Take exact answers and verdicts on the same numbers from earlier runs, which keep them in your cache "
-        "folder. The results are the same without it, and take longer.",
+        help="Reuse exact answers and verdicts that earlier runs stored in your cache folder. Without it, the "
+        "results are the same, but take longer.",
         show_default="on",
     ),
 ]
@@ -294,7 +294,7 @@ CacheSize = Annotated[
         "--cache-size",
         minimum=0,
         metavar="GIB",
-        help="What they may take in your cache folder; what was not used for the longest time goes first.",
+        help="Maximum size of the cached answers and verdicts; the least recently used entries are evicted first.",
     ),
 ]
 DEFAULT_CACHE_SIZE = 0.13
@@ -305,16 +305,16 @@ MinJudged = Annotated[
         "--min-judged",
         metavar="N|N%",
         help="Exit with 3 if an implementation was judged in fewer cases, or in a smaller share of them. Default: "
-        "min_judged of [tool.attncheck] for a run without a selection; for a report, what its runs were given.",
+        "min_judged of [tool.attncheck] for a run without a selection; for a report, the limit of its runs.",
         read=_read_minimum,
         pytest=(
             "N|N%",
-            "fail where an implementation was judged in fewer cases, or in a smaller share of those that ran",
+            "fail if an implementation was judged in fewer cases, or in a smaller share of the cases that ran",
         ),
         key="min_judged",
     ),
 ]
-Quiet = Annotated[bool, make_flag("--quiet", "-q", help="Print only what is wrong.")]
+Quiet = Annotated[bool, make_flag("--quiet", "-q", help="Print only failures.")]
 
 
 @dataclass(frozen=True)
@@ -324,25 +324,25 @@ class FunctionOptions:
     framework: str | None = option_field(
         None,
         metavar="NAME",
-        help="The framework whose arrays your own implementation takes and returns. Default: the one "
-        "that its file imports without NumPy, or numpy.",
-        pytest=("NAME", "whose arrays the implementation takes"),
+        help="The framework whose arrays your implementation takes and returns. Default: the framework "
+        "that its file imports if the file does not import NumPy, otherwise numpy.",
+        pytest=("NAME", "framework whose arrays it takes"),
     )
     signature: str | None = option_field(
         None,
         metavar="NAME",
-        help="The library that your own function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, "
+        help="The library whose signature your function follows: sdpa, flash_attn, xformers, flashinfer, mlx, "
         "onnx, keras, hf, bshd or key_mask. Default: attncheck's own signature.",
-        pytest=("NAME", "the library that the function is called like"),
+        pytest=("NAME", "the library whose signature the function follows"),
     )
     declare: tuple[str, ...] = option_field(
         (),
         metavar="NAME=VALUE",
-        help="What your own function declares of itself, where its file does not: dtypes=float16, "
+        help="Declarations for your function, in addition to its file's: dtypes=float16, "
         'requires.lengths=equal, classes=\'{"float16": "fused"}\'. Can be repeated.',
         is_split=False,
         read=_read_declarations,
-        pytest=("NAME=VALUE", "what the function declares of itself"),
+        pytest=("NAME=VALUE", "a declaration for the function"),
     )
 
     @property
@@ -411,14 +411,14 @@ class RecordedOptions:
         "--maxfail",
         minimum=1,
         metavar="N",
-        help="Stop after N failing cases. The report says how many were not run; --resume goes on.",
+        help="Stop after N failing cases. The report counts the cases that were not run; --resume runs them.",
     )
     all_cases: bool = option_field(
         False,
         "--all-cases",
         help="Also run every case on implementations that compile each case (jax.jit, torch.compile, "
-        "tf.function). Default: only the standard cases, in which every two options meet, every size occurs, and "
-        "every known fault shows. With --resume, add the rest.",
+        "tf.function). Default: only the standard cases, which cover every pair of options, every size and every known "
+        "fault. With --resume, add the rest.",
     )
 
 
@@ -444,10 +444,10 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     tags: TagNames = ()
     match: Match = None
     failed: bool = option_field(
-        False, "--failed", help="Run only what failed last time in the output folder; nothing if nothing did."
+        False, "--failed", help="Run only the failures of the last run in the output folder; none if it had none."
     )
     failed_first: bool = option_field(
-        False, "--failed-first", help="Run what failed last time in the output folder first, then the rest."
+        False, "--failed-first", help="Run the failures of the last run in the output folder first, then the rest."
     )
     exitfirst: bool = option_field(
         False, "-x", "--exitfirst", help="Stop at the first failing case, as --maxfail 1 does."
@@ -455,7 +455,7 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     compilation_cache: bool = option_field(
         True,
         "--compilation-cache/--no-compilation-cache",
-        help="Keep what frameworks compile in your cache folder, for later runs.",
+        help="Store the programs that frameworks compile in your cache folder, for later runs.",
         show_default="on",
     )
     cache: UseCache = True
@@ -463,8 +463,8 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     keep_going: bool = option_field(
         False,
         "--keep-going",
-        help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try what an "
-        "earlier run left untried.",
+        help="Try every case, even after ten equal crashes or timeouts in a row. With --resume, try the cases that "
+        "an earlier run did not try.",
     )
     standard: tuple[str, ...] = option_field(
         (),
@@ -475,27 +475,29 @@ class RunOptions(RecordedOptions, LimitOptions, FunctionOptions):
     properties: bool = option_field(
         False,
         "--properties",
-        help="Also ask what holds between two calls: repeated, in a batch, padded, packed, decoded, in other "
-        "memory. `attncheck properties` asks only that.",
+        help="Also test properties of two calls: repeated, in a batch, padded, packed, decoded, in another memory "
+        "layout. `attncheck properties` tests only these.",
     )
     min_judged: MinJudged = None
     report: bool = option_field(
         True,
         "--no-report",
-        help="Record the results, and write no report: `attncheck report` does later.",
+        help="Store the results, but write no report; `attncheck report` writes it later.",
         read=lambda value, where: not value,
         shown=False,
     )
     quiet: Quiet = False
     verbose: bool = option_field(
-        False, "--verbose", "-v", help="Also print what was taken from earlier runs, and what took the time."
+        False, "--verbose", "-v", help="Also print which results earlier runs provided, and how long each part took."
     )
 
     def __post_init__(self) -> None:
         if self.all_cases and self.standard:
-            raise UsageError("--all-cases leaves no case out, --standard runs some alone: give one")
+            raise UsageError("--all-cases runs every case and --standard only some: give only one of them")
         if self.failed and self.failed_first:
-            raise UsageError("--failed runs what failed last time alone, --failed-first before the rest: give one")
+            raise UsageError(
+                "--failed runs only the last failures, --failed-first runs them first: give only one of them"
+            )
 
     @property
     def worker_limits(self) -> Limits:

@@ -221,7 +221,10 @@ def test_open_hands_the_page_of_the_report_to_the_browser(invoke: Invoke, monkey
         assert invoke(*words)[0] == 0
         assert opened.pop() == Path(page).absolute().as_uri()
     code, _, err = invoke("check", case, "--open", "--no-report")
-    assert (code, err) == (2, "attncheck: --open opens the report, and --no-report writes none: give one\n")
+    assert (code, err) == (
+        2,
+        "attncheck: --open opens the report, and --no-report writes none: give only one of them\n",
+    )
 
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
