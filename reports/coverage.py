@@ -46,6 +46,8 @@ _MAX_LACKS = 8
 """Missing features that one sentence lists."""
 _MAX_OPERATIONS = 2
 """Operations that one sentence names."""
+_IN_DTYPES = "declared dtypes only"
+"""The note on a number of cases that does not count the cases that exist only in undeclared dtypes."""
 _MAX_LETTERS = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _KEYS = ["environment", "implementation", "case"]
@@ -146,13 +148,15 @@ class Coverage:
             if len(self.operations) <= _MAX_OPERATIONS
             else f"{len(self.operations)} operations"
         )
-        of = f" of {few}" if self.lacks.not_offered and self.operations else ""
-        return "; ".join(filter(None, (f"judged {self.judged:,} of {cases}{self.in_dtypes}{of}{rest}", self.rest)))
+        kinds = [few] if self.lacks.not_offered and self.operations else []
+        kinds += [_IN_DTYPES] if self.lacks.in_other_dtypes and self.offered else []
+        only = f" ({', '.join(kinds)})" if kinds else ""
+        return "; ".join(filter(None, (f"judged {self.judged:,} of {cases}{only}{rest}", self.rest)))
 
     @property
     def in_dtypes(self) -> str:
         """Return the note that cases that have only other dtypes are not counted; empty if there are none."""
-        return " in its dtypes" if self.lacks.in_other_dtypes and self.offered else ""
+        return f" ({_IN_DTYPES})" if self.lacks.in_other_dtypes and self.offered else ""
 
 
 @once_for_frames

@@ -216,8 +216,8 @@ def _convention_line(frames: Frames, column: Column) -> str:
 
 
 _LACKS = {
-    "grouped_heads": "takes no keys that heads share",
-    "value_width": "takes no values of another width than the keys",
+    "grouped_heads": "does not support grouped-query attention",
+    "value_width": "requires values as wide as the keys",
     "dtypes": "supports only float32",
 }
 """Missing capabilities, in words."""

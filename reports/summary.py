@@ -227,8 +227,9 @@ def _numbers_sentence(frames: Frames) -> str:
     if not sentences:
         sentences.append(_without_documents(frames))
     if counts.not_returned:
-        stages, them = ("a stage", "it") if counts.not_returned == 1 else (f"{counts.not_returned} stages", "them")
-        sentences.append(f"The printed numbers of {stages} were not compared: no implementation returned {them}.")
+        stages = count_noun(counts.not_returned, "stage")
+        those = "that stage" if counts.not_returned == 1 else "those stages"
+        sentences.append(f"Expected values for {stages} were not compared: no implementation returned {those}.")
     return " ".join([*sentences, *_unprinted_sentence(frames)])
 
 
@@ -399,9 +400,9 @@ def _wrong(frames: Frames, judged: Sequence[coverage.Coverage], wrong: dict[tupl
     clauses = []
     for entry in blamed:
         cases = len(wrong[entry.column.key])
-        many = "all" if cases == entry.judged else f"{cases:,} of the"
-        part = f"{many} {entry.judged:,} cases that it" if entry.judged > 1 else "the only case that it"
-        clauses.append(f"{_name(frames, entry.column)} is wrong in {part} was judged in{_read_as(frames, [entry])}")
+        many = "all" if cases == entry.judged else f"{cases:,} of"
+        part = f"{many} {entry.judged:,} judged cases" if entry.judged > 1 else "the only judged case"
+        clauses.append(f"{_name(frames, entry.column)} is wrong in {part}{_read_as(frames, [entry])}")
     return truncate_list(MAX_NAMED, clauses, "{} more implementations are wrong")
 
 

@@ -224,7 +224,7 @@ def _select_matching(items: Sequence[Implementation], patterns: Sequence[str]) -
         if pattern != ALL_MODES and not any(_matches_implementation(pattern, item) for item in items):
             names = dict.fromkeys(name for item in items for name in (item.entry.name, item.name))
             one = suggest_names(pattern, names, "`attncheck list implementations`")
-            others = f"a glob such as 'torch.*', {ALL_MODES} and file.py:function will do"
+            others = f"or use a glob such as 'torch.*', {ALL_MODES}, or file.py:function"
             here = {path.stem: path.name for path in Path().glob("*.py")}
             begin = [stem for stem in sorted(here) if stem.startswith(pattern.partition(":")[0])]
             close = begin[:1] or get_close_matches(pattern, here, 1, NEAR)

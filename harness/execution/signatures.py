@@ -24,10 +24,10 @@ from attncheck.spec import OPERATIONS, OPTIONS, SCORE_SPECS, InputSpec, Operatio
 
 def explain_unfit_function(error: UnfitError, target: Target, loaded: Any) -> str:
     """Return in several lines why a target is refused and, if it is attention, what to do."""
-    lines = [to_one_line(str(error)), f"What does not fit: {to_one_line('; '.join(error.misfits))}."]
+    lines = [to_one_line(str(error)), f"Mismatch: {to_one_line('; '.join(error.misfits))}."]
     called = target.attribute or error.name
     if error.name != "attention":
-        return "\n".join(lines) + " Name the function that is meant: file.py:function." * inspect.ismodule(loaded)
+        return "\n".join(lines) + " Name the function to check: file.py:function." * inspect.ismodule(loaded)
     if not is_dotted_name(called):
         return "\n".join(lines)
     function_name = _name_for_adapter(target, error, called)
@@ -48,9 +48,9 @@ def _name_for_adapter(target: Target, error: UnfitError, called: str) -> NameFor
 
 def _adapter_instruction(target: Target, name: str) -> str:
     if target.pickled:
-        return f"Hand over an adapter instead, {name}:"
+        return f"Pass this adapter instead, {name}:"
     if not target.module.endswith(".py"):
-        return f"Put this adapter into a file, adapter.py say, and name adapter.py:{name} instead:"
+        return f"Save this adapter in a file, such as adapter.py, and name adapter.py:{name} instead:"
     path, here = Path(target.module), Path.cwd().resolve()
     shown = path.relative_to(here) if path.is_relative_to(here) else path
     return f"Paste this adapter at the end of the file, and name {shown}:{name} instead:"
@@ -127,7 +127,7 @@ def signature_faults(name: str, function: Callable[..., Any]) -> list[str]:
     except TypeError:
         return [f"it does not take {join_words(INPUTS[name])} by position"]
     swapped = [
-        f"{parameter.name}, which stands where {wanted} comes"
+        f"parameter {parameter.name} at the position of {wanted}"
         for parameter, wanted in zip(_positional_parameters(signature), INPUTS[name], strict=False)
         if wanted in _NAME_OF_SYNONYM and _contract_name(parameter.name) not in (None, wanted)
     ]
@@ -136,8 +136,8 @@ def signature_faults(name: str, function: Callable[..., Any]) -> list[str]:
     required += [parameter for parameter in beyond if parameter not in required and parameter.kind not in _BY_KEYWORD]
     unknown = [parameter.name for parameter in required]
     alike = {called: meant for called in unknown if (meant := _contract_name(called)) not in (None, called)}
-    looks = {called: f" and which looks like {meant}" for called, meant in alike.items()}
-    return [*swapped, *(f"{called}, which it requires{looks.get(called, '')}" for called in unknown)]
+    looks = {called: f" (probably {meant})" for called, meant in alike.items()}
+    return [*swapped, *(f"required parameter {called}{looks.get(called, '')}" for called in unknown)]
 
 
 def unused_parameter_hints(name: str, function: Callable[..., Any]) -> list[str]:
@@ -159,13 +159,13 @@ def unused_parameter_hints(name: str, function: Callable[..., Any]) -> list[str]
     }
     others = [option for option in strange if option not in alike]
     unused = [
-        f"its {option} is never given; if it is the contract's {meant}, call it so: without, cases that need "
-        f"{meant} are unsupported"
+        f"attncheck never passes its {option}; if it means the contract's {meant}, rename it to {meant}: otherwise "
+        f"cases that need {meant} are unsupported"
         for option, meant in alike.items()
     ]
     return [
         *unused,
-        *([f"its {join_words(others)} {'is' if len(others) == 1 else 'are'} never given"] if others else []),
+        *([f"attncheck never passes its {join_words(others)}"] if others else []),
     ]
 
 

@@ -383,7 +383,7 @@ def contract_functions_of(
             got = f"{getattr(function, '__name__', 'it')}{inspect.signature(function)}"
             is_attention, inputs = called == "attention", ", ".join(INPUTS[called])
             wanted = signature_text(called) if is_attention else f"{called}({inputs}, *, ...)"
-            message = f"cannot be called: it is {got}; expected {wanted}, keyword options optional"
+            message = f"unsupported signature {got}; expected {wanted} (all keywords optional)"
             raise UnfitError(message, called, function, unfit)
     return functions
 
@@ -467,9 +467,9 @@ def _check_capability_declarations(declared: Any) -> dict[str, Any]:
     capabilities = _check_table("capabilities", declared, 'a table such as {"dtypes": ["float32"]}')
     for name, value in capabilities.items():
         if name == "dtypes" and not isinstance(value, list | tuple | set | frozenset):
-            raise LoadError(f'capabilities: dtypes: expected names, such as ["float32"]; got {value!r}')
+            raise LoadError(f'capabilities: dtypes: expected a list of dtypes, such as ["float32"], got {value!r}')
         if name != "dtypes" and not isinstance(value, bool):
-            raise LoadError(f"capabilities: {name}: expected True or False; got {value!r}")
+            raise LoadError(f"capabilities: {name}: expected True or False, got {value!r}")
     return capabilities
 
 
@@ -479,7 +479,7 @@ def _check_conventions(declared: Any) -> dict[str, str]:
     conventions = _check_table("conventions", declared, 'values by name, such as {"empty_rows": "nan"}', "convention ")
     for name, value in conventions.items():
         if value not in known[name]:
-            raise LoadError(f"conventions: expected {name}, one of {', '.join(known[name])}; got {value!r}")
+            raise LoadError(f"conventions: {name}: expected one of {', '.join(known[name])}, got {value!r}")
     return conventions
 
 
@@ -487,7 +487,7 @@ def _parameter_hints(target: Any, functions: Mapping[str, Callable[..., Any]], f
     if not family:
         return [hint for called, function in functions.items() for hint in unused_parameter_hints(called, function)]
     unused = never_given(target, FAMILIES[family])
-    return [f"its {join_words(unused)} {'is' if len(unused) == 1 else 'are'} never given"] if unused else []
+    return [f"attncheck never passes its {join_words(unused)}"] if unused else []
 
 
 def _source_location(function: Callable[..., Any]) -> dict[str, Any]:

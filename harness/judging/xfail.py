@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from attncheck.common.wording import count_noun
 from attncheck.execution.worker import Failure
 from attncheck.reading.case import Case
 from attncheck.reading.expected_failures import ExpectedFailure
@@ -151,8 +150,10 @@ def similar_expected_failures(rows: Iterable[Row], expected_failures: Iterable[E
     fitting = [place for place, fitted in cases.items() if 2 * len(fitted & unnamed) > len(unnamed)]
     for place in sorted(fitting, key=lambda place: -len(cases[place]))[:_MAX_SIMILAR_ENTRIES]:
         entry, thread = entries[place].entry, entries[place].entry.thread or "no thread known"
-        share = f"{len(cases[place])} of its {count_noun(len(failing), 'case')}"
-        said.append(f"{entry.implementation} fails alike in {share}: {entry.reason.rstrip('.')} ({thread})")
+        share = f"{len(cases[place]):,} of these {len(failing):,} cases" if len(failing) > 1 else "this case"
+        said.append(
+            f"{entry.implementation} has the same known failure in {share}: {entry.reason.rstrip('.')} ({thread})"
+        )
     return "; ".join(said)
 
 

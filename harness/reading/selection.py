@@ -570,7 +570,7 @@ def read_tiles(values: Iterable[Any], where: str) -> tuple[int, ...]:
         size = int(value) if is_whole or (isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value.strip())) else 0
         if not MIN_TILE <= size <= MAX_TILE:
             shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-            why = "; every length is a whole number of tiles of one" if size == 1 else ""
+            why = "; a tile of 1 has no edges" if size == 1 else ""
             raise UsageError(f"{where}: expected a whole number from {MIN_TILE} to {MAX_TILE}, got {shown}{why}")
         tiles[size] = None
     return tuple(tiles)

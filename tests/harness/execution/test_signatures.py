@@ -108,8 +108,8 @@ def test_the_pasted_adapter_runs_under_the_name_that_is_told(tmp_path: Path, inv
     arguments = ["check", "attention/e*", "attention/a-causal-row-s*", "--dtype", "float64", "--implementation"]
     code, _, said = invoke(*arguments, "my_kernel.py:attention")
     assert code == 2
-    assert "cannot be called: it is attention(q, k, v, causal, sm_scale); expected attention(query, key" in said
-    assert "What does not fit: causal, which it requires" in said
+    assert "unsupported signature attention(q, k, v, causal, sm_scale); expected attention(query, key" in said
+    assert "Mismatch: required parameter causal (probably is_causal)" in said
     (target,) = re.findall(r"and name (\S+) instead:\n\n", said)
     with path.open("a", encoding="utf-8") as file:
         file.write("\n\n" + said.partition("instead:\n\n")[2])

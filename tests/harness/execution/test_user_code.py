@@ -104,7 +104,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_exist(
         with pytest.raises(UsageError) as error:
             bundled_implementations(None, MANY, ["here.jit", pattern])
         assert str(error.value).startswith(f"no implementation is called {pattern!r}; {meant}")
-        assert str(error.value).endswith("; a glob such as 'torch.*', all and file.py:function will do")
+        assert str(error.value).endswith("; or use a glob such as 'torch.*', all, or file.py:function")
 
 
 def test_a_library_runs_only_where_it_is_named_or_a_pattern_is() -> None:

@@ -78,10 +78,10 @@ def test_reasons_and_messages(record: Record, row: MakeRow) -> None:
     entries = record([{}, of_other, {"verdict": "error"}]).expected_failures
     own = {"implementation": "mine.attention", "ratio": None}
     assert similar_expected_failures([row(case="file/two", **own), row(case="file/one", **own)], entries) == (
-        f"torch.* fails alike in 2 of its 2 cases: {REASON} (pytorch/pytorch#1)"
+        f"torch.* has the same known failure in 2 of these 2 cases: {REASON} (pytorch/pytorch#1)"
     ), "an entry that fits half of the cases is not described"
     named = row(case="file/one", diagnosis="causality-ignored", **own)
-    assert f"torch.* fails alike in 1 of its 2 cases: {OTHER} (no thread known)" in similar_expected_failures(
+    assert f"torch.* has the same known failure in 1 of these 2 cases: {OTHER} (no thread known)" in similar_expected_failures(
         [row(case="file/two", **own), named], entries
     ), "a case with a diagnosis does not count"
     assert not similar_expected_failures([named], entries), "nothing is left to explain"
@@ -91,7 +91,7 @@ def test_reasons_and_messages(record: Record, row: MakeRow) -> None:
     assert not similar_expected_failures([row(message="ValueError: no such thing", **raised)], entries), (
         "both raise, and no more"
     )
-    assert "fails alike in 1 of its 1 case" in similar_expected_failures(
+    assert "has the same known failure in this case" in similar_expected_failures(
         [row(message="IndexError: 0", **raised)], entries
     )
     entries, place = record([LIMITED]).expected_failures, ("torch.sdpa", "file/one", "float32", "output", "numeric")
