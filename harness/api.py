@@ -141,7 +141,7 @@ def check(function: Callable[..., Any] | str | os.PathLike[str], **keywords: Unp
         tiles: Sizes of the kernel's tiles; cases with lengths around their edges are added, as with ``--tile``.
         framework: The framework whose arrays the function takes and returns: numpy (the default), torch, tensorflow or
             jax.
-        signature: The library that the function is called like: sdpa, flash_attn, xformers, flashinfer, mlx, onnx,
+        signature: The library whose signature the function follows: sdpa, flash_attn, xformers, flashinfer, mlx, onnx,
             keras, hf, bshd or key_mask. Default: attncheck's own signature.
         declare: What the function declares, where it does not itself: a table, or texts such as ``dtypes=float16``.
         name: What reports call a callable, behind the name of its module. Default: its own name.
@@ -232,7 +232,7 @@ def ask(
         operation: The operation of that call. Default: attention.
         dtype: The dtype of the call. Default: for arrays their own; for a case float32, else its first.
         framework: The framework whose arrays the function takes and returns, as for ``check``.
-        signature: The library that it is called like, as for ``check``.
+        signature: The library whose signature it follows, as for ``check``.
         name: What messages call a callable.
         limits: Limits of the worker process.
 
@@ -285,7 +285,7 @@ def measure_conventions(
     Args:
         function: A callable, or the name of an implementation, or ``file.py:function``.
         framework: The framework whose arrays it takes and returns; NumPy's, unless the function declares another.
-        signature: The library that it is called like, as in ``check``.
+        signature: The library whose signature it follows, as in ``check``.
         name: What messages call it, as ``package.function``.
         dtype: The dtype of the calls; the most exact one that is declared, unless another is asked for.
         limits: Limits of the worker process.

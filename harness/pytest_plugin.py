@@ -146,8 +146,8 @@ def conformance(function: Callable[..., Any] | str, **keywords: Unpack[Conforman
         dtypes: Select these dtypes.
         tiles: Sizes of the kernel's tiles, whose cases are added.
         framework: The framework whose arrays the function takes and returns.
-        signature: The library that the function is called like.
-        declare: What the function declares of itself.
+        signature: The library whose signature the function follows.
+        declare: Declarations for the function.
 
     Returns:
         A function that pytest parametrises by case and dtype.

@@ -164,7 +164,7 @@ HELP: Mapping[str, str] = {
     Verdict.DTYPE: "A result has another dtype than it should have.",
     Verdict.SHAPE: "A result has another shape than it should have.",
     Verdict.XPASS: "A recorded failure or erratum no longer happens: remove its entry.",
-    Verdict.UNTRIED: "The case was not tried, because those before it had ended alike too often.",
+    Verdict.UNTRIED: "The case was not tried, because the cases before it ended the same way too often.",
     Verdict.ERROR: "The call raised an error.",
     Verdict.TIMEOUT: "The call took longer than its time limit.",
     Verdict.CRASH: "The call ended its process.",

@@ -77,8 +77,8 @@ class CrashStreak:
             return None
         return Failure(
             "untried",
-            f"not tried: the {MAX_EQUAL_CRASHES} evaluations before ended alike ({self._verdict}: {self._reason}); "
-            "--keep-going tries all",
+            f"not tried: the {MAX_EQUAL_CRASHES} evaluations before ended the same way ({self._verdict}: "
+            f"{self._reason}); --keep-going tries all",
         )
 
     def record_outcome(self, outcome: Outcome, reason: str) -> None:

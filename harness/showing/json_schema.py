@@ -172,7 +172,7 @@ class DesignDocument(Document):
 
 
 class ReductionDocument(Document):
-    """reduce: the smallest case that fails alike."""
+    """reduce: the smallest case that fails the same way."""
 
     implementation: Annotated[str, "The implementation.", "answer.implementation"]
     case: Annotated[str, "The id of the case that was reduced."]
@@ -181,7 +181,7 @@ class ReductionDocument(Document):
     before: Annotated[str, "The shapes and options of the case."]
     reduced: Annotated[str, "Those of the reduced one."]
     tries: Annotated[int, "How many smaller cases were tried."]
-    is_smallest: Annotated[bool, "Whether nothing smaller fails alike."]
+    is_smallest: Annotated[bool, "Whether no smaller case fails the same way."]
 
 
 class Meaning(Record):
@@ -236,7 +236,7 @@ class FindingRecord(Record):
     shapes: Annotated[Mapping[str, Sequence[int]], "The shapes of its inputs."]
     problem: Annotated[int, "The number of what was drawn."]
     tries: Annotated[int, "In how many tries it was reduced."]
-    is_smallest: Annotated[bool, "Whether nothing smaller fails alike."]
+    is_smallest: Annotated[bool, "Whether no smaller case fails the same way."]
     element: Annotated[str, "Where it is worst, in words."]
     file: Annotated[str, "Its case file, in the folder."]
     script: Annotated[str, "Its script, in the folder."]

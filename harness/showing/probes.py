@@ -106,7 +106,7 @@ def reduction_lines(reduced: ReducedCase, path: Path, commands: Sequence[str]) -
         yield f"before   {shape_line(reduced.original)}"
     yield f"reduced  {shape_line(reduced.problem)}"
     yield f"  {element_of(reduced.answer)}"
-    smallest = "nothing smaller fails alike" if reduced.is_smallest else "it may not be the smallest"
+    smallest = "no smaller case fails the same way" if reduced.is_smallest else "it may not be the smallest"
     yield f"{path}: {reduced.tries} tries; {smallest}"
     yield from (f"  {command}" for command in commands)
 

@@ -297,7 +297,7 @@ def is_given_up(outcomes: list[Outcome], *, keep_going: bool = False) -> bool:
         limit.record_outcome(outcome, outcome.message if isinstance(outcome, Failure) else "")
     if (found := limit.skipped_failure()) is not None:
         assert found.verdict == "untried"
-        assert "the 10 evaluations before ended alike (crash: died); --keep-going tries all" in found.message
+        assert "the 10 evaluations before ended the same way (crash: died); --keep-going tries all" in found.message
     return found is not None
 
 
