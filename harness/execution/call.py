@@ -42,6 +42,7 @@ _MARK_VARIABLE = "ATTNCHECK_WORKER"
 Its value is the harness, in three words (``_process_identity``), and the worker.
 """
 
+# A choice: a longer wait delays the run if the kernel cannot end a process; a shorter one may leave it behind.
 _MAX_SECONDS_TO_END = 10.0
 _PR_SET_PDEATHSIG = 1
 """The option of Linux's prctl(2) that sends a signal when the parent ends."""
@@ -218,8 +219,13 @@ def process_tree_memory(pid: int) -> int:
 Answer = TypeVar("Answer")
 
 START_SECONDS = 300.0
-"""The seconds that a framework may take to start."""
+"""The seconds that a framework may take to start.
+
+A choice: a larger number waits longer for a framework that hangs, a smaller one fails frameworks on slow machines.
+"""
+# A choice: a longer pause notices exceeded limits later; a shorter one lists the processes of a worker more often.
 _POLL_SECONDS = 0.2
+# A choice: any code works that programs and shells do not use.
 _PIPE_CLOSED_EXIT_CODE = 113
 """Exit code of a worker whose answer has no way back to the caller."""
 _FRAMEWORKS, _BYTES_PER_WORKER = 5, 2**31

@@ -223,6 +223,7 @@ def _read_array(stream: IO[bytes], name: str, dtype: np.dtype[Any], shape: Seque
     return array.astype(bool)
 
 
+# A choice: the process was killed before; a longer wait only delays the run if the kernel cannot end it.
 _MAX_SECONDS_TO_END = 1.0
 Read = TypeVar("Read")
 

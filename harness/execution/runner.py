@@ -1,14 +1,32 @@
-"""Worker processes: one per framework (and per dtype that needs its own), side by side, each with a time limit.
+"""Run problems in worker processes: one process per framework, with a time limit for each call.
 
-A worker that overruns its time, dies, or takes too much is killed with all that it started, and the next evaluation
-gets another. None is evaluated twice, except what ends a process in which other modes of its framework ran too: it is
-evaluated once more in a separate process, where no other mode is to blame, and stays there.
+A call reaches an implementation in these steps:
 
-An implementation that kills its worker in every call is called no more: it costs a new worker, or a minute, each time.
-After ten equal ends in a row (a crash or a timeout with the same reason) its remaining evaluations are not tried. What
-is unsupported says nothing either way; any answer begins the count anew.
+1. The runner pads the problem if the function requires certain shapes (``padding.py``). If no padding is exact, the
+   outcome is ``unsupported``, and nothing is called.
+2. The runner refuses problems whose scores do not fit into the worker's share of memory.
+3. The runner starts a worker if there is none, or takes the process that read the function's declarations
+   (``describing.py``). The worker imports the framework and loads the function once (``worker.py``).
+4. The runner sends the problem through a pipe (``call.py``). While it waits, it checks the worker's memory and output.
+5. The worker lays inputs out in memory, converts them to the framework's arrays, and calls the function
+   (``operations.py``, ``user_call.py``). It checks for side effects, and restores the state of the process
+   (``process_state.py``).
+6. The worker sends the stages back as NumPy arrays. The runner strips the padding.
 
-What a worker prints goes to a file of which each evaluation's share is known, and which does not grow without end.
+Implementations never run in the harness's process: they may crash, hang, print, or change the process. A process per
+call would be safest, but a framework takes seconds to start. So a process serves many calls, and modes of one framework
+share it. Each dtype that needs a separate process has one.
+
+A worker that exceeds its time, dies, or takes too much memory is killed with all that it started, and the next
+evaluation gets a new worker. No problem is evaluated twice, with one exception. If a call ends a process in which other
+modes of its framework ran, it is evaluated again in a separate process, where no other mode is to blame, and its mode
+stays there.
+
+An implementation that kills its worker in every call costs a new worker, or a minute, each time. After ten equal ends
+in a row (a crash or a timeout with the same reason), its remaining evaluations are not tried. An unsupported call does
+not change the count; any other answer resets it.
+
+The output of a worker goes to a file of limited size. The runner knows which part belongs to which evaluation.
 """
 
 from __future__ import annotations
@@ -58,6 +76,7 @@ from attncheck.reading.shapes import score_elements
 from attncheck.spec import ON_SCORES, computed_stages
 from attncheck.spec.verdicts import ALL_CASES
 
+# A choice: more cost a new worker, or a time limit, each; fewer give up on a kernel that fails in a few cases.
 MAX_EQUAL_CRASHES = 10
 _VERDICTS_OF_ENDED_WORKERS = ("crash", "timeout")
 
@@ -90,11 +109,15 @@ class CrashStreak:
             self._verdict, self._reason, self._count = outcome.verdict, reason, self._count + 1 if same else 1
 
 
+# A choice: a message quotes three lines, and a traceback fits; more bytes would only be read and thrown away.
 _MAX_TAIL_BYTES = 2**12
+# A choice: with less space, a failure is reported as that of a full disk; a larger number blames the disk too early.
 _MIN_FREE_BYTES = 2**16
+# A choice: more lines make a message longer; fewer may omit the cause, which often precedes the last line.
 _MAX_LAST_LINES = 3
 _FATAL_PREFIX = "Fatal Python error"
 """Python's own last words; the lines after it say where, the innermost first."""
+# A choice: it bounds the quoted lines of a message; larger numbers make table cells longer.
 _MAX_LINE_LENGTH = 300
 
 

@@ -39,9 +39,11 @@ _FIRST_REQUIREMENTS: tuple[RequiredShapes, ...] = (
     {"value_width": "equal"},
 )
 """The first requirements to try: not every function has the scale that a larger width needs, or a mask."""
+# A choice: multiples below 8 are not tried; a smaller number costs further calls of each case.
 _MIN_MULTIPLE = 8
 _MAX_TRIED_CASES, _MAX_COUNTED_CASES = 60, 600
 """Cases on which requirements are tried, and cases on which the remaining ones are then counted."""
+# A choice: larger cases take longer for each trial; a smaller limit may leave no case to try.
 _MAX_INPUT_ELEMENTS = 1 << 16
 _MAX_SECONDS = 60.0
 """If the trials of a function take longer, they end without a result."""

@@ -83,6 +83,7 @@ _SHAPE_WORDS = re.compile(
     r"multiple of|divisible|power of (?:2|two)|head.?(?:dim|size)|shape\[.*% ?[0-9]", re.IGNORECASE
 )
 _DEVICE_NAME = re.compile(r"[a-z]+(:[0-9]+)?")
+# A choice: only the beginning of a message is searched; a larger number takes longer on messages of megabytes.
 _MAX_MESSAGE_LENGTH = 2000
 _ADVICE_ON_UNSUPPORTED = "if it does not support this case, let it raise NotImplementedError itself"
 _ADVICE_ON_REQUIRES = (

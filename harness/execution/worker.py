@@ -33,9 +33,12 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+# A choice: a message is a cell of a table; larger numbers make reports longer, smaller ones omit the cause.
 _MAX_MESSAGE_LENGTH = 500
+# A choice: twenty times the longest message, as colour codes and blanks are removed before it is shortened.
 _MAX_EXAMINED_LENGTH = 10_000
 _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
+# A choice: larger results could exhaust the memory of the harness; smaller limits refuse cases that fit.
 _MAX_RETURNED_BYTES = 2**33
 _evaluation_numbers = count(1)
 _EVALUATIONS_PER_COUNT = 64

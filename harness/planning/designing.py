@@ -37,6 +37,7 @@ _BUNDLED_TILE = 64
 """The tile for which the bundled design has its numbers."""
 _LENGTH_FACTOR, _WIDTH_FACTOR, _SHARING_FACTOR = "length", "width", "sharing"
 """Its factors whose numbers follow from the tile, and from the requirements of a function."""
+# A choice: the widths of a design if neither the user nor the kernel names any; each width adds cases.
 _DEFAULT_WIDTHS = (64, 128)
 
 _REFERENCE_WITHOUT_BRACES = re.compile(r"(?<=[\[ ])each: (\w+)(?=[,\]])")

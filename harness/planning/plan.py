@@ -1,13 +1,24 @@
 """The plan of a run: every case in every dtype that it declares and that the user chose, one unit each, in order.
 
-Implementations that compile each case separately run the standard set by default (docs/implementations.md). The set has
-all documents, the units that were measured to catch faults, and further units until every pair of options, sizes and
-layouts of any case is in some unit of the set.
+Implementations that compile each case separately take seconds per case, so they run a standard set of units by default
+(docs/implementations.md). The set should catch nearly everything that all units catch. It has three parts:
+
+1. All documents: a reader looks for them by name.
+2. The units that were measured to catch faults of the catalogue (``standard.json``).
+3. Further units until every feature of any unit occurs in the set.
+
+A feature is an option, a pair of options, sizes or layouts, a tag, or an operation in a dtype. Pairs matter because a
+kernel often has a separate code path for two options together.
+Each option also occurs both in 16 bits and in more, because kernels have separate code for them.
+
+The third part is a set cover, computed greedily (``reading/covering.py``): the unit that adds most features is next.
+The result depends only on the cases, so two runs of one version choose the same units. A plan of few units is not
+reduced.
 
 An option is anything that a call may have or lack: a named option, an optional input, heads that share keys and values,
 values of another width. Most options have one level, their presence. An option with a list of words has a level for
-each word, a mask or bias one for each axis along which it varies or is broadcast, counts of keys one more for 0. All
-levels follow from the specification.
+each word. A mask or bias has a level for each axis along which it varies, and one for each along which it is broadcast.
+Counts of keys have another level for 0. All levels follow from the specification, so a new option is covered at once.
 """
 
 from __future__ import annotations

@@ -239,6 +239,7 @@ def _unpack_cases(part: bytes) -> list[Case]:
 _READING_MODULES = ("reading", "spec", "backends.contract", "common")
 READING_CODE = tuple(f"attncheck.{part}" for part in _READING_MODULES)
 _READING_PACKAGES = ("numpy", "pydantic", "PyYAML", "ruamel.yaml")
+# 32 times the size that a case file may have (``yaml_reader.MAX_BYTES``): a larger file is refused without a digest.
 _MAX_CACHED_BYTES = 1 << 24
 _ALLOWED_CLASSES = frozenset(
     {

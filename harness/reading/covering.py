@@ -1,11 +1,34 @@
-"""Covering: find few items or rows that together have every feature or combination of levels.
+"""Covering: choose few items, or make few rows, that together have every feature or combination of levels.
 
-A covering array of strength three has every three levels that are possible together in one of its rows. Rows are made
-one after the other, each from a combination that no row has yet: the other factors get the level that completes most of
-those that are missing (Bryce and Colbourn's one-row-at-a-time greedy method). Then a row is dropped, and single levels
-of others are changed until these have what it alone had (as in Lin and others' tabu search), as often as that works: a
-quarter of the rows goes. NumPy keeps the stream of the generator that draws on the way, so that the same factors give
-the same rows.
+A kernel has many options, and a bug often needs two or three of them together. All combinations of all options are too
+many to run: the bundled design for kernels has ten factors with 6,912 combinations. A covering array of strength three
+has rows such that every combination of three levels occurs in some row. For that design, 36 rows suffice. A bug that
+needs four options together can escape.
+
+``covering_rows`` makes such an array in two phases.
+
+1. Add rows. Each row starts with a combination that no row has yet. Every other factor then gets the level that
+   completes most missing combinations, and factors with many levels come first. This is the greedy method of Bryce and
+   Colbourn, one row at a time. It is fast, but early choices are never corrected.
+2. Drop rows. Drop the row that is needed for the fewest combinations, then change single levels of the other rows until
+   they have these combinations, too. Repeat while this works. A changed level stays for a few changes, because rows
+   would otherwise change back and forth. This is a tabu search, as that of Lin and others. It drops about a quarter of
+   the rows: 75 rows become 57 for ten factors with three levels each at strength three.
+
+The number of rows is at least the largest number of combinations of any group of factors; the search stops there.
+
+Levels may exclude each other. A row is possible if no exclusion applies to it. A partial row is possible if it can be
+completed, so the greedy phase never reaches a dead end. Impossible combinations count as present.
+
+All combinations have a number, and an array counts how many rows have each combination. One change of a level then
+costs a few array operations. Time and memory grow with the number of combinations, which ``for_each.py`` limits.
+
+Alternatives cost more. The smallest array is a hard search problem. Random rows need many more rows for the last
+combinations. Tables of known arrays do not allow exclusions or factors of different sizes. The same factors always give
+the same rows: draws come from NumPy's ``RandomState``, whose stream never changes.
+
+``cover_features`` chooses among existing items instead, such as the units of a run (``planning/plan.py``). It is the
+greedy algorithm for set cover: the item with the most missing features is next.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from attncheck.reading.yaml_reader import FieldPath, YamlDocument, YamlFault
 
 Result = TypeVar("Result")
 
+# A choice: more faults fill the screen, and many of them often have one cause; fewer need more runs.
 MAX_DIAGNOSTICS = 5
 _MAX_NAME_LENGTH = 200
 """Letters of a case's name: as many as it may have."""

@@ -22,6 +22,7 @@ from attncheck.reading.diagnostics import CaseFileError, shorten_value
 from attncheck.reading.yaml_reader import MAX_DEPTH, MAX_NODES, FieldPath, YamlDocument
 
 REFERENCE_KEY = "each"
+# A choice: the characters of a name that a message quotes; valid names have no more.
 _MAX_SHOWN = 60
 
 
@@ -109,6 +110,7 @@ class ExpandedDocument(YamlDocument):
 ROW_LABEL_FIELD = "name"
 """The field of a row that says what its case is called."""
 NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]*$"
+# A choice: labels become part of names and ids; several labels of this length still fit on a line of a report.
 MAX_LABEL = 60
 _ACCEPTED_FORMS = "a mapping of names to lists of values, or a list of rows, each a mapping of names to values"
 

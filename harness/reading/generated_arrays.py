@@ -271,7 +271,9 @@ def _check_nested_numbers(value: Any, path: FieldPath, most_axes: int, none: int
 
 
 Numbers = NDArray[np.float64]
+# A choice: exact boundaries take powers as large as max_distance^256; more buckets make them slower.
 MAX_BUCKETS = 512
+# float64 has 17 digits; a number would have to be within 1e-60 of a midpoint for its rounding to be wrong.
 _SLOPE_DIGITS = 60
 
 
@@ -427,6 +429,7 @@ _WORD_TO_UNIT = 2.3283064365386963e-10
 """2^-32, from a word of 32 bits to [0, 1)."""
 _HALF_STEP = 0.5 * 2.328306437080797e-10
 """Half of 1/(2^32 - 1), to 16 digits."""
+# As in RNG_Init of R: the seed passes the congruential generator 50 times before the state is filled.
 _INITIAL_SCRAMBLING = 50
 _STATE_WORDS = 624
 """Words of 32 bits in the state of the Mersenne Twister MT19937."""
@@ -450,6 +453,7 @@ class RGenerator:
         return numbers.reshape(shape, order="F")
 
 
+# As in torch on a CPU: eight radii and eight angles make 16 normal numbers.
 _BOX_MULLER_BLOCK = 16
 _TWO_PI = np.float32(2 * np.pi)
 

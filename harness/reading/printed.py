@@ -26,6 +26,7 @@ NestedTexts: TypeAlias = "list[NestedTexts] | str"
 """Texts of numbers, nested as the array is."""
 
 MAX_AXES = 5
+# A choice: the characters of a number that a message quotes.
 _MAX_SHOWN = 40
 ELLIPSIS_PATTERN = r"\.\.\.|…"
 """A library's sign for numbers that it leaves out."""
