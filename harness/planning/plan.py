@@ -8,8 +8,8 @@ Implementations that compile each case separately take seconds per case, so they
 3. Further units until every feature of any unit occurs in the set.
 
 A feature is an option, a pair of options, sizes or layouts, a tag, or an operation in a dtype. Pairs matter because a
-kernel often has a separate code path for two options together.
-Each option also occurs both in 16 bits and in more, because kernels have separate code for them.
+kernel often has a separate code path for two options together. Each option also occurs both in 16 bits and in more,
+because kernels have separate code for them.
 
 The third part is a set cover, computed greedily (``reading/covering.py``): the unit that adds most features is next.
 The result depends only on the cases, so two runs of one version choose the same units. A plan of few units is not
